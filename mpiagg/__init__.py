@@ -1,0 +1,99 @@
+"""Aggregate gradients and weights across the ranks of an MPI job.
+
+Four faces, from the lowest to the highest:
+
+- :class:`Comm`, an mpi4py communicator whose collectives are the hand-written ones of this package;
+- :func:`allreduce` and its siblings, for arrays;
+- :class:`AllReduce`, :class:`ParameterServer` and :class:`Decentralized`, for lists of arrays;
+- :class:`DDP`, for training.
+
+What needs MPI is imported when it is first asked for, so that the algorithms can be looked at, and jobs be launched,
+from a process that is no part of an MPI job.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+from mpiagg.errors import Error, MismatchError, PlanError, ScheduleError, StallError
+from mpiagg.schedules import algorithms
+from mpiagg.simulation import simulate
+
+if TYPE_CHECKING:
+    from mpiagg.aggregation import Aggregation, AllReduce, Decentralized, ParameterServer
+    from mpiagg.collectives import (
+        allgather,
+        allgather_init,
+        allreduce,
+        allreduce_init,
+        broadcast,
+        broadcast_init,
+        reduce,
+        reduce_init,
+        reduce_scatter,
+        reduce_scatter_init,
+    )
+    from mpiagg.comm import Comm
+    from mpiagg.ddp import DDP
+    from mpiagg.plan import Plan
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "DDP",
+    "Aggregation",
+    "AllReduce",
+    "Comm",
+    "Decentralized",
+    "Error",
+    "MismatchError",
+    "ParameterServer",
+    "Plan",
+    "PlanError",
+    "ScheduleError",
+    "StallError",
+    "algorithms",
+    "allgather",
+    "allgather_init",
+    "allreduce",
+    "allreduce_init",
+    "broadcast",
+    "broadcast_init",
+    "reduce",
+    "reduce_init",
+    "reduce_scatter",
+    "reduce_scatter_init",
+    "simulate",
+]
+
+_HOMES = {
+    "mpiagg.aggregation": ("Aggregation", "AllReduce", "Decentralized", "ParameterServer"),
+    "mpiagg.collectives": (
+        "allgather",
+        "allgather_init",
+        "allreduce",
+        "allreduce_init",
+        "broadcast",
+        "broadcast_init",
+        "reduce",
+        "reduce_init",
+        "reduce_scatter",
+        "reduce_scatter_init",
+    ),
+    "mpiagg.comm": ("Comm",),
+    "mpiagg.ddp": ("DDP",),
+    "mpiagg.plan": ("Plan",),
+}
+_HOME = {name: home for home, names in _HOMES.items() for name in names}
+
+
+def __getattr__(name: str) -> object:
+    """Import what needs MPI when it is first asked for (PEP 562)."""
+    if name not in _HOME:
+        raise AttributeError(f"module 'mpiagg' has no attribute {name!r}")
+    value = globals()[name] = getattr(import_module(_HOME[name]), name)
+    return value
+
+
+def __dir__() -> list[str]:
+    """List the public names, also those not imported yet."""
+    return sorted({*globals(), *__all__})

@@ -1,0 +1,25 @@
+"""Arrays behind one small face: views, memory, cuts and reductions."""
+
+from mpiagg.arrays.cuts import cuts_of, even_cuts, even_ranges, ranges
+from mpiagg.arrays.host import address, as_input, borrow, check_output, flat, scratch
+from mpiagg.arrays.reductions import OPS, Array, Combine, Reduction, check_dtype, reduction, working_dtype
+
+__all__ = [
+    "OPS",
+    "Array",
+    "Combine",
+    "Reduction",
+    "address",
+    "as_input",
+    "borrow",
+    "check_dtype",
+    "check_output",
+    "cuts_of",
+    "even_cuts",
+    "even_ranges",
+    "flat",
+    "ranges",
+    "reduction",
+    "scratch",
+    "working_dtype",
+]

@@ -1,0 +1,70 @@
+"""NumPy arrays behind the small face that the floors above use: views, addresses, memory."""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from mpiagg.arrays.reductions import Array, check_dtype
+
+
+def as_input(x: object) -> Array:
+    """Return ``x`` as an array that can travel.
+
+    Raises
+    ------
+    TypeError
+        If its dtype is not a number.
+    """
+    array = np.asarray(x)
+    check_dtype(array.dtype)
+    return array
+
+
+def check_output(out: object, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
+    """Return ``out`` if a result of ``shape`` and ``dtype`` can be written to it.
+
+    Raises
+    ------
+    TypeError
+        If it is not an array, or of another dtype.
+    ValueError
+        If it is of another shape, or read-only.
+    """
+    if not isinstance(out, np.ndarray):
+        raise TypeError(f"out must be a NumPy array, not {type(out).__name__}")
+    if out.dtype != dtype:
+        raise TypeError(f"out has dtype {out.dtype}, the result has {dtype}")
+    if out.shape != shape:
+        raise ValueError(f"out has shape {out.shape}, the result has {shape}")
+    if not out.flags.writeable:
+        raise ValueError("out is read-only")
+    return out
+
+
+def flat(array: Array) -> Array | None:
+    """Return a one-dimensional view of all elements in C order, or None where there is no such view."""
+    return array.reshape(-1) if array.flags.c_contiguous else None
+
+
+def address(array: Array) -> int:
+    """Return where the first element lies."""
+    pointer: int = array.__array_interface__["data"][0]
+    return pointer
+
+
+def borrow(start: int, length: int, dtype: npt.DTypeLike) -> Array:
+    """Return an array over memory that somebody else owns and keeps alive while it is used."""
+    wanted = np.dtype(dtype)
+    if length == 0:
+        return np.empty(0, wanted)
+    memory = (ctypes.c_char * (length * wanted.itemsize)).from_address(start)
+    return np.ndarray(length, wanted, buffer=memory)
+
+
+def scratch(length: int, dtype: npt.DTypeLike) -> Array:
+    """Return uninitialised memory for ``length`` elements."""
+    return np.empty(length, dtype)

@@ -1,0 +1,128 @@
+"""Operators: what ``op=`` takes, which dtypes each is for, and in which dtype values are combined.
+
+Values of half precision (float16, bfloat16) are combined in float32 and rounded once, at the end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+Array = npt.NDArray[Any]
+Combine = Callable[[Array, Array, Array], object]
+"""``combine(left, right, out)``: as a NumPy ufunc takes its arguments."""
+
+OPS: Final = ("sum", "avg", "min", "max", "prod")
+
+
+class _Operator(NamedTuple):
+    combine: Combine
+    kinds: str
+    """The kinds of dtype it is for, in NumPy's letters."""
+
+
+_OPERATORS: Final[dict[str, _Operator]] = {
+    "sum": _Operator(np.add, "iufc"),
+    "avg": _Operator(np.add, "fc"),
+    "min": _Operator(np.minimum, "biuf"),
+    "max": _Operator(np.maximum, "biuf"),
+    "prod": _Operator(np.multiply, "iufc"),
+    "land": _Operator(np.logical_and, "biu"),
+    "lor": _Operator(np.logical_or, "biu"),
+    "lxor": _Operator(np.logical_xor, "biu"),
+    "band": _Operator(np.bitwise_and, "iu"),
+    "bor": _Operator(np.bitwise_or, "iu"),
+    "bxor": _Operator(np.bitwise_xor, "iu"),
+}
+"""The five of ``OPS`` by their names; the others are reached as MPI.LAND, MPI.BXOR and so on."""
+
+
+@dataclass(frozen=True)
+class Reduction:
+    """An operator at work on one dtype.
+
+    Attributes
+    ----------
+    combine : callable
+        ``combine(left, right, out)`` combines two arrays into a third, which may be one of them.
+    dtype : numpy.dtype
+        The dtype in which values are combined, and travel.
+    divisor : float or None
+        What the finished sum is divided by.
+    name : str
+        The operator's name.
+    """
+
+    combine: Combine
+    dtype: np.dtype[Any]
+    divisor: float | None = None
+    name: str = "sum"
+
+    def finish(self, chunk: Array) -> None:
+        """Do in place what the operator does last, once every contribution is in."""
+        if self.divisor is not None:
+            np.divide(chunk, self.divisor, out=chunk)
+
+
+def reduction(op: str, dtype: npt.DTypeLike, divisor: float) -> Reduction:
+    """Return the reduction for an op and a dtype; ``divisor`` is for averages.
+
+    Raises
+    ------
+    ValueError
+        If the op is unknown.
+    TypeError
+        If the op is not for this dtype.
+    """
+    operator = _OPERATORS.get(op) if isinstance(op, str) else None
+    if operator is None:
+        raise ValueError(f"unknown op {op!r}; known: {', '.join(OPS)}, or an MPI.Op")
+    wanted = np.dtype(dtype)
+    work = working_dtype(wanted)
+    if work.kind not in operator.kinds:
+        raise TypeError(_refusal(op, wanted))
+    return Reduction(operator.combine, work, divisor if op == "avg" else None, op)
+
+
+def working_dtype(dtype: npt.DTypeLike) -> np.dtype[Any]:
+    """Return the dtype in which values of ``dtype`` are combined: float32 for half precision, else the same.
+
+    Raises
+    ------
+    TypeError
+        If arrays of this dtype cannot travel: objects, strings, records, dates.
+    """
+    wanted = np.dtype(dtype)
+    if wanted.name in ("float16", "bfloat16"):
+        return np.dtype(np.float32)
+    check_dtype(wanted)
+    return wanted
+
+
+def check_dtype(dtype: np.dtype[Any]) -> None:
+    """Raise TypeError if ``dtype`` is not a number in the machine's own byte order."""
+    if dtype.name == "bfloat16":
+        return
+    if dtype.kind not in "biufc":
+        raise TypeError(f"arrays of dtype {dtype} cannot be aggregated; numbers can")
+    if not dtype.isnative:
+        raise TypeError(
+            f"dtype {dtype.str} is not in native byte order; convert it with x.astype(x.dtype.newbyteorder('='))"
+        )
+
+
+def _refusal(op: str, dtype: np.dtype[Any]) -> str:
+    if op == "avg" and dtype.kind in "iu":
+        return (
+            f"op 'avg' is not for integers ({dtype}): an average need not be one. "
+            "Convert with x.astype('float64'), or take op='sum' and divide as you see fit"
+        )
+    if dtype.kind == "b":
+        return (
+            f"op {op!r} is not for booleans; take op='max' for any, op='min' for all, or count with x.astype('int64')"
+        )
+    return f"op {op!r} is not for dtype {dtype}"

@@ -1,0 +1,377 @@
+"""Collectives for arrays, with NumPy's habits: an array in, an array out, ``out=`` to work in place.
+
+All of them take these keywords:
+
+``out``
+    An array for the result; the input itself works in place. A new array is made without it.
+``comm``
+    The communicator, mpi4py's or :class:`mpiagg.Comm`; the world by default.
+``algorithm``
+    A name from :func:`mpiagg.algorithms`; ``"auto"`` chooses by length, ``"native"`` is the MPI library's own.
+``lanes``
+    Into how many interleaved parts the vector is cut; None leaves it to the choice.
+
+The ``..._init`` functions take the same arguments and return a :class:`~mpiagg.plan.Plan`, which carries the operation
+out each time it is called: ``plan() -> out``. Making one is collective, and checks that all ranks agree.
+
+All ranks must call a collective, in the same order, with the same shape, dtype, op, root and algorithm.
+Arguments are checked before anything is sent. Values of float16 and bfloat16 are combined in float32.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+from mpi4py import MPI
+
+from mpiagg.arrays import Array, Reduction, as_input, check_output, working_dtype
+from mpiagg.mpi_ops import resolve
+from mpiagg.operations import NATIVE, Operation, even_counts, pick, prepare, run
+from mpiagg.plan import Plan
+from mpiagg.schedules import Collective
+from mpiagg.transport import Channel, channel_of
+from mpiagg.tuning import Choice
+
+Op = str | MPI.Op
+ArrayPlan = Plan[Any]
+"""What the ``..._init`` functions return: a plan whose result is an array, or None where a rank gets none."""
+
+
+class _Call(NamedTuple):
+    """A collective call whose arguments have been found good."""
+
+    operation: Operation
+    x: Array
+    out: Array | None
+
+
+def allreduce(
+    x: npt.ArrayLike,
+    op: Op = "sum",
+    *,
+    out: Array | None = None,
+    comm: MPI.Intracomm | None = None,
+    algorithm: str = "auto",
+    lanes: int | None = None,
+) -> Array:
+    """Reduce the arrays of all ranks, element by element; every rank gets the result.
+
+    Parameters
+    ----------
+    x : array_like
+        This rank's array: any shape and layout, the same shape and dtype on all ranks.
+    op : {"sum", "avg", "min", "max", "prod"} or MPI.Op
+        How values are combined; ``"avg"`` is the sum divided by the number of ranks.
+    out, comm, algorithm, lanes
+        See :mod:`mpiagg.collectives`.
+
+    Returns
+    -------
+    numpy.ndarray
+        The reduction, of x's shape and dtype, with the same bits on all ranks: ``out`` if it was given.
+
+    Raises
+    ------
+    ValueError
+        For an unknown op or algorithm, or an ``out`` that is read-only or of another shape.
+    TypeError
+        For a dtype that the op is not for, or an ``out`` that is no array or of another dtype.
+    StallError
+        If a message does not complete within the timeout.
+
+    Notes
+    -----
+    Long vectors take 2 (n-1)/n times their bytes on every link, the least there is; see ``docs/algorithms.md``.
+    """
+    return _everywhere(_run(_Arguments(Collective.ALLREDUCE, x, op, 0, out, algorithm, lanes), comm))
+
+
+def reduce(
+    x: npt.ArrayLike,
+    op: Op = "sum",
+    *,
+    root: int = 0,
+    out: Array | None = None,
+    comm: MPI.Intracomm | None = None,
+    algorithm: str = "auto",
+    lanes: int | None = None,
+) -> Array | None:
+    """Reduce the arrays of all ranks, element by element; the root gets the result.
+
+    Parameters
+    ----------
+    x, op
+        As for :func:`allreduce`.
+    root : int
+        The rank that gets the result.
+    out : numpy.ndarray, optional
+        On the root, an array for the result; ignored elsewhere.
+    comm, algorithm, lanes
+        See :mod:`mpiagg.collectives`.
+
+    Returns
+    -------
+    numpy.ndarray or None
+        On the root the reduction, of x's shape and dtype; None elsewhere.
+
+    Raises
+    ------
+    ValueError, TypeError, StallError
+        As :func:`allreduce`, and ValueError for a root out of range.
+    """
+    return _run(_Arguments(Collective.REDUCE, x, op, root, out, algorithm, lanes), comm)
+
+
+def broadcast(
+    x: npt.ArrayLike,
+    *,
+    root: int = 0,
+    out: Array | None = None,
+    comm: MPI.Intracomm | None = None,
+    algorithm: str = "auto",
+    lanes: int | None = None,
+) -> Array:
+    """Give the root's array to all ranks.
+
+    Parameters
+    ----------
+    x : array_like
+        On the root the array to give; elsewhere any array of the same shape and dtype, whose values do not matter.
+    root : int
+        The rank that gives.
+    out, comm, algorithm, lanes
+        See :mod:`mpiagg.collectives`.
+
+    Returns
+    -------
+    numpy.ndarray
+        The root's values: ``out`` if it was given.
+
+    Raises
+    ------
+    ValueError, TypeError, StallError
+        As :func:`allreduce`, and ValueError for a root out of range.
+    """
+    return _everywhere(_run(_Arguments(Collective.BROADCAST, x, "sum", root, out, algorithm, lanes), comm))
+
+
+def allgather(
+    x: npt.ArrayLike,
+    *,
+    out: Array | None = None,
+    comm: MPI.Intracomm | None = None,
+    algorithm: str = "auto",
+    lanes: int | None = None,
+) -> Array:
+    """Give the arrays of all ranks to all ranks.
+
+    Parameters
+    ----------
+    x : array_like
+        This rank's array, of the same shape and dtype on all ranks.
+    out, comm, algorithm, lanes
+        See :mod:`mpiagg.collectives`.
+
+    Returns
+    -------
+    numpy.ndarray
+        An array of shape ``(size, *x.shape)``; row r is rank r's x.
+
+    Raises
+    ------
+    ValueError, TypeError, StallError
+        As :func:`allreduce`.
+    """
+    return _everywhere(_run(_Arguments(Collective.ALLGATHER, x, "sum", 0, out, algorithm, lanes), comm))
+
+
+def reduce_scatter(
+    x: npt.ArrayLike,
+    op: Op = "sum",
+    *,
+    out: Array | None = None,
+    comm: MPI.Intracomm | None = None,
+    algorithm: str = "auto",
+    lanes: int | None = None,
+) -> Array:
+    """Reduce the arrays of all ranks, element by element; every rank gets one part of the result.
+
+    Parameters
+    ----------
+    x, op
+        As for :func:`allreduce`, with at least one dimension.
+    out, comm, algorithm, lanes
+        See :mod:`mpiagg.collectives`.
+
+    Returns
+    -------
+    numpy.ndarray
+        Part r of the reduction on rank r: ``numpy.array_split(reduction, size)[r]``, which cuts the first axis evenly and
+        gives the first ``len(x) % size`` ranks one row more.
+
+    Raises
+    ------
+    ValueError, TypeError, StallError
+        As :func:`allreduce`, and ValueError for an array without dimensions.
+    """
+    return _everywhere(_run(_Arguments(Collective.REDUCE_SCATTER, x, op, 0, out, algorithm, lanes), comm))
+
+
+def allreduce_init(
+    x: npt.ArrayLike,
+    op: Op = "sum",
+    *,
+    out: Array | None = None,
+    comm: MPI.Intracomm | None = None,
+    algorithm: str = "auto",
+    lanes: int | None = None,
+) -> ArrayPlan:
+    """Plan an :func:`allreduce` of ``x`` as it is whenever the plan runs; collective.
+
+    Returns
+    -------
+    Plan
+        ``plan()`` returns ``out``, or an array of the plan's own that is overwritten each time.
+
+    Raises
+    ------
+    ValueError, TypeError
+        As :func:`allreduce`.
+    MismatchError
+        On all ranks, if the ranks disagree on any argument.
+    """
+    return _prepare(_Arguments(Collective.ALLREDUCE, x, op, 0, out, algorithm, lanes), comm)
+
+
+def reduce_init(
+    x: npt.ArrayLike,
+    op: Op = "sum",
+    *,
+    root: int = 0,
+    out: Array | None = None,
+    comm: MPI.Intracomm | None = None,
+    algorithm: str = "auto",
+    lanes: int | None = None,
+) -> ArrayPlan:
+    """Plan a :func:`reduce`; collective. Raises what :func:`allreduce_init` does."""
+    return _prepare(_Arguments(Collective.REDUCE, x, op, root, out, algorithm, lanes), comm)
+
+
+def broadcast_init(
+    x: npt.ArrayLike,
+    *,
+    root: int = 0,
+    out: Array | None = None,
+    comm: MPI.Intracomm | None = None,
+    algorithm: str = "auto",
+    lanes: int | None = None,
+) -> ArrayPlan:
+    """Plan a :func:`broadcast`; collective. Raises what :func:`allreduce_init` does."""
+    return _prepare(_Arguments(Collective.BROADCAST, x, "sum", root, out, algorithm, lanes), comm)
+
+
+def allgather_init(
+    x: npt.ArrayLike,
+    *,
+    out: Array | None = None,
+    comm: MPI.Intracomm | None = None,
+    algorithm: str = "auto",
+    lanes: int | None = None,
+) -> ArrayPlan:
+    """Plan an :func:`allgather`; collective. Raises what :func:`allreduce_init` does."""
+    return _prepare(_Arguments(Collective.ALLGATHER, x, "sum", 0, out, algorithm, lanes), comm)
+
+
+def reduce_scatter_init(
+    x: npt.ArrayLike,
+    op: Op = "sum",
+    *,
+    out: Array | None = None,
+    comm: MPI.Intracomm | None = None,
+    algorithm: str = "auto",
+    lanes: int | None = None,
+) -> ArrayPlan:
+    """Plan a :func:`reduce_scatter`; collective. Raises what :func:`allreduce_init` does."""
+    return _prepare(_Arguments(Collective.REDUCE_SCATTER, x, op, 0, out, algorithm, lanes), comm)
+
+
+# -- from arguments to operations
+
+
+class _Arguments(NamedTuple):
+    """The arguments of a collective call, as they were given."""
+
+    collective: Collective
+    x: npt.ArrayLike
+    op: Op
+    root: int
+    out: Array | None
+    algorithm: str
+    lanes: int | None
+
+    def checked(self, channel: Channel) -> _Call:
+        """Return the call that they mean, if they are good; nothing is sent for that."""
+        x = as_input(self.x)
+        if not isinstance(self.root, int) or not 0 <= self.root < channel.size:
+            raise ValueError(f"root must be a rank from 0 to {channel.size - 1}, not {self.root!r}")
+        if self.collective.reduces:
+            how, op, only_native = resolve(self.op, x.dtype, channel.size)
+        else:
+            how, op, only_native = Reduction(np.add, working_dtype(x.dtype)), MPI.SUM, False
+        counts, shape = _layout(self.collective, x, channel)
+        choice = pick(self.algorithm, self.lanes, self.collective, sum(counts) * how.dtype.itemsize)
+        if only_native:
+            if self.algorithm not in ("auto", NATIVE):
+                raise ValueError(
+                    f"algorithm {self.algorithm!r} cannot apply an op that is not predefined; 'native' can"
+                )
+            choice = Choice(NATIVE)
+        operation = Operation(self.collective, channel.rank, channel.size, self.root, counts, how, choice, op)
+        out = None
+        if operation.target is not None:
+            out = np.empty(shape, x.dtype) if self.out is None else check_output(self.out, shape, x.dtype)
+        return _Call(operation, x, out)
+
+
+def _layout(collective: Collective, x: Array, channel: Channel) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Return the counts of an operation and the shape of its result."""
+    if collective is Collective.ALLGATHER:
+        return (x.size,) * channel.size, (channel.size, *x.shape)
+    if collective is not Collective.REDUCE_SCATTER:
+        return (x.size,), x.shape
+    if x.ndim == 0:
+        raise ValueError("reduce_scatter cuts the first axis; an array without dimensions has none")
+    rows = even_counts(len(x), channel.size)
+    width = math.prod(x.shape[1:])
+    return tuple(row * width for row in rows), (rows[channel.rank], *x.shape[1:])
+
+
+def _everywhere(result: Array | None) -> Array:
+    """Return the result of a collective that has one on every rank."""
+    assert result is not None
+    return result
+
+
+def _run(arguments: _Arguments, comm: MPI.Intracomm | None) -> Array | None:
+    channel = channel_of(MPI.COMM_WORLD if comm is None else comm)
+    call = arguments.checked(channel)
+    run(channel, *call)
+    return call.out
+
+
+def _prepare(arguments: _Arguments, comm: MPI.Intracomm | None) -> ArrayPlan:
+    channel = channel_of(MPI.COMM_WORLD if comm is None else comm)
+    try:
+        call = arguments.checked(channel)
+    except (TypeError, ValueError) as error:
+        channel.agree("", error)
+        raise
+    o = call.operation
+    how = f", op {arguments.op!r}" if o.collective.reduces else ""
+    where = f", root {o.root}" if o.collective.rooted else ""
+    lanes = f", {o.choice.lanes} lanes" if o.choice.lanes > 1 else ""
+    channel.agree(f"{o.label}{lanes} of {call.x.dtype} {call.x.shape}{how}{where}")
+    return prepare(channel, *call, tag=channel.new_tag(o.choice.lanes))

@@ -1,0 +1,53 @@
+"""The exceptions that mpiagg raises.
+
+::
+
+    Error                     anything that goes wrong in mpiagg itself
+    |-- ScheduleError         a schedule that is not a correct collective
+    |-- MismatchError         ranks that disagree about what they are doing
+    |-- StallError            a wait that passed its deadline (also a TimeoutError)
+    `-- PlanError             a plan used after it was freed, or while it runs
+
+Bad arguments are plain ``ValueError`` and ``TypeError``.
+"""
+
+from __future__ import annotations
+
+
+class Error(Exception):
+    """The base of the exceptions of this package."""
+
+
+class ScheduleError(Error):
+    """A schedule that is not a correct collective.
+
+    Attributes
+    ----------
+    rank, round, chunk : int or None
+        Where the fault shows, as far as it can be said.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        rank: int | None = None,
+        round: int | None = None,  # noqa: A002 - the field's word for it
+        chunk: int | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.rank = rank
+        self.round = round
+        self.chunk = chunk
+
+
+class MismatchError(Error):
+    """Ranks disagree about what they are doing; the message says who passed what."""
+
+
+class StallError(Error, TimeoutError):
+    """A wait passed its deadline; the message says what was waited for."""
+
+
+class PlanError(Error):
+    """A plan was used after it was freed, or started while it runs."""

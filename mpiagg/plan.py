@@ -1,0 +1,421 @@
+"""Plans: a schedule bound to a buffer and a communicator, ready to run again and again.
+
+Binding slices the buffer, initialises a persistent request for every message and allocates scratch. Running costs a
+start, a wait and a ufunc call a round, and allocates nothing.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from types import TracebackType
+from typing import Final, Generic, NamedTuple, TypeVar
+
+from mpi4py import MPI
+
+from mpiagg.arrays import Array, Reduction, scratch
+from mpiagg.errors import PlanError, StallError
+from mpiagg.schedules import Action, Round, Step
+from mpiagg.transport import SHARED_TAG, Channel
+
+
+SPINS: Final = 20
+"""How often a wait tests before it starts to yield the core: ranks may outnumber cores."""
+
+YIELDS: Final = 1000
+"""How often it yields before it starts to sleep."""
+
+LONGEST_SLEEP: Final = 1e-3
+"""Seconds that it sleeps at most between two tests."""
+
+CACHED_PLANS: Final = 32
+"""How many plans a communicator keeps for calls that come back."""
+
+CACHED_BYTES: Final = 64 * 2**20
+"""How much memory of their own these plans may have together."""
+
+DEFAULT_TIMEOUT: Final = float(os.environ.get("MPIAGG_TIMEOUT", "1800"))
+"""Seconds that a wait lasts at most; the environment variable MPIAGG_TIMEOUT sets it."""
+
+
+class Awaited(NamedTuple):
+    """What a wait is for: one message of a round."""
+
+    label: str
+    round: int
+    step: Step
+    nbytes: int
+
+    def __str__(self) -> str:
+        """Say it in words."""
+        way = "be sent to" if self.step.action is Action.SEND else "arrive from"
+        return f"{self.label}, round {self.round}: {self.nbytes} bytes to {way} rank {self.step.peer}"
+
+
+class BoundRound(NamedTuple):
+    """A round as it runs: what to start, what to wait for, what to compute."""
+
+    starts: tuple[Callable[[], object], ...]
+    tests: tuple[tuple[Callable[[], bool], Awaited], ...]
+    folds: tuple[Callable[[], object], ...]
+
+
+@dataclass(frozen=True)
+class Program:
+    """What a plan runs: its lanes, each a sequence of rounds, and what they hold.
+
+    Attributes
+    ----------
+    lanes : tuple of tuples of BoundRound
+        Independent sequences of rounds, which are interleaved.
+    requests : tuple of MPI.Prequest
+        The persistent requests in them, to be freed with the plan.
+    nbytes : int
+        The memory that belongs to the program alone.
+    """
+
+    lanes: tuple[tuple[BoundRound, ...], ...]
+    requests: tuple[MPI.Prequest, ...]
+    nbytes: int
+
+
+Lane = Sequence[tuple[int, int]]
+"""The range (start, stop) of every chunk of a schedule in the buffer."""
+
+
+IDLE: Final = "idle"
+RUNNING: Final = "running"
+FREED: Final = "freed"
+
+Result = TypeVar("Result")
+
+
+class Plan(Generic[Result]):
+    """A collective operation on one buffer, ready to run.
+
+    A plan is called, or started, tested and waited for; it can be run any number of times, and is freed explicitly
+    or by leaving its ``with`` block. Making one is collective where it comes from a ``..._init`` function; running it is.
+
+    Parameters
+    ----------
+    channel : Channel
+        Where its messages travel.
+    program : Program
+        What it runs; from :func:`bind`.
+    result : object
+        What running the plan returns.
+    label : str
+        What the plan is, for messages to people.
+    load, store : callable, optional
+        Called before the first message and after the last, to bring data into the buffer and out of it.
+    timeout : float
+        Seconds that a wait may last without any message completing.
+    """
+
+    def __init__(
+        self,
+        channel: Channel,
+        program: Program,
+        *,
+        result: Result,
+        label: str,
+        load: Callable[[], object] | None = None,
+        store: Callable[[], object] | None = None,
+        timeout: float = DEFAULT_TIMEOUT,
+    ) -> None:
+        self.label = label
+        self.result = result
+        self.nbytes = program.nbytes
+        self.timeout = timeout
+        self._channel = channel
+        self._lanes = program.lanes
+        self._requests = program.requests
+        self._load = load
+        self._store = store
+        self._state = IDLE
+        self._running: Iterator[Awaited] | None = None
+        self._awaited: Awaited | None = None
+        channel.open[id(self)] = self
+
+    # -- running
+
+    def __call__(self) -> Result:
+        """Run the plan from start to end.
+
+        Returns
+        -------
+        object
+            The plan's result; for the ``..._init`` functions of arrays, the output array.
+
+        Raises
+        ------
+        PlanError
+            If the plan is freed, or runs already.
+        StallError
+            If a message does not complete within the timeout.
+        """
+        if len(self._lanes) != 1:
+            self.start()
+            return self.wait()
+        # What start and wait do for one lane, without a generator: this is the path that has to be short.
+        if self._state is not IDLE:
+            raise self._unusable()
+        self._state = RUNNING
+        if self._load is not None:
+            self._load()
+        for starts, tests, folds in self._lanes[0]:
+            for start in starts:
+                start()
+            for test, awaited in tests:
+                if not test():
+                    self._awaited = awaited
+                    self._patiently(test)
+            for fold in folds:
+                fold()
+        self._done()
+        return self.result
+
+    def start(self) -> None:
+        """Bring the data in and post the first messages; ``test`` or ``wait`` for the rest.
+
+        Raises
+        ------
+        PlanError
+            If the plan is freed, or runs already.
+        """
+        if self._state is not IDLE:
+            raise self._unusable()
+        self._state = RUNNING
+        if self._load is not None:
+            self._load()
+        self._running = _interleave([_run(rounds) for rounds in self._lanes])
+        self.test()
+
+    def test(self) -> bool:
+        """Go as far as possible without waiting, and return whether the plan is done.
+
+        Raises
+        ------
+        PlanError
+            If the plan is freed, or an error has left it in the middle.
+        """
+        if self._state is IDLE:
+            return True
+        if self._running is None:
+            raise self._unusable()
+        self._awaited = next(self._running, None)
+        if self._awaited is not None:
+            return False
+        self._running = None
+        self._done()
+        return True
+
+    def wait(self) -> Result:
+        """Wait until the plan is done and return its result.
+
+        Raises
+        ------
+        PlanError
+            If the plan is freed, or an error has left it in the middle.
+        StallError
+            If a message does not complete within the timeout. The plan runs on: ``wait()`` can be called again.
+        """
+        if not self.test():
+            self._patiently(self.test)
+        return self.result
+
+    def _patiently(self, test: Callable[[], bool]) -> None:
+        """Test until it succeeds: at first without a break, then yielding the core, then sleeping ever longer."""
+        for _ in range(SPINS):
+            if test():
+                return
+        for _ in range(YIELDS):
+            os.sched_yield()
+            if test():
+                return
+        awaited, since, pause = self._awaited, time.monotonic(), 0.0
+        while not test():
+            if self._awaited is not awaited:
+                awaited, since, pause = self._awaited, time.monotonic(), 0.0
+            if time.monotonic() - since > self.timeout:
+                raise StallError(f"waited {self.timeout:g} s in vain for {awaited}")
+            pause = min(pause + 2e-6, LONGEST_SLEEP)
+            time.sleep(pause)
+
+    def _done(self) -> None:
+        if self._store is not None:
+            self._store()
+        self._state = IDLE
+
+    def _unusable(self) -> PlanError:
+        if self._state is FREED:
+            return PlanError(f"{self.label}: the plan is freed")
+        if self._running is None:
+            return PlanError(f"{self.label}: an error has left the plan in the middle of its run")
+        return PlanError(f"{self.label}: the plan is running; wait for it first")
+
+    # -- giving back
+
+    def free(self) -> None:
+        """Give the plan's requests back; a second call does nothing.
+
+        Raises
+        ------
+        PlanError
+            If the plan is running.
+        """
+        if self._state is FREED:
+            return
+        if self._state is RUNNING:
+            raise self._unusable()
+        self._state = FREED
+        self._lanes = ()
+        requests, self._requests = self._requests, ()
+        for request in requests:
+            request.Free()
+        self._channel.open.pop(id(self), None)
+
+    def __enter__(self) -> Plan[Result]:
+        """Return the plan."""
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Free the plan, unless an error left it running."""
+        if self._state is IDLE or error is None:
+            self.free()
+
+
+def _run(rounds: Sequence[BoundRound]) -> Iterator[Awaited]:
+    """Run the rounds of a lane one after the other; yield what is waited for whenever it has not come."""
+    for starts, tests, folds in rounds:
+        for start in starts:
+            start()
+        for test, awaited in tests:
+            while not test():
+                yield awaited
+        for fold in folds:
+            fold()
+
+
+def _interleave(lanes: list[Iterator[Awaited]]) -> Iterator[Awaited]:
+    """Run several lanes at once: whenever one would wait, go on with the next."""
+    while lanes:
+        waits = [(lane, awaited) for lane in lanes if (awaited := next(lane, None)) is not None]
+        lanes = [lane for lane, _ in waits]
+        if waits:
+            yield waits[0][1]
+
+
+def bind(
+    channel: Channel,
+    schedule: Sequence[Round],
+    buffer: Array,
+    lanes: Sequence[Lane],
+    reduction: Reduction,
+    *,
+    label: str,
+    tag: int = SHARED_TAG,
+) -> Program:
+    """Bind a schedule to a buffer.
+
+    Parameters
+    ----------
+    channel : Channel
+        Where its messages travel.
+    schedule : sequence of Round
+        What this rank does.
+    buffer : numpy.ndarray
+        One-dimensional and contiguous; the schedule's chunks are ranges of it.
+    lanes : sequence of Lane
+        For each lane the ranges of its chunks. Lanes are independent runs of the same schedule on parts of the
+        buffer, interleaved, so that one reduces while another's messages travel; each has a tag of its own.
+    reduction : Reduction
+        How values are combined.
+    label : str
+        What it is, for messages to people.
+    tag : int
+        The first of ``len(lanes)`` tags.
+    """
+    binders = [_Binder(channel, buffer, lane, reduction, label, tag + number) for number, lane in enumerate(lanes)]
+    bound = tuple(binder.bind(schedule) for binder in binders)
+    requests = tuple(request for binder in binders for request in binder.requests)
+    return Program(bound, requests, sum(binder.spare.nbytes for binder in binders))
+
+
+class _Binder:
+    """Binds a schedule to one lane."""
+
+    def __init__(self, channel: Channel, buffer: Array, lane: Lane, reduction: Reduction, label: str, tag: int) -> None:
+        self.channel, self.buffer, self.lane, self.reduction = channel, buffer, lane, reduction
+        self.label, self.tag = label, tag
+        self.requests: list[MPI.Prequest] = []
+        self.spare = scratch(0, buffer.dtype)
+
+    def bind(self, schedule: Sequence[Round]) -> tuple[BoundRound, ...]:
+        most = max((self._elements(a_round, Action.REDUCE) for a_round in schedule), default=0)
+        self.spare = scratch(most, self.buffer.dtype)
+        rounds = [self._bind_round(index, a_round) for index, a_round in enumerate(schedule)]
+        return tuple(a_round for a_round in rounds if a_round.starts or a_round.folds)
+
+    def _elements(self, a_round: Round, action: Action) -> int:
+        return sum(len(run) for step in a_round if step.action is action for run in self._runs(step))
+
+    def _bind_round(self, index: int, a_round: Round) -> BoundRound:
+        sends: list[tuple[MPI.Prequest, Awaited]] = []
+        receives: list[tuple[MPI.Prequest, Awaited]] = []
+        folds: list[Callable[[], object]] = []
+        used = 0
+        for step in a_round:
+            for own in self._runs(step):
+                awaited = Awaited(self.label, index, step, own.nbytes)
+                if step.action is Action.FINISH:
+                    if self.reduction.divisor is not None:
+                        folds.append(partial(self.reduction.finish, own))
+                elif step.action is Action.SEND:
+                    sends += ((r, awaited) for r in self.channel.send_init(own, step.peer, self.tag))
+                elif step.action is Action.RECEIVE:
+                    receives += ((r, awaited) for r in self.channel.receive_init(own, step.peer, self.tag))
+                else:
+                    arrived = self.spare[used : used + own.size]
+                    used += own.size
+                    receives += ((r, awaited) for r in self.channel.receive_init(arrived, step.peer, self.tag))
+                    pair = (arrived, own) if step.received_first else (own, arrived)
+                    folds.append(partial(self.reduction.combine, *pair, own))
+        # Receives come first, so that messages find them posted.
+        posted = receives + sends
+        self.requests += (request for request, _ in posted)
+        return BoundRound(
+            tuple(request.Start for request, _ in posted),
+            tuple((request.Test, awaited) for request, awaited in posted),
+            tuple(folds),
+        )
+
+    def _runs(self, step: Step) -> Iterator[Array]:
+        """Yield the contiguous parts of the buffer that a step's chunks make up, without the empty ones."""
+        start = stop = 0
+        for first, last in self.lane[step.chunk : step.chunk + step.count]:
+            if first != stop and start < stop:
+                yield self.buffer[start:stop]
+            start, stop = (start if first == stop else first), last
+        if start < stop:
+            yield self.buffer[start:stop]
+
+
+def find_plan(channel: Channel, key: Hashable, make: Callable[[], Plan[Result]]) -> Plan[Result]:
+    """Return the plan that was made for ``key`` on this channel, or make it; the longest unused one goes."""
+    plan: Plan[Result] | None = channel.cached.get(key)
+    if plan is not None:
+        channel.cached.move_to_end(key)
+        return plan
+    plan = channel.cached[key] = make()
+    while len(channel.cached) > 1 and (
+        len(channel.cached) > CACHED_PLANS or sum(kept.nbytes for kept in channel.cached.values()) > CACHED_BYTES
+    ):
+        _, oldest = channel.cached.popitem(last=False)
+        oldest.free()
+    return plan

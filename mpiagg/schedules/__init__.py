@@ -1,0 +1,38 @@
+"""Collective algorithms as data: no MPI, no arrays, no clock.
+
+The modules named after an algorithm define it; ``table`` names them all; ``check`` proves them, ``model`` prices them
+and ``picture`` draws them, on the walk through all ranks that ``walk`` takes.
+"""
+
+from mpiagg.schedules.check import Count, check, count, prove
+from mpiagg.schedules.model import Cluster, price
+from mpiagg.schedules.picture import picture
+from mpiagg.schedules.steps import Action, Collective, Round, Step, finish, receive, reduce_from, send
+from mpiagg.schedules.table import TABLE, Algorithm, algorithm, algorithms, schedules
+from mpiagg.schedules.walk import Message, RoundDone, walk
+
+__all__ = [
+    "TABLE",
+    "Action",
+    "Algorithm",
+    "Cluster",
+    "Collective",
+    "Count",
+    "Message",
+    "Round",
+    "RoundDone",
+    "Step",
+    "algorithm",
+    "algorithms",
+    "check",
+    "count",
+    "finish",
+    "picture",
+    "price",
+    "prove",
+    "receive",
+    "reduce_from",
+    "schedules",
+    "send",
+    "walk",
+]

@@ -1,0 +1,264 @@
+"""The proof that schedules are a correct collective, for one number of ranks at a time.
+
+For every chunk on every rank the walk carries the *expression* that the chunk holds: which
+contributions have been combined, in which order and on which side. Equal expressions mean equal bits. From
+the expressions it follows that no contribution is counted twice, none is missing, and all ranks end alike.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from mpiagg.errors import ScheduleError
+from mpiagg.schedules.steps import Action, Collective, Round, Step
+from mpiagg.schedules.table import algorithm, schedules
+from mpiagg.schedules.walk import Message, RoundDone, chunks_in_words, walk
+
+
+@dataclass(frozen=True)
+class Count:
+    """What one rank does in a schedule, counted in chunks.
+
+    Attributes
+    ----------
+    rounds, messages : int
+        Rounds with at least one message; messages sent.
+    sent, received, reduced : int
+        Chunks sent, chunks received, and chunks combined with one of its own.
+    scratch : int
+        The most chunks that one round receives for reduction: what a plan needs beside the buffer.
+    """
+
+    rounds: int
+    messages: int
+    sent: int
+    received: int
+    reduced: int
+    scratch: int
+
+
+def count(rounds: Sequence[Round]) -> Count:
+    """Count what the schedule of one rank does."""
+    steps = [step for a_round in rounds for step in a_round]
+
+    def chunks(*actions: Action) -> int:
+        return sum(step.count for step in steps if step.action in actions)
+
+    return Count(
+        rounds=sum(bool(a_round.messages) for a_round in rounds),
+        messages=sum(step.action is Action.SEND for step in steps),
+        sent=chunks(Action.SEND),
+        received=chunks(Action.RECEIVE, Action.REDUCE),
+        reduced=chunks(Action.REDUCE),
+        scratch=max((scratch_chunks(a_round) for a_round in rounds), default=0),
+    )
+
+
+def scratch_chunks(a_round: Round) -> int:
+    """Return how many chunks a round receives that must not land in the buffer at once."""
+    return sum(step.count for step in a_round if step.action is Action.REDUCE)
+
+
+def check(name: str, collective: Collective | str, size: int, root: int = 0) -> list[Count]:
+    """Prove an algorithm of the table right for ``size`` ranks.
+
+    Returns
+    -------
+    list of Count
+        What every rank does, in rank order.
+
+    Raises
+    ------
+    ScheduleError
+        If it is not right; the message and the attributes name rank, round and chunk.
+    ValueError
+        If the name is unknown or the algorithm does not serve the collective.
+    """
+    goal = Collective(collective)
+    programs = schedules(name, goal, size, root)
+    prove(programs, goal, algorithm(name).chunks(size), root)
+    return [count(program) for program in programs]
+
+
+def prove(programs: Sequence[Sequence[Round]], collective: Collective, chunks: int, root: int = 0) -> None:
+    """Prove that the schedules of all ranks together carry out a collective.
+
+    Parameters
+    ----------
+    programs : sequence of sequences of Round
+        The schedule of every rank.
+    collective : Collective
+        What they are to carry out.
+    chunks : int
+        Into how many chunks the buffer is cut.
+    root : int
+        The root of a rooted collective.
+
+    Raises
+    ------
+    ScheduleError
+        On a deadlock, an unmatched or mismatched message, a chunk out of range, a receive into a chunk that is being sent
+        or received, a contribution counted twice or missing, an average divided too early or twice,
+        or ranks that end with different expressions.
+    """
+    for rank, program in enumerate(programs):
+        for index, a_round in enumerate(program):
+            _check_round(a_round, rank, index, chunks)
+    state = _State(len(programs), chunks, collective, root)
+    for event in walk(programs):
+        if isinstance(event, Message):
+            state.carry(event)
+        else:
+            state.apply(event)
+    state.conclude()
+
+
+def _check_round(a_round: Round, rank: int, index: int, chunks: int) -> None:
+    """Refuse a round whose outcome would depend on which of its messages comes first."""
+    uses: dict[int, Action] = {}
+    for step in a_round:
+        where = {"rank": rank, "round": index, "chunk": step.chunk}
+        if not (0 <= step.chunk and step.count >= 1 and step.chunk + step.count <= chunks):
+            raise ScheduleError(f"rank {rank} in round {index} names {chunks_in_words(step)} of {chunks}", **where)
+        if step.action is Action.FINISH:
+            continue
+        for chunk in range(step.chunk, step.chunk + step.count):
+            other = uses.get(chunk)
+            if other is not None and Action.RECEIVE in (other, step.action):
+                use = _USES[other if step.action is Action.RECEIVE else step.action]
+                where["chunk"] = chunk
+                raise ScheduleError(
+                    f"rank {rank} in round {index} receives into chunk {chunk}, which is {use}", **where
+                )
+            uses[chunk] = step.action
+
+
+_USES = {
+    Action.SEND: "being sent",
+    Action.RECEIVE: "being received already",
+    Action.REDUCE: "being reduced",
+}
+
+
+class _State:
+    """Which expression every chunk of every rank holds.
+
+    Expressions are numbered: equal numbers are equal expressions. 0 is "nothing yet", 1 + r is rank r's own contribution.
+    """
+
+    def __init__(self, size: int, chunks: int, collective: Collective, root: int) -> None:
+        self.size, self.chunks, self.collective, self.root = size, chunks, collective, root
+        self.members = [0] + [1 << rank for rank in range(size)]
+        self.finished = [False] * (size + 1)
+        self.numbers: dict[tuple[int, int], int] = {}
+        self.held = [[self._initial(rank, chunk) for chunk in range(chunks)] for rank in range(size)]
+        self.arrived: dict[tuple[int, int], list[int]] = {}
+
+    def _initial(self, rank: int, chunk: int) -> int:
+        has = {Collective.BROADCAST: rank == self.root, Collective.ALLGATHER: rank == chunk}
+        return 1 + rank if has.get(self.collective, True) else 0
+
+    def carry(self, message: Message) -> None:
+        """Take what a message carries: the state of its sender before the round."""
+        step = message.sent
+        content = self.held[message.source][step.chunk : step.chunk + step.count]
+        if 0 in content:
+            chunk = step.chunk + content.index(0)
+            raise ScheduleError(
+                f"rank {message.source} in round {message.source_round} sends chunk {chunk}, which it does not have",
+                rank=message.source,
+                round=message.source_round,
+                chunk=chunk,
+            )
+        self.arrived[message.target, message.slot] = content
+
+    def apply(self, done: RoundDone) -> None:
+        """Replace, reduce and finish, in the order in which the steps stand."""
+        held = self.held[done.rank]
+        for slot, step in enumerate(done.steps):
+            chunks = range(step.chunk, step.chunk + step.count)
+            if step.action is Action.FINISH:
+                for chunk in chunks:
+                    held[chunk] = self._finish(held[chunk], done, chunk)
+            elif step.action is not Action.SEND:
+                content = self.arrived.pop((done.rank, slot))
+                for chunk, value in zip(chunks, content, strict=True):
+                    held[chunk] = value if step.action is Action.RECEIVE else self._reduce(step, value, done, chunk)
+
+    def _reduce(self, step: Step, value: int, done: RoundDone, chunk: int) -> int:
+        own = self.held[done.rank][chunk]
+        pair = (value, own) if step.received_first else (own, value)
+        number = self.numbers.get(pair)
+        if number is not None:
+            return number
+        where = {"rank": done.rank, "round": done.round, "chunk": chunk}
+        place = f"rank {done.rank} in round {done.round}, chunk {chunk}"
+        if own == 0:
+            raise ScheduleError(f"{place}: reduces into a chunk that it does not have", **where)
+        if self.finished[value] or self.finished[own]:
+            raise ScheduleError(f"{place}: reduces what was finished already", **where)
+        twice = self.members[value] & self.members[own]
+        if twice:
+            raise ScheduleError(f"{place}: counts rank {twice.bit_length() - 1} twice", **where)
+        return self._new(pair, self.members[value] | self.members[own], finished=False)
+
+    def _finish(self, own: int, done: RoundDone, chunk: int) -> int:
+        pair = (own, -1)
+        number = self.numbers.get(pair)
+        if number is not None:
+            return number
+        where = {"rank": done.rank, "round": done.round, "chunk": chunk}
+        place = f"rank {done.rank} in round {done.round}, chunk {chunk}"
+        if self.finished[own]:
+            raise ScheduleError(f"{place}: finished twice", **where)
+        missing = ((1 << self.size) - 1) & ~self.members[own]
+        if missing:
+            raise ScheduleError(f"{place}: finished without rank {missing.bit_length() - 1}", **where)
+        return self._new(pair, self.members[own], finished=True)
+
+    def _new(self, pair: tuple[int, int], members: int, *, finished: bool) -> int:
+        number = self.numbers[pair] = len(self.members)
+        self.members.append(members)
+        self.finished.append(finished)
+        return number
+
+    def conclude(self) -> None:
+        """Compare the end with what the collective promises."""
+        for chunk in range(self.chunks):
+            first: int | None = None
+            for rank in range(self.size):
+                if not self._promised(rank, chunk):
+                    continue
+                value = self.held[rank][chunk]
+                self._check_end(value, rank, chunk)
+                if first is not None and value != first:
+                    raise ScheduleError(
+                        f"rank {rank} ends with another expression in chunk {chunk} than the ranks below it",
+                        rank=rank,
+                        chunk=chunk,
+                    )
+                first = value
+
+    def _promised(self, rank: int, chunk: int) -> bool:
+        if self.collective is Collective.REDUCE:
+            return rank == self.root
+        if self.collective is Collective.REDUCE_SCATTER:
+            return rank == chunk
+        return True
+
+    def _check_end(self, value: int, rank: int, chunk: int) -> None:
+        if self.collective.reduces:
+            wanted = (1 << self.size) - 1
+        else:
+            wanted = 1 << (chunk if self.collective is Collective.ALLGATHER else self.root)
+        missing, surplus = wanted & ~self.members[value], self.members[value] & ~wanted
+        for ranks, verb in ((missing, "without"), (surplus, "with")):
+            if ranks:
+                raise ScheduleError(
+                    f"rank {rank} ends {verb} the contribution of rank {ranks.bit_length() - 1} in chunk {chunk}",
+                    rank=rank,
+                    chunk=chunk,
+                )
+        if self.collective.reduces and not self.finished[value]:
+            raise ScheduleError(f"rank {rank} ends with chunk {chunk} not finished", rank=rank, chunk=chunk)

@@ -1,0 +1,143 @@
+"""All ranks' schedules, walked through in one process, under zero buffering.
+
+A message passes only when its sender and its receiver have both come to the round that names it, so a
+schedule that needs any buffering at all is found to be stuck. Schedules have no wildcard receives
+and no branches on data; then one synchronous execution stands for all of them (Siegel and Avrunin, LNCS 4757),
+provided that whoever runs them posts a whole round before it waits, on a communicator of its own, as plans do.
+
+The check, the price and the simulation each follow this walk and keep only their own account of it.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict, deque
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+from mpiagg.errors import ScheduleError
+from mpiagg.schedules.steps import Action, Round, Step
+
+
+class Message(NamedTuple):
+    """A message that passes: who sends it in which round, who receives it in which round and step."""
+
+    source: int
+    source_round: int
+    target: int
+    target_round: int
+    sent: Step
+    received: Step
+    slot: int
+    """The place of the receiving step in its round."""
+
+
+class RoundDone(NamedTuple):
+    """All messages of a rank's round have passed; its reductions can be applied."""
+
+    rank: int
+    round: int
+    steps: Round
+
+
+class _Posted(NamedTuple):
+    rank: int
+    round: int
+    slot: int
+    step: Step
+
+
+def walk(programs: Sequence[Sequence[Round]]) -> Iterator[Message | RoundDone]:
+    """Walk through the schedules of all ranks, and yield what happens in an order in which it can happen.
+
+    Parameters
+    ----------
+    programs : sequence of sequences of Round
+        The schedule of every rank, in rank order.
+
+    Raises
+    ------
+    ScheduleError
+        If a message's two ends differ in their chunks, or if some ranks can never go on.
+    """
+    sends: dict[tuple[int, int], deque[_Posted]] = defaultdict(deque)
+    receives: dict[tuple[int, int], deque[_Posted]] = defaultdict(deque)
+    position = [-1] * len(programs)
+    outstanding = [0] * len(programs)
+    ready = deque(range(len(programs)))
+    while ready:
+        rank = ready.popleft()
+        if position[rank] >= 0:
+            yield RoundDone(rank, position[rank], programs[rank][position[rank]])
+        position[rank] += 1
+        if position[rank] == len(programs[rank]):
+            continue
+        steps = programs[rank][position[rank]]
+        outstanding[rank] = len(steps.messages)
+        if not outstanding[rank]:
+            ready.append(rank)
+        for slot, step in enumerate(steps):
+            if step.action is Action.FINISH:
+                continue
+            posted = _Posted(rank, position[rank], slot, step)
+            if step.action is Action.SEND:
+                sends[rank, step.peer].append(posted)
+                pair = (rank, step.peer)
+            else:
+                receives[step.peer, rank].append(posted)
+                pair = (step.peer, rank)
+            if sends[pair] and receives[pair]:
+                message = _match(sends[pair].popleft(), receives[pair].popleft())
+                yield message
+                for end in (message.source, message.target):
+                    outstanding[end] -= 1
+                    if not outstanding[end]:
+                        ready.append(end)
+    stuck = [rank for rank, program in enumerate(programs) if position[rank] < len(program)]
+    if stuck:
+        raise _deadlock(stuck, position, programs, [q for table in (sends, receives) for q in table.values()])
+
+
+def _match(sent: _Posted, received: _Posted) -> Message:
+    if (sent.step.chunk, sent.step.count) != (received.step.chunk, received.step.count):
+        raise ScheduleError(
+            f"mismatched message: rank {sent.rank} in round {sent.round} sends {chunks_in_words(sent.step)}, "
+            f"but rank {received.rank} in round {received.round} expects {chunks_in_words(received.step)}",
+            rank=received.rank,
+            round=received.round,
+            chunk=received.step.chunk,
+        )
+    return Message(sent.rank, sent.round, received.rank, received.round, sent.step, received.step, received.slot)
+
+
+def _deadlock(
+    stuck: Sequence[int], position: Sequence[int], programs: Sequence[Sequence[Round]], queues: Sequence[deque[_Posted]]
+) -> ScheduleError:
+    """Say which ranks can never go on, and what each of them waits for."""
+    waits = sorted((posted for queue in queues for posted in queue), key=lambda posted: posted.rank)
+    lines = []
+    for posted in waits[:8]:
+        verb = "send" if posted.step.action is Action.SEND else "receive"
+        peer = posted.step.peer
+        if not 0 <= peer < len(programs):
+            where = "which does not exist"
+        elif position[peer] == len(programs[peer]):
+            where = "which has finished: the message is unmatched"
+        else:
+            where = f"which is in round {position[peer]}"
+        lines.append(
+            f"rank {posted.rank} in round {posted.round} waits to {verb} {chunks_in_words(posted.step)} "
+            f"{'to' if verb == 'send' else 'from'} rank {peer}, {where}"
+        )
+    more = f"; and {len(waits) - 8} more" if len(waits) > 8 else ""
+    first = waits[0]
+    return ScheduleError(
+        f"deadlock: {len(stuck)} of {len(programs)} ranks can never go on: {'; '.join(lines)}{more}",
+        rank=first.rank,
+        round=first.round,
+        chunk=first.step.chunk,
+    )
+
+
+def chunks_in_words(step: Step) -> str:
+    """Return ``chunk 3`` or ``chunks 3 to 5``."""
+    return f"chunk {step.chunk}" if step.count == 1 else f"chunks {step.chunk} to {step.chunk + step.count - 1}"

@@ -1,0 +1,188 @@
+"""How a chunk crosses: persistent point-to-point messages of mpi4py, on a private communicator.
+
+Every communicator that mpiagg is used on has one :class:`Channel`: a duplicate that no one else sends on, the
+tags in use on it, and what must be freed with it. It hangs on the communicator as an MPI attribute, so it is found
+again from any handle, is not copied to duplicates, and goes when the communicator is freed.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+from collections import OrderedDict
+from collections.abc import Hashable, Iterator
+from typing import Any, Final, Protocol
+
+from mpi4py import MPI
+
+from mpiagg.arrays import Array
+from mpiagg.errors import MismatchError, PlanError
+
+MOST_BYTES: Final = 2**30
+"""Longer messages are cut: MPI counts are 32-bit integers in many libraries."""
+
+MOST_LANES: Final = 64
+"""How many tags one operation can have, and so how many lanes."""
+
+SHARED_TAG: Final = 0
+"""The first of the ``MOST_LANES`` tags of blocking calls: they follow one another, so they can share them."""
+
+
+class Freeable(Protocol):
+    """Something with MPI handles that must be given back."""
+
+    def free(self) -> None:
+        """Give the handles back; a second call does nothing."""
+
+
+class Channel:
+    """A private duplicate of a communicator, with tags for concurrent operations.
+
+    Parameters
+    ----------
+    comm : MPI.Intracomm
+        The communicator to duplicate; a collective call.
+    """
+
+    def __init__(self, comm: MPI.Intracomm) -> None:
+        # mpi4py would make the duplicate one of the caller's subclass.
+        self.comm = MPI.Intracomm(comm).Dup()
+        self.rank = comm.Get_rank()
+        self.size = comm.Get_size()
+        self.open: dict[int, Freeable] = {}
+        self.cached: OrderedDict[Hashable, Any] = OrderedDict()
+        upper = MPI.COMM_WORLD.Get_attr(MPI.TAG_UB)
+        self._last_tag = int(upper) if upper is not None else 32767
+        self._tag = MOST_LANES
+
+    def new_tag(self, count: int = 1) -> int:
+        """Return the first of ``count`` tags; all ranks get the same, if they ask in the same order.
+
+        Tags come round again after as many as MPI has (at least 32767), when their last users are long done.
+        """
+        if self._tag + count > self._last_tag:
+            self._tag = MOST_LANES
+        first = self._tag
+        self._tag += count
+        return first
+
+    def send_init(self, chunk: Array, peer: int, tag: int) -> Iterator[MPI.Prequest]:
+        """Prepare to send a contiguous chunk to ``peer``: one request for each ``MOST_BYTES``."""
+        for piece in _pieces(chunk):
+            yield self.comm.Send_init([piece, piece.nbytes, MPI.BYTE], peer, tag)
+
+    def receive_init(self, chunk: Array, peer: int, tag: int) -> Iterator[MPI.Prequest]:
+        """Prepare to receive a contiguous chunk from ``peer``: one request for each ``MOST_BYTES``."""
+        for piece in _pieces(chunk):
+            yield self.comm.Recv_init([piece, piece.nbytes, MPI.BYTE], peer, tag)
+
+    def agree(self, word: str, error: Exception | None = None) -> None:
+        """Compare what the ranks say of a collective call that they are about to make; itself collective.
+
+        Parameters
+        ----------
+        word : str
+            What this rank is about to do; all ranks must say the same.
+        error : Exception, optional
+            Why this rank cannot do it.
+
+        Raises
+        ------
+        Exception
+            ``error``, where it is given.
+        MismatchError
+            On the other ranks, if any gave an error; on all ranks, if words differ. All say who said what.
+        """
+        words = self._gather(f"{type(error).__name__}: {error}" if error else word, failed=error is not None)
+        if error is not None:
+            raise error
+        failed = [f"rank {rank} raised {text}" for rank, (text, bad) in enumerate(words) if bad]
+        if failed:
+            raise MismatchError("; ".join(failed))
+        if any(text != words[0][0] for text, _ in words):
+            said: dict[str, list[int]] = {}
+            for rank, (text, _) in enumerate(words):
+                said.setdefault(text, []).append(rank)
+            raise MismatchError(
+                "ranks disagree: " + "; ".join(f"{_ranks(ranks)}: {text}" for text, ranks in said.items())
+            )
+
+    def _gather(self, text: str, *, failed: bool) -> list[tuple[str, bool]]:
+        """Return every rank's text, and whether it failed."""
+        data = bytes([failed]) + text.encode()
+        lengths = self.exchange_lengths(len(data))
+        everything = bytearray(sum(lengths))
+        self.comm.Allgatherv([data, MPI.BYTE], [everything, lengths, MPI.BYTE])
+        words, start = [], 0
+        for length in lengths:
+            part = everything[start : start + length]
+            words.append((part[1:].decode(errors="replace"), bool(part[0])))
+            start += length
+        return words
+
+    def exchange_lengths(self, length: int) -> list[int]:
+        """Return every rank's ``length``."""
+        lengths = memoryview(bytearray(8 * self.size)).cast("q")
+        self.comm.Allgather([memoryview(length.to_bytes(8, "little")), MPI.BYTE], [lengths.cast("B"), MPI.BYTE])
+        return lengths.tolist()
+
+    def free(self) -> None:
+        """Free everything that was opened on the channel, in order, and the channel; a second call does nothing.
+
+        If something still runs (an error left it behind), that and the communicator stay: freeing them could hang.
+        """
+        if self.comm == MPI.COMM_NULL:
+            return
+        _channels.pop(id(self), None)
+        self.cached.clear()
+        for thing in list(self.open.values()):
+            with contextlib.suppress(PlanError):
+                thing.free()
+        if not self.open:
+            self.comm.Free()
+
+
+def channel_of(comm: MPI.Intracomm) -> Channel:
+    """Return the channel of a communicator; the first call on it makes it, and is collective."""
+    keyval = _keyval()
+    channel = comm.Get_attr(keyval)
+    if not isinstance(channel, Channel):
+        channel = Channel(comm)
+        comm.Set_attr(keyval, channel)
+        _channels[id(channel)] = channel
+    return channel
+
+
+def _pieces(chunk: Array) -> Iterator[Array]:
+    flat = chunk.view("u1")
+    for start in range(0, flat.size, MOST_BYTES):
+        yield flat[start : start + MOST_BYTES]
+
+
+def _ranks(ranks: list[int]) -> str:
+    return f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {', '.join(map(str, ranks))}"
+
+
+_channels: dict[int, Channel] = {}
+_KEYVAL: list[int] = []
+
+
+def _keyval() -> int:
+    if not _KEYVAL:
+        _KEYVAL.append(MPI.Comm.Create_keyval(delete_fn=_forget))
+        atexit.register(_free_all)
+    return _KEYVAL[0]
+
+
+def _forget(comm: MPI.Comm, keyval: int, channel: Channel) -> None:
+    """Free the channel of a communicator that is being freed."""
+    del comm, keyval
+    channel.free()
+
+
+def _free_all() -> None:
+    """Free what is still open, in the order in which it was made, before MPI is finalised."""
+    if MPI.Is_finalized():
+        return
+    for channel in list(_channels.values()):
+        channel.free()
