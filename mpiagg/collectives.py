@@ -209,8 +209,8 @@ def reduce_scatter(
     Returns
     -------
     numpy.ndarray
-        Part r of the reduction on rank r: ``numpy.array_split(reduction, size)[r]``, which cuts the first axis evenly and
-        gives the first ``len(x) % size`` ranks one row more.
+        On rank r ``numpy.array_split(reduction, size)[r]``: the first axis is cut evenly, and the first
+        ``len(x) % size`` ranks get one row more.
 
     Raises
     ------

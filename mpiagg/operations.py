@@ -177,7 +177,7 @@ def prepare(channel: Channel, operation: Operation, x: Array | None, out: Array 
         buffer = _own_buffer(operation)
     load = None if _lies_in(x, buffer, operation.source) else partial(_fill, operation, buffer, x)
     store = None if _lies_in(out, buffer, operation.target) else partial(_drain, operation, buffer, out)
-    return _plan(channel, operation, buffer, out, tag, load, store)
+    return _plan(channel, operation, buffer, out, tag=tag, load=load, store=store)
 
 
 def _plan(
@@ -185,6 +185,7 @@ def _plan(
     operation: Operation,
     buffer: Array,
     result: Result,
+    *,
     tag: int = SHARED_TAG,
     load: Callable[[], object] | None = None,
     store: Callable[[], object] | None = None,

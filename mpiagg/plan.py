@@ -21,7 +21,6 @@ from mpiagg.errors import PlanError, StallError
 from mpiagg.schedules import Action, Round, Step
 from mpiagg.transport import SHARED_TAG, Channel
 
-
 SPINS: Final = 20
 """How often a wait tests before it starts to yield the core: ranks may outnumber cores."""
 
@@ -97,7 +96,7 @@ class Plan(Generic[Result]):
     """A collective operation on one buffer, ready to run.
 
     A plan is called, or started, tested and waited for; it can be run any number of times, and is freed explicitly
-    or by leaving its ``with`` block. Making one is collective where it comes from a ``..._init`` function; running it is.
+    or by leaving its ``with`` block. Running it is collective; so is making one by an ``..._init`` function.
 
     Parameters
     ----------
@@ -341,7 +340,9 @@ def bind(
     tag : int
         The first of ``len(lanes)`` tags.
     """
-    binders = [_Binder(channel, buffer, lane, reduction, label, tag + number) for number, lane in enumerate(lanes)]
+    binders = [
+        _Binder(channel, buffer, lane, reduction, label=label, tag=tag + number) for number, lane in enumerate(lanes)
+    ]
     bound = tuple(binder.bind(schedule) for binder in binders)
     requests = tuple(request for binder in binders for request in binder.requests)
     return Program(bound, requests, sum(binder.spare.nbytes for binder in binders))
@@ -350,7 +351,9 @@ def bind(
 class _Binder:
     """Binds a schedule to one lane."""
 
-    def __init__(self, channel: Channel, buffer: Array, lane: Lane, reduction: Reduction, label: str, tag: int) -> None:
+    def __init__(
+        self, channel: Channel, buffer: Array, lane: Lane, reduction: Reduction, *, label: str, tag: int
+    ) -> None:
         self.channel, self.buffer, self.lane, self.reduction = channel, buffer, lane, reduction
         self.label, self.tag = label, tag
         self.requests: list[MPI.Prequest] = []

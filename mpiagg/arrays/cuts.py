@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import accumulate
+from itertools import accumulate, pairwise
 
 
 def even_cuts(length: int, parts: int) -> list[int]:
@@ -17,7 +17,7 @@ def even_cuts(length: int, parts: int) -> list[int]:
 
 def ranges(cuts: Sequence[int]) -> list[tuple[int, int]]:
     """Return (start, stop) of every part between two cuts."""
-    return list(zip(cuts[:-1], cuts[1:], strict=True))
+    return list(pairwise(cuts))
 
 
 def even_ranges(start: int, stop: int, parts: int) -> list[tuple[int, int]]:

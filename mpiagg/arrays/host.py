@@ -62,7 +62,8 @@ def borrow(start: int, length: int, dtype: npt.DTypeLike) -> Array:
     if length == 0:
         return np.empty(0, wanted)
     memory = (ctypes.c_char * (length * wanted.itemsize)).from_address(start)
-    return np.ndarray(length, wanted, buffer=memory)
+    borrowed: Array = np.frombuffer(memoryview(memory), wanted)
+    return borrowed
 
 
 def scratch(length: int, dtype: npt.DTypeLike) -> Array:

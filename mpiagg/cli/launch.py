@@ -16,7 +16,13 @@ from typing import Final
 
 import click
 
-_SIZE_VARIABLES: Final = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS", "PALS_SIZE", "MV2_COMM_WORLD_SIZE")
+_SIZE_VARIABLES: Final = (
+    "OMPI_COMM_WORLD_SIZE",
+    "PMI_SIZE",
+    "SLURM_STEP_NUM_TASKS",
+    "PALS_SIZE",
+    "MV2_COMM_WORLD_SIZE",
+)
 """Where launchers tell the number of ranks of the job that a process was started in."""
 
 _NAMES: Final = {"MPICH": ("HYDRA", "MPICH"), "Open MPI": ("Open MPI", "OpenRTE", "prterun")}
@@ -54,7 +60,7 @@ def mpi_vendor() -> str:
     click.ClickException
         If mpi4py finds no MPI library.
     """
-    asked = subprocess.run(  # noqa: S603 - our own Python
+    asked = subprocess.run(
         [sys.executable, "-c", "from mpi4py import MPI; print(MPI.get_vendor()[0])"],
         env=environment(),
         capture_output=True,
@@ -115,7 +121,7 @@ def environment(more: Mapping[str, str] | None = None) -> dict[str, str]:
 
 
 def command(ranks: int, arguments: Sequence[str]) -> list[str]:
-    """Return the command that runs ``python arguments`` on a number of local ranks; its environment is `environment`."""
+    """Return the command that runs ``python arguments`` on local ranks, in the environment of `environment`."""
     return [mpiexec(), "-n", str(ranks), sys.executable, *arguments]
 
 

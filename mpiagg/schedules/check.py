@@ -98,8 +98,8 @@ def prove(programs: Sequence[Sequence[Round]], collective: Collective, chunks: i
     Raises
     ------
     ScheduleError
-        On a deadlock, an unmatched or mismatched message, a chunk out of range, a receive into a chunk that is being sent
-        or received, a contribution counted twice or missing, an average divided too early or twice,
+        On a deadlock, an unmatched or mismatched message, a chunk out of range, a receive into a chunk that is being
+        sent or received, a contribution counted twice or missing, an average divided too early or twice,
         or ranks that end with different expressions.
     """
     for rank, program in enumerate(programs):
@@ -119,7 +119,7 @@ def _check_round(a_round: Round, rank: int, index: int, chunks: int) -> None:
     uses: dict[int, Action] = {}
     for step in a_round:
         where = {"rank": rank, "round": index, "chunk": step.chunk}
-        if not (0 <= step.chunk and step.count >= 1 and step.chunk + step.count <= chunks):
+        if not (step.chunk >= 0 and step.count >= 1 and step.chunk + step.count <= chunks):
             raise ScheduleError(f"rank {rank} in round {index} names {chunks_in_words(step)} of {chunks}", **where)
         if step.action is Action.FINISH:
             continue
@@ -144,7 +144,7 @@ _USES = {
 class _State:
     """Which expression every chunk of every rank holds.
 
-    Expressions are numbered: equal numbers are equal expressions. 0 is "nothing yet", 1 + r is rank r's own contribution.
+    Expressions are numbered: equal numbers are equal expressions. 0 is "nothing yet", 1 + r is what rank r brings.
     """
 
     def __init__(self, size: int, chunks: int, collective: Collective, root: int) -> None:

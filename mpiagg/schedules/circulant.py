@@ -34,7 +34,7 @@ def reduce_scatter(rank: int, size: int) -> Iterator[Round]:
 
 
 def allgather(rank: int, size: int) -> Iterator[Round]:
-    """The rounds of the reduce-scatter, backwards."""
+    """Take the rounds of the reduce-scatter backwards."""
     for wide, narrow in reversed(list(halvings(size))):
         yield Round(
             send(rank - narrow, chunk=rank, count=wide - narrow),

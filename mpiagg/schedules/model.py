@@ -35,7 +35,9 @@ class Cluster:
     gamma: float = 1 / 20e9
 
 
-def price(name: str, collective: Collective | str, size: int, nbytes: float, cluster: Cluster, root: int = 0) -> float:
+def price(
+    name: str, collective: Collective | str, size: int, nbytes: float, cluster: Cluster, *, root: int = 0
+) -> float:
     """Return the seconds that an algorithm of the table takes for a vector of ``nbytes`` on ``size`` ranks."""
     programs = schedules(name, Collective(collective), size, root)
     return max(finish_times(programs, nbytes / algorithm(name).chunks(size), cluster))

@@ -35,7 +35,7 @@ def reduce(rank: int, size: int) -> Iterator[Round]:
 
 
 def broadcast(rank: int, size: int) -> Iterator[Round]:
-    """The root sends to everyone."""
+    """Send from the root to everyone."""
     if rank == 0:
         yield Round(*(send(worker) for worker in range(1, size)))
     else:

@@ -58,7 +58,7 @@ def reduce(rank: int, size: int) -> Iterator[Round]:
 
 
 def broadcast(rank: int, size: int) -> Iterator[Round]:
-    """The root hands every rank its chunk, then all-gather."""
+    """Hand every rank its chunk from the root, then all-gather."""
     if rank == 0:
         yield Round(*(send(peer, chunk=peer) for peer in range(1, size)))
     else:

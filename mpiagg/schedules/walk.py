@@ -59,8 +59,7 @@ def walk(programs: Sequence[Sequence[Round]]) -> Iterator[Message | RoundDone]:
     ScheduleError
         If a message's two ends differ in their chunks, or if some ranks can never go on.
     """
-    sends: dict[tuple[int, int], deque[_Posted]] = defaultdict(deque)
-    receives: dict[tuple[int, int], deque[_Posted]] = defaultdict(deque)
+    posts = _Posts()
     position = [-1] * len(programs)
     outstanding = [0] * len(programs)
     ready = deque(range(len(programs)))
@@ -75,26 +74,39 @@ def walk(programs: Sequence[Sequence[Round]]) -> Iterator[Message | RoundDone]:
         outstanding[rank] = len(steps.messages)
         if not outstanding[rank]:
             ready.append(rank)
+        for message in posts.post(rank, position[rank], steps):
+            yield message
+            for end in (message.source, message.target):
+                outstanding[end] -= 1
+                if not outstanding[end]:
+                    ready.append(end)
+    stuck = [rank for rank, program in enumerate(programs) if position[rank] < len(program)]
+    if stuck:
+        raise _deadlock(stuck, position, programs, posts.waiting())
+
+
+class _Posts:
+    """What has been posted and has not met its other end: for each pair of ranks, in order."""
+
+    def __init__(self) -> None:
+        self.sends: dict[tuple[int, int], deque[_Posted]] = defaultdict(deque)
+        self.receives: dict[tuple[int, int], deque[_Posted]] = defaultdict(deque)
+
+    def post(self, rank: int, index: int, steps: Round) -> Iterator[Message]:
+        """Post the steps of a round, and yield the messages that can pass now."""
         for slot, step in enumerate(steps):
             if step.action is Action.FINISH:
                 continue
-            posted = _Posted(rank, position[rank], slot, step)
-            if step.action is Action.SEND:
-                sends[rank, step.peer].append(posted)
-                pair = (rank, step.peer)
-            else:
-                receives[step.peer, rank].append(posted)
-                pair = (step.peer, rank)
-            if sends[pair] and receives[pair]:
-                message = _match(sends[pair].popleft(), receives[pair].popleft())
-                yield message
-                for end in (message.source, message.target):
-                    outstanding[end] -= 1
-                    if not outstanding[end]:
-                        ready.append(end)
-    stuck = [rank for rank, program in enumerate(programs) if position[rank] < len(program)]
-    if stuck:
-        raise _deadlock(stuck, position, programs, [q for table in (sends, receives) for q in table.values()])
+            sending = step.action is Action.SEND
+            pair = (rank, step.peer) if sending else (step.peer, rank)
+            (self.sends if sending else self.receives)[pair].append(_Posted(rank, index, slot, step))
+            if self.sends[pair] and self.receives[pair]:
+                yield _match(self.sends[pair].popleft(), self.receives[pair].popleft())
+
+    def waiting(self) -> list[_Posted]:
+        """Return what is still posted, by rank."""
+        queues = [*self.sends.values(), *self.receives.values()]
+        return sorted((posted for queue in queues for posted in queue), key=lambda posted: posted.rank)
 
 
 def _match(sent: _Posted, received: _Posted) -> Message:
@@ -110,10 +122,9 @@ def _match(sent: _Posted, received: _Posted) -> Message:
 
 
 def _deadlock(
-    stuck: Sequence[int], position: Sequence[int], programs: Sequence[Sequence[Round]], queues: Sequence[deque[_Posted]]
+    stuck: Sequence[int], position: Sequence[int], programs: Sequence[Sequence[Round]], waits: Sequence[_Posted]
 ) -> ScheduleError:
     """Say which ranks can never go on, and what each of them waits for."""
-    waits = sorted((posted for queue in queues for posted in queue), key=lambda posted: posted.rank)
     lines = []
     for posted in waits[:8]:
         verb = "send" if posted.step.action is Action.SEND else "receive"
