@@ -14,7 +14,8 @@ import numpy as np
 from mpi4py import MPI
 
 from mpiagg.arrays import Array, Reduction, address, borrow, cuts_of, even_cuts, even_ranges, flat, ranges, scratch
-from mpiagg.plan import Awaited, BoundRound, Lane, Plan, Program, Result, bind, find_plan
+from mpiagg.plan import Plan, Result, find_plan
+from mpiagg.program import Awaited, BoundRound, Lane, Program, bind
 from mpiagg.schedules import Collective, algorithm, algorithms, send
 from mpiagg.transport import MOST_LANES, SHARED_TAG, Channel
 from mpiagg.tuning import Choice, choose
