@@ -356,14 +356,14 @@ def _everywhere(result: Array | None) -> Array:
 
 
 def _run(arguments: _Arguments, comm: MPI.Intracomm | None) -> Array | None:
-    channel = channel_of(MPI.COMM_WORLD if comm is None else comm)
+    channel = channel_of(comm)
     call = arguments.checked(channel)
     run(channel, *call)
     return call.out
 
 
 def _prepare(arguments: _Arguments, comm: MPI.Intracomm | None) -> ArrayPlan:
-    channel = channel_of(MPI.COMM_WORLD if comm is None else comm)
+    channel = channel_of(comm)
     try:
         call = arguments.checked(channel)
     except (TypeError, ValueError) as error:

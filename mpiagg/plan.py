@@ -81,6 +81,7 @@ class Plan(Generic[Result]):
         self.timeout = timeout
         self._channel = channel
         self._lanes = program.lanes
+        self._only_lane = program.lanes[0] if len(program.lanes) == 1 else None
         self._requests = program.requests
         self._load = load
         self._store = store
@@ -106,16 +107,14 @@ class Plan(Generic[Result]):
         StallError
             If a message does not complete within the timeout.
         """
-        if len(self._lanes) != 1:
+        if self._only_lane is None or self._state is not IDLE:
             self.start()
             return self.wait()
-        # What start and wait do for one lane, without a generator: this is the path that has to be short.
-        if self._state is not IDLE:
-            raise self._unusable()
+        # What start and wait do, for one lane, without a generator: this is the path that has to be short.
         self._state = RUNNING
         if self._load is not None:
             self._load()
-        for starts, tests, folds in self._lanes[0]:
+        for starts, tests, folds in self._only_lane:
             for start in starts:
                 start()
             for test, awaited in tests:
@@ -124,7 +123,9 @@ class Plan(Generic[Result]):
                     self._patiently(test)
             for fold in folds:
                 fold()
-        self._done()
+        if self._store is not None:
+            self._store()
+        self._state = IDLE
         return self.result
 
     def start(self) -> None:
@@ -159,7 +160,9 @@ class Plan(Generic[Result]):
         if self._awaited is not None:
             return False
         self._running = None
-        self._done()
+        if self._store is not None:
+            self._store()
+        self._state = IDLE
         return True
 
     def wait(self) -> Result:
@@ -194,11 +197,6 @@ class Plan(Generic[Result]):
             pause = min(pause + 2e-6, LONGEST_SLEEP)
             time.sleep(pause)
 
-    def _done(self) -> None:
-        if self._store is not None:
-            self._store()
-        self._state = IDLE
-
     def _unusable(self) -> PlanError:
         if self._state is FREED:
             return PlanError(f"{self.label}: the plan is freed")
@@ -221,7 +219,7 @@ class Plan(Generic[Result]):
         if self._state is RUNNING:
             raise self._unusable()
         self._state = FREED
-        self._lanes = ()
+        self._lanes, self._only_lane = (), None
         requests, self._requests = self._requests, ()
         for request in requests:
             request.Free()

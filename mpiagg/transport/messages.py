@@ -110,7 +110,7 @@ class Channel:
     def _gather(self, text: str, *, failed: bool) -> list[tuple[str, bool]]:
         """Return every rank's text, and whether it failed."""
         data = bytes([failed]) + text.encode()
-        lengths = self.exchange_lengths(len(data))
+        lengths = self._exchange_lengths(len(data))
         everything = bytearray(sum(lengths))
         self.comm.Allgatherv([data, MPI.BYTE], [everything, lengths, MPI.BYTE])
         words, start = [], 0
@@ -120,7 +120,7 @@ class Channel:
             start += length
         return words
 
-    def exchange_lengths(self, length: int) -> list[int]:
+    def _exchange_lengths(self, length: int) -> list[int]:
         """Return every rank's ``length``."""
         lengths = memoryview(bytearray(8 * self.size)).cast("q")
         self.comm.Allgather([memoryview(length.to_bytes(8, "little")), MPI.BYTE], [lengths.cast("B"), MPI.BYTE])
@@ -142,8 +142,21 @@ class Channel:
             self.comm.Free()
 
 
-def channel_of(comm: MPI.Intracomm) -> Channel:
-    """Return the channel of a communicator; the first call on it makes it, and is collective."""
+def channel_of(comm: MPI.Intracomm | None) -> Channel:
+    """Return the channel of a communicator, None being the world; the first call on it makes it, and is collective.
+
+    Raises
+    ------
+    TypeError
+        If it is not an intracommunicator of mpi4py.
+    ValueError
+        If it is null or freed.
+    """
+    comm = MPI.COMM_WORLD if comm is None else comm
+    if not isinstance(comm, MPI.Intracomm):
+        raise TypeError(f"comm must be an mpi4py.MPI.Intracomm, not {type(comm).__name__}")
+    if comm == MPI.COMM_NULL:
+        raise ValueError("comm is the null communicator, or was freed")
     keyval = _keyval()
     channel = comm.Get_attr(keyval)
     if not isinstance(channel, Channel):

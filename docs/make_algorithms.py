@@ -1,0 +1,82 @@
+"""Write docs/algorithms.md from the schedules: their docstrings, and pictures drawn from what they yield.
+
+Run it after a change to the schedules: ``python docs/make_algorithms.py``.
+"""
+
+from __future__ import annotations
+
+import inspect
+from importlib import import_module
+from pathlib import Path
+
+from mpiagg.schedules import TABLE, Algorithm, Collective, picture
+
+PAGE = Path(__file__).with_name("algorithms.md")
+
+HEAD = """\
+# The algorithms
+
+This page is written by `docs/make_algorithms.py` from the modules in `mpiagg/schedules`: the words are their
+docstrings, the pictures are drawn from the schedules themselves. Each schedule is proved right for every number of
+ranks up to 64 by the tests, and for 256, 1000 and 1024 in the slow lane.
+
+## How to read the pictures
+
+A row is a round and a column a rank. Within a round all messages are posted together, and reductions come after them.
+
+| sign | meaning |
+|---|---|
+| `2>1` | send chunk 2 to rank 1 |
+| `1<0` | receive chunk 1 from rank 0, in place of our own |
+| `1+0` | receive chunk 1 from rank 0 and reduce it into our own |
+| `1!` | every rank's contribution is in chunk 1: divide, if it is an average |
+| `2-4` | chunks 2 to 4 |
+
+## Which collective by which
+
+{table}
+
+`algorithm="native"` is the MPI library's own collective; `algorithm="auto"` takes a row of the table in
+`mpiagg/tuning.py`, by the length of the vector.
+"""
+
+
+def page() -> str:
+    """Return the text of the page."""
+    return "\n".join([HEAD.format(table=_table()), *(_section(entry) for entry in TABLE.values())])
+
+
+def _table() -> str:
+    lines = ["| algorithm | " + " | ".join(c.value for c in Collective) + " | needs |", "|---" * 7 + "|"]
+    for entry in TABLE.values():
+        marks = ["yes" if collective in entry.schedules else "" for collective in Collective]
+        lines.append(f"| `{entry.name}` | " + " | ".join(marks) + f" | {entry.needs} |")
+    return "\n".join(lines)
+
+
+def _section(entry: Algorithm) -> str:
+    text = inspect.getdoc(import_module(f"mpiagg.schedules.{entry.name}")) or ""
+    title, rest = text.split("\n", 1)
+    parts = [f"## {entry.name}\n\n**{title}**\n{_markdown(rest)}\n"]
+    for collective in entry.schedules:
+        size = 6 if entry.name in ("halving_doubling", "recursive_doubling") else 5 if entry.name == "circulant" else 4
+        parts.append(f"{collective.value}, {size} ranks:\n\n```text\n{picture(entry.name, collective, size)}\n```\n")
+    return "\n".join(parts)
+
+
+def _markdown(text: str) -> str:
+    """Turn the docstrings' tables into fenced blocks; nothing else in them differs between the two markups."""
+    lines: list[str] = []
+    rules = 0
+    for line in text.splitlines():
+        if not line.startswith("====="):
+            lines.append(line.replace("``", "`"))
+            continue
+        rules += 1
+        fence = {1: ["```text", line], 2: [line], 0: [line, "```"]}[rules % 3]
+        lines += fence
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page())

@@ -1,0 +1,43 @@
+"""Run pytest as one rank of an MPI job, and leave what happened in files of its own.
+
+``python -m mpi4py tests/rank.py FOLDER PYTEST_ARGUMENTS...`` writes to FOLDER, for rank R, its output to ``R.out`` and
+``R.err`` and the outcome of every test to ``R.json``.
+"""
+
+import json
+import os
+import sys
+from pathlib import Path
+
+import pytest
+from mpi4py import MPI
+
+
+class Outcomes:
+    """Collects the outcome of every test, under the test's name."""
+
+    def __init__(self):
+        self.outcomes = {}
+
+    def pytest_runtest_logreport(self, report):
+        if report.when == "call" or not report.passed:
+            self.outcomes[report.nodeid] = report.outcome
+
+
+def main(folder, arguments):
+    rank = MPI.COMM_WORLD.Get_rank()
+    # The files stay open after pytest: what an MPI library complains of at its end is output as well.
+    for stream, ending in ((sys.stdout, "out"), (sys.stderr, "err")):
+        stream.flush()
+        file = os.open(folder / f"{rank}.{ending}", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+        os.dup2(file, stream.fileno())
+        os.close(file)
+    outcomes = Outcomes()
+    # Without capture: what C libraries write while tests run must not vanish with the tests that pass.
+    status = pytest.main([*arguments, "--only-mpi", "--capture=no", "-p", "no:cacheprovider"], plugins=[outcomes])
+    (folder / f"{rank}.json").write_text(json.dumps(outcomes.outcomes))
+    return int(status)
+
+
+if __name__ == "__main__":
+    sys.exit(main(Path(sys.argv[1]), sys.argv[2:]))
