@@ -370,7 +370,7 @@ def _prepare(arguments: _Arguments, comm: MPI.Intracomm | None) -> ArrayPlan:
         channel.agree("", error)
         raise
     o = call.operation
-    how = f", op {arguments.op!r}" if o.collective.reduces else ""
+    how = f", op {o.reduction.name}" if o.collective.reduces else ""
     where = f", root {o.root}" if o.collective.rooted else ""
     lanes = f", {o.choice.lanes} lanes" if o.choice.lanes > 1 else ""
     channel.agree(f"{o.label}{lanes} of {call.x.dtype} {call.x.shape}{how}{where}")

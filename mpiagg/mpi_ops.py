@@ -50,7 +50,7 @@ def resolve(op: str | MPI.Op, dtype: np.dtype[Any], size: int) -> tuple[Reductio
         return how, mpi_op(op), False
     name = op_name(op)
     if name is None:
-        return Reduction(_by_mpi_alone, dtype), op, True
+        return Reduction(_by_mpi_alone, dtype, name="of the user's own"), op, True
     return reduction(name, dtype, size), op, False
 
 

@@ -153,31 +153,32 @@ def run(channel: Channel, operation: Operation, x: Array | None, out: Array | No
     out : numpy.ndarray or None
         The output, of any layout; None where this rank has none.
     """
-    buffer = _mapped(operation, out)
+    mapped = _mapped(operation, out)
     if operation.choice.algorithm == NATIVE:
-        buffer = _own_buffer(operation) if buffer is None else buffer
-        _fill(operation, buffer, x)
-        _call_native(channel.comm, operation, buffer)
+        buffer = _own_buffer(operation) if mapped is None else mapped
+        call: Callable[[], object] = partial(_call_native, channel.comm, operation, buffer)
+    elif mapped is None or mapped.nbytes <= STAGED_BYTES:
+        mapped = None
+        call = plan = find_plan(channel, operation.key(), partial(_plan_on_own_buffer, channel, operation))
+        buffer = plan.result
     else:
-        if buffer is None or buffer.nbytes <= STAGED_BYTES:
-            plan = find_plan(channel, operation.key(), partial(_plan_on_own_buffer, channel, operation))
-            buffer = plan.result
-        else:
-            place = address(buffer)
-            make = partial(_plan_on_borrowed_memory, channel, operation, place)
-            plan = find_plan(channel, (operation.key(), place), make)
+        place = address(mapped)
+        make = partial(_plan_on_borrowed_memory, channel, operation, place)
+        call = plan = find_plan(channel, (operation.key(), place), make)
+        buffer = plan.result
+    if not (mapped is not None and _lies_in(x, buffer, operation.source)):
         _fill(operation, buffer, x)
-        plan()
-    _drain(operation, buffer, out)
+    call()
+    if mapped is None:
+        _drain(operation, buffer, out)
 
 
 def prepare(channel: Channel, operation: Operation, x: Array | None, out: Array | None, tag: int) -> Plan[Array | None]:
     """Return a plan that carries an operation out, from ``x`` to ``out``, each time it runs."""
-    buffer = _mapped(operation, out)
-    if buffer is None:
-        buffer = _own_buffer(operation)
+    mapped = _mapped(operation, out)
+    buffer = _own_buffer(operation) if mapped is None else mapped
     load = None if _lies_in(x, buffer, operation.source) else partial(_fill, operation, buffer, x)
-    store = None if _lies_in(out, buffer, operation.target) else partial(_drain, operation, buffer, out)
+    store = None if out is None or mapped is not None else partial(_drain, operation, buffer, out)
     return _plan(channel, operation, buffer, out, tag=tag, load=load, store=store)
 
 
@@ -226,23 +227,22 @@ def _mapped(operation: Operation, out: Array | None) -> Array | None:
     return flat(out)
 
 
-def _lies_in(array: Array | None, buffer: Array, part: slice | None) -> bool:
-    """Whether there is nothing to copy between ``array`` and its part of the buffer."""
-    if array is None or part is None:
+def _lies_in(x: Array | None, buffer: Array, source: slice | None) -> bool:
+    """Whether there is no input to bring into the buffer."""
+    if x is None or source is None:
         return True
-    view = buffer[part]
-    return array.dtype == view.dtype and array.flags.c_contiguous and address(array) == address(view)
+    return x.dtype == buffer.dtype and x.flags.c_contiguous and address(x) == address(buffer[source])
 
 
 def _fill(operation: Operation, buffer: Array, x: Array | None) -> None:
-    """Bring the input into the buffer, unless it is there."""
-    if x is not None and operation.source is not None and not _lies_in(x, buffer, operation.source):
+    """Bring the input into the buffer."""
+    if x is not None and operation.source is not None:
         np.copyto(buffer[operation.source].reshape(x.shape), x, casting="unsafe")
 
 
 def _drain(operation: Operation, buffer: Array, out: Array | None) -> None:
-    """Bring the output out of the buffer, unless it is there."""
-    if out is not None and operation.target is not None and not _lies_in(out, buffer, operation.target):
+    """Bring the output out of the buffer."""
+    if out is not None and operation.target is not None:
         np.copyto(out, buffer[operation.target].reshape(out.shape), casting="unsafe")
 
 

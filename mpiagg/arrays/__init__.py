@@ -2,7 +2,7 @@
 
 from mpiagg.arrays.cuts import cuts_of, even_cuts, even_ranges, ranges
 from mpiagg.arrays.host import address, as_input, borrow, check_output, flat, scratch
-from mpiagg.arrays.reductions import OPS, Array, Combine, Reduction, check_dtype, reduction, working_dtype
+from mpiagg.arrays.reductions import OPS, Array, Combine, Reduction, reduction, working_dtype
 
 __all__ = [
     "OPS",
@@ -12,7 +12,6 @@ __all__ = [
     "address",
     "as_input",
     "borrow",
-    "check_dtype",
     "check_output",
     "cuts_of",
     "even_cuts",

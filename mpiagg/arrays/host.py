@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from mpiagg.arrays.reductions import Array, check_dtype
+from mpiagg.arrays.reductions import Array, working_dtype
 
 
 def as_input(x: object) -> Array:
@@ -20,7 +20,7 @@ def as_input(x: object) -> Array:
         If its dtype is not a number.
     """
     array = np.asarray(x)
-    check_dtype(array.dtype)
+    working_dtype(array.dtype)
     return array
 
 

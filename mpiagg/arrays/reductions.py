@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -68,7 +69,7 @@ class Reduction:
             np.divide(chunk, self.divisor, out=chunk)
 
 
-def reduction(op: str, dtype: npt.DTypeLike, divisor: float) -> Reduction:
+def reduction(op: str, dtype: np.dtype[Any], divisor: float) -> Reduction:
     """Return the reduction for an op and a dtype; ``divisor`` is for averages.
 
     Raises
@@ -78,41 +79,35 @@ def reduction(op: str, dtype: npt.DTypeLike, divisor: float) -> Reduction:
     TypeError
         If the op is not for this dtype.
     """
-    operator = _OPERATORS.get(op) if isinstance(op, str) else None
-    if operator is None:
+    if not isinstance(op, str) or op not in _OPERATORS:
         raise ValueError(f"unknown op {op!r}; known: {', '.join(OPS)}, or an MPI.Op")
-    wanted = np.dtype(dtype)
-    work = working_dtype(wanted)
+    return _reduction(op, dtype, divisor)
+
+
+@cache
+def _reduction(op: str, dtype: np.dtype[Any], divisor: float) -> Reduction:
+    operator, work = _OPERATORS[op], working_dtype(dtype)
     if work.kind not in operator.kinds:
-        raise TypeError(_refusal(op, wanted))
+        raise TypeError(_refusal(op, dtype))
     return Reduction(operator.combine, work, divisor if op == "avg" else None, op)
 
 
-def working_dtype(dtype: npt.DTypeLike) -> np.dtype[Any]:
+@cache
+def working_dtype(dtype: np.dtype[Any]) -> np.dtype[Any]:
     """Return the dtype in which values of ``dtype`` are combined: float32 for half precision, else the same.
 
     Raises
     ------
     TypeError
-        If arrays of this dtype cannot travel: objects, strings, records, dates.
+        If arrays of this dtype cannot travel: objects, strings, records, dates, or numbers in foreign byte order.
     """
-    wanted = np.dtype(dtype)
-    if wanted.name in ("float16", "bfloat16"):
+    if dtype.name in ("float16", "bfloat16"):
         return np.dtype(np.float32)
-    check_dtype(wanted)
-    return wanted
-
-
-def check_dtype(dtype: np.dtype[Any]) -> None:
-    """Raise TypeError if ``dtype`` is not a number in the machine's own byte order."""
-    if dtype.name == "bfloat16":
-        return
     if dtype.kind not in "biufc":
         raise TypeError(f"arrays of dtype {dtype} cannot be aggregated; numbers can")
     if not dtype.isnative:
-        raise TypeError(
-            f"dtype {dtype.str} is not in native byte order; convert it with x.astype(x.dtype.newbyteorder('='))"
-        )
+        raise TypeError(f"dtype {dtype.str} is not in native byte order; convert it with x.astype({dtype.name!r})")
+    return dtype
 
 
 def _refusal(op: str, dtype: np.dtype[Any]) -> str:
