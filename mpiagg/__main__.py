@@ -2,4 +2,5 @@
 
 from mpiagg.cli import main
 
-main(prog_name="mpiagg")
+if __name__ == "__main__":
+    main(prog_name="mpiagg")

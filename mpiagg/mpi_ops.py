@@ -30,8 +30,14 @@ def op_name(op: MPI.Op) -> str | None:
     return _NAMES.get(op.handle)
 
 
-def mpi_op(name: str) -> MPI.Op:
-    """Return the MPI library's operator for a name; an average starts as a sum."""
+_OF_BOOLEANS: Final[dict[str, MPI.Op]] = {"min": MPI.LAND, "max": MPI.LOR}
+"""MPI's MIN and MAX are not for booleans; these are the same."""
+
+
+def mpi_op(name: str, dtype: np.dtype[Any]) -> MPI.Op:
+    """Return the MPI library's operator for a name and a dtype; an average starts as a sum."""
+    if dtype.kind == "b" and name in _OF_BOOLEANS:
+        return _OF_BOOLEANS[name]
     return _PREDEFINED.get(name, MPI.SUM)
 
 
@@ -47,11 +53,11 @@ def resolve(op: str | MPI.Op, dtype: np.dtype[Any], size: int) -> tuple[Reductio
     """
     if not isinstance(op, MPI.Op):
         how = reduction(op, dtype, size)
-        return how, mpi_op(op), False
+        return how, mpi_op(op, dtype), False
     name = op_name(op)
     if name is None:
         return Reduction(_by_mpi_alone, dtype, name="of the user's own"), op, True
-    return reduction(name, dtype, size), op, False
+    return reduction(name, dtype, size), mpi_op(name, dtype), False
 
 
 def _by_mpi_alone(*_: Array) -> None:

@@ -173,11 +173,24 @@ def run(channel: Channel, operation: Operation, x: Array | None, out: Array | No
         _drain(operation, buffer, out)
 
 
-def prepare(channel: Channel, operation: Operation, x: Array | None, out: Array | None, tag: int) -> Plan[Array | None]:
-    """Return a plan that carries an operation out, from ``x`` to ``out``, each time it runs."""
+def prepare(
+    channel: Channel,
+    operation: Operation,
+    x: Array | None,
+    out: Array | None,
+    tag: int,
+    *,
+    before: Callable[[Array], object] | None = None,
+) -> Plan[Array | None]:
+    """Return a plan that carries an operation out, from ``x`` to ``out``, each time it runs.
+
+    ``before`` changes the buffer in place once the input is in it, before anything is sent.
+    """
     mapped = _mapped(operation, out)
     buffer = _own_buffer(operation) if mapped is None else mapped
     load = None if _lies_in(x, buffer, operation.source) else partial(_fill, operation, buffer, x)
+    if before is not None:
+        load = partial(_in_turn, load, partial(before, buffer))
     store = None if out is None or mapped is not None else partial(_drain, operation, buffer, out)
     return _plan(channel, operation, buffer, out, tag=tag, load=load, store=store)
 
@@ -238,6 +251,12 @@ def _fill(operation: Operation, buffer: Array, x: Array | None) -> None:
     """Bring the input into the buffer."""
     if x is not None and operation.source is not None:
         np.copyto(buffer[operation.source].reshape(x.shape), x, casting="unsafe")
+
+
+def _in_turn(first: Callable[[], object] | None, second: Callable[[], object]) -> None:
+    if first is not None:
+        first()
+    second()
 
 
 def _drain(operation: Operation, buffer: Array, out: Array | None) -> None:

@@ -10,7 +10,7 @@ import os
 import time
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from types import TracebackType
-from typing import Final, Generic, TypeVar
+from typing import Any, Final, Generic, TypeVar
 
 from mpiagg.errors import PlanError, StallError
 from mpiagg.program import Awaited, BoundRound, Program
@@ -78,6 +78,7 @@ class Plan(Generic[Result]):
         self.label = label
         self.result = result
         self.nbytes = program.nbytes
+        self.sent_bytes = program.sent_bytes
         self.timeout = timeout
         self._channel = channel
         self._lanes = program.lanes
@@ -118,9 +119,13 @@ class Plan(Generic[Result]):
             for start in starts:
                 start()
             for test, awaited in tests:
-                if not test():
-                    self._awaited = awaited
-                    self._patiently(test)
+                spins = 0
+                while not test():
+                    spins += 1
+                    if spins == SPINS:
+                        self._awaited = awaited
+                        self._patiently(test)
+                        break
             for fold in folds:
                 fold()
         if self._store is not None:
@@ -165,8 +170,13 @@ class Plan(Generic[Result]):
         self._state = IDLE
         return True
 
-    def wait(self) -> Result:
+    def wait(self, meanwhile: Sequence[Plan[Any]] = ()) -> Result:
         """Wait until the plan is done and return its result.
+
+        Parameters
+        ----------
+        meanwhile : sequence of Plan
+            Other started plans, which are brought forward while this one waits.
 
         Raises
         ------
@@ -175,15 +185,18 @@ class Plan(Generic[Result]):
         StallError
             If a message does not complete within the timeout. The plan runs on: ``wait()`` can be called again.
         """
-        if not self.test():
-            self._patiently(self.test)
+
+        def test() -> bool:
+            for plan in meanwhile:
+                plan.test()
+            return self.test()
+
+        if not test():
+            self._patiently(test)
         return self.result
 
     def _patiently(self, test: Callable[[], bool]) -> None:
-        """Test until it succeeds: at first without a break, then yielding the core, then sleeping ever longer."""
-        for _ in range(SPINS):
-            if test():
-                return
+        """Test until it succeeds, yielding the core between tests at first, then sleeping ever longer."""
         for _ in range(YIELDS):
             os.sched_yield()
             if test():

@@ -48,11 +48,14 @@ class Program:
         The persistent requests in them, to be freed with the plan.
     nbytes : int
         The memory that belongs to the program alone.
+    sent_bytes : int
+        What one run sends; 0 where the MPI library's own collective does it, which does not tell.
     """
 
     lanes: tuple[tuple[BoundRound, ...], ...]
     requests: tuple[MPI.Prequest, ...]
     nbytes: int
+    sent_bytes: int = 0
 
 
 Lane = Sequence[tuple[int, int]]
@@ -94,7 +97,8 @@ def bind(
     ]
     bound = tuple(binder.bind(schedule) for binder in binders)
     requests = tuple(request for binder in binders for request in binder.requests)
-    return Program(bound, requests, sum(binder.spare.nbytes for binder in binders))
+    sent = sum(binder.sent_bytes for binder in binders)
+    return Program(bound, requests, sum(binder.spare.nbytes for binder in binders), sent)
 
 
 class _Binder:
@@ -107,6 +111,7 @@ class _Binder:
         self.label, self.tag = label, tag
         self.requests: list[MPI.Prequest] = []
         self.spare = scratch(0, buffer.dtype)
+        self.sent_bytes = 0
 
     def bind(self, schedule: Sequence[Round]) -> tuple[BoundRound, ...]:
         most = max((self._elements(a_round, Action.REDUCE) for a_round in schedule), default=0)
@@ -129,6 +134,7 @@ class _Binder:
                     if self.reduction.divisor is not None:
                         folds.append(partial(self.reduction.finish, own))
                 elif step.action is Action.SEND:
+                    self.sent_bytes += own.nbytes
                     sends += ((r, awaited) for r in self.channel.send_init(own, step.peer, self.tag))
                 elif step.action is Action.RECEIVE:
                     receives += ((r, awaited) for r in self.channel.receive_init(own, step.peer, self.tag))
@@ -138,12 +144,13 @@ class _Binder:
                     receives += ((r, awaited) for r in self.channel.receive_init(arrived, step.peer, self.tag))
                     pair = (arrived, own) if step.received_first else (own, arrived)
                     folds.append(partial(self.reduction.combine, *pair, own))
-        # Receives come first, so that messages find them posted.
-        posted = receives + sends
-        self.requests += (request for request, _ in posted)
+        # Receives are started first, so that messages find them posted. Sends are tested first: short ones are done
+        # at once, and that is found out while the others' are on their way.
+        starts, tests = receives + sends, sends + receives
+        self.requests += (request for request, _ in starts)
         return BoundRound(
-            tuple(request.Start for request, _ in posted),
-            tuple((request.Test, awaited) for request, awaited in posted),
+            tuple(request.Start for request, _ in starts),
+            tuple((request.Test, awaited) for request, awaited in tests),
             tuple(folds),
         )
 

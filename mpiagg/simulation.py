@@ -37,7 +37,7 @@ def simulate(
     Raises
     ------
     ValueError
-        For an unknown op or algorithm, no vectors, or vectors of different shapes or dtypes.
+        For an unknown op or algorithm, no lanes, no vectors, or vectors of different shapes or dtypes.
     TypeError
         For a dtype that the op is not for.
     """
@@ -52,6 +52,8 @@ def simulate(
     nbytes = first.size * how.dtype.itemsize
     choice = choose(Collective.ALLREDUCE, nbytes) if algorithm == "auto" else Choice(algorithm)
     choice = choice if lanes is None else choice._replace(lanes=lanes)
+    if choice.lanes < 1:
+        raise ValueError(f"lanes must be at least 1, not {choice.lanes}")
     buffers = [x.ravel().astype(how.dtype) for x in inputs]
     for start, stop in even_ranges(0, first.size, choice.lanes):
         _run_lane([buffer[start:stop] for buffer in buffers], choice.algorithm, how)

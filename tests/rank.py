@@ -29,7 +29,7 @@ def main(folder, arguments):
     # The files stay open after pytest: what an MPI library complains of at its end is output as well.
     for stream, ending in ((sys.stdout, "out"), (sys.stderr, "err")):
         stream.flush()
-        file = os.open(folder / f"{rank}.{ending}", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+        file = os.open(folder / f"{rank}.{ending}", os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
         os.dup2(file, stream.fileno())
         os.close(file)
     outcomes = Outcomes()

@@ -138,3 +138,12 @@ def test_a_job_that_hangs_is_ended(tmp_path):
     job = run_job(tmp_path, 2, path, seconds=5)
     assert job.status
     assert "-- rank 1 reported" in job.complaints()
+
+
+def test_processes_that_outlive_their_launcher_are_found_and_ended():
+    mark = uuid.uuid4().hex
+    # The shell ends at once and leaves a process behind, in a session of its own.
+    subprocess.run(["sh", "-c", "setsid sleep 1000 > /dev/null 2>&1 &"], env={**os.environ, MARK: mark}, check=True)
+    assert not all_gone(mark, seconds=0.5)
+    end_processes(mark)
+    assert all_gone(mark, seconds=20)

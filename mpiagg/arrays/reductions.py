@@ -20,6 +20,14 @@ Combine = Callable[[Array, Array, Array], object]
 OPS: Final = ("sum", "avg", "min", "max", "prod")
 
 
+def _minimum(left: Array, right: Array, out: Array) -> None:
+    np.minimum(left, right, out=out)  # NumPy deprecates a third positional argument here
+
+
+def _maximum(left: Array, right: Array, out: Array) -> None:
+    np.maximum(left, right, out=out)
+
+
 class _Operator(NamedTuple):
     combine: Combine
     kinds: str
@@ -29,8 +37,8 @@ class _Operator(NamedTuple):
 _OPERATORS: Final[dict[str, _Operator]] = {
     "sum": _Operator(np.add, "iufc"),
     "avg": _Operator(np.add, "fc"),
-    "min": _Operator(np.minimum, "biuf"),
-    "max": _Operator(np.maximum, "biuf"),
+    "min": _Operator(_minimum, "biuf"),
+    "max": _Operator(_maximum, "biuf"),
     "prod": _Operator(np.multiply, "iufc"),
     "land": _Operator(np.logical_and, "biu"),
     "lor": _Operator(np.logical_or, "biu"),
@@ -101,13 +109,11 @@ def working_dtype(dtype: np.dtype[Any]) -> np.dtype[Any]:
     TypeError
         If arrays of this dtype cannot travel: objects, strings, records, dates, or numbers in foreign byte order.
     """
-    if dtype.name in ("float16", "bfloat16"):
-        return np.dtype(np.float32)
-    if dtype.kind not in "biufc":
+    if dtype.kind not in "biufc" and dtype.name != "bfloat16":
         raise TypeError(f"arrays of dtype {dtype} cannot be aggregated; numbers can")
     if not dtype.isnative:
         raise TypeError(f"dtype {dtype.str} is not in native byte order; convert it with x.astype({dtype.name!r})")
-    return dtype
+    return np.dtype(np.float32) if dtype.kind in "fV" and dtype.itemsize < 4 else dtype
 
 
 def _refusal(op: str, dtype: np.dtype[Any]) -> str:

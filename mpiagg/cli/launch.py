@@ -16,14 +16,17 @@ from typing import Final
 
 import click
 
-_SIZE_VARIABLES: Final = (
-    "OMPI_COMM_WORLD_SIZE",
-    "PMI_SIZE",
-    "SLURM_STEP_NUM_TASKS",
-    "PALS_SIZE",
-    "MV2_COMM_WORLD_SIZE",
-)
-"""Where launchers tell the number of ranks of the job that a process was started in."""
+_LAUNCHERS: Final = {
+    "OMPI_COMM_WORLD_SIZE": "the mpiexec of Open MPI",
+    "PMI_SIZE": "an mpiexec of the MPICH family",
+    "SLURM_STEP_NUM_TASKS": "srun",
+    "PALS_SIZE": "the mpiexec of PALS",
+    "MV2_COMM_WORLD_SIZE": "the mpiexec of MVAPICH",
+}
+"""Where launchers tell the number of ranks of the job that a process was started in, and which launchers do."""
+
+TERMINAL_WIDTH: Final = "MPIAGG_TERMINAL_WIDTH"
+"""Set for ranks whose output ends in a terminal, though mpiexec carries it there through a pipe."""
 
 _NAMES: Final = {"MPICH": ("HYDRA", "MPICH"), "Open MPI": ("Open MPI", "OpenRTE", "prterun")}
 """What the mpiexec of a library calls itself."""
@@ -44,11 +47,43 @@ _FRIENDLY: Final = {
 
 def launched_ranks() -> int | None:
     """Return how many ranks the launcher of this process says there are; None if no launcher started it."""
-    for variable in _SIZE_VARIABLES:
-        value = os.environ.get(variable, "")
-        if value.isdecimal():
-            return int(value)
-    return None
+    variable = _size_variable()
+    return None if variable is None else int(os.environ[variable])
+
+
+def _size_variable() -> str | None:
+    return next((variable for variable in _LAUNCHERS if os.environ.get(variable, "").isdecimal()), None)
+
+
+def wrong_launch(vendor: str, world_size: int | None = None) -> str | None:
+    """Return what is wrong with how this rank was started, in words; None if nothing is.
+
+    Parameters
+    ----------
+    vendor : str
+        The MPI library that this rank loads.
+    world_size : int, optional
+        How many ranks MPI sees; None if it is not initialised yet. With the mpiexec of Open MPI, MPICH cannot be.
+    """
+    variable = _size_variable()
+    if variable is None or int(os.environ[variable]) < 2:
+        return None
+    if world_size is None and (variable != "OMPI_COMM_WORLD_SIZE" or vendor != "MPICH"):
+        return None
+    if world_size is not None and world_size > 1:
+        return None
+    try:
+        remedy = f"Start it with {mpiexec_of(vendor)}"
+    except click.ClickException as error:
+        remedy = error.message[0].upper() + error.message[1:]
+    return (
+        f"this process is one of {os.environ[variable]} that {_LAUNCHERS[variable]} started ({variable}), "
+        f"but mpi4py loads {vendor}, which sees a job of one rank: the launcher does not belong to that MPI library. "
+        f"{remedy}; under Slurm, with srun --mpi=pmi2 for MPICH or srun --mpi=pmix for Open MPI."
+    )
+
+
+_ASK_VENDOR: Final = "import mpi4py; mpi4py.rc.initialize = False; from mpi4py import MPI; print(MPI.get_vendor()[0])"
 
 
 @cache
@@ -60,8 +95,8 @@ def mpi_vendor() -> str:
     click.ClickException
         If mpi4py finds no MPI library.
     """
-    asked = subprocess.run(
-        [sys.executable, "-c", "from mpi4py import MPI; print(MPI.get_vendor()[0])"],
+    asked = subprocess.run(  # noqa: S603 - our own Python
+        [sys.executable, "-c", _ASK_VENDOR],
         env=environment(),
         capture_output=True,
         text=True,
@@ -76,7 +111,6 @@ def mpi_vendor() -> str:
     return asked.stdout.strip().splitlines()[-1]
 
 
-@cache
 def mpiexec() -> str:
     """Return the path of the mpiexec that belongs to the MPI library; MPIAGG_MPIEXEC names another.
 
@@ -85,10 +119,18 @@ def mpiexec() -> str:
     click.ClickException
         If there is none.
     """
-    chosen = os.environ.get("MPIAGG_MPIEXEC")
-    if chosen:
-        return chosen
-    vendor = mpi_vendor()
+    return os.environ.get("MPIAGG_MPIEXEC") or mpiexec_of(mpi_vendor())
+
+
+@cache
+def mpiexec_of(vendor: str) -> str:
+    """Return the path of the mpiexec of a library: beside this Python, or on PATH.
+
+    Raises
+    ------
+    click.ClickException
+        If there is none.
+    """
     beside = Path(sys.executable).parent
     places = [str(beside), str(Path(sys.prefix) / "bin"), *os.environ.get("PATH", "").split(os.pathsep)]
     for place in places:
@@ -127,4 +169,5 @@ def command(ranks: int, arguments: Sequence[str]) -> list[str]:
 
 def run(ranks: int, arguments: Sequence[str]) -> int:
     """Run ``python arguments`` on a number of local ranks, wait for them, and return the exit status."""
-    return subprocess.call(command(ranks, arguments), env=environment())  # noqa: S603 - our own Python
+    width = {TERMINAL_WIDTH: str(shutil.get_terminal_size().columns)} if sys.stdout.isatty() else {}
+    return subprocess.call(command(ranks, arguments), env=environment(width))  # noqa: S603 - our own Python

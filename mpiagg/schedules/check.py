@@ -121,8 +121,6 @@ def _check_round(a_round: Round, rank: int, index: int, chunks: int) -> None:
         where = {"rank": rank, "round": index, "chunk": step.chunk}
         if not (step.chunk >= 0 and step.count >= 1 and step.chunk + step.count <= chunks):
             raise ScheduleError(f"rank {rank} in round {index} names {chunks_in_words(step)} of {chunks}", **where)
-        if step.action is Action.FINISH:
-            continue
         for chunk in range(step.chunk, step.chunk + step.count):
             other = uses.get(chunk)
             if other is not None and Action.RECEIVE in (other, step.action):
@@ -138,6 +136,7 @@ _USES = {
     Action.SEND: "being sent",
     Action.RECEIVE: "being received already",
     Action.REDUCE: "being reduced",
+    Action.FINISH: "being finished",
 }
 
 

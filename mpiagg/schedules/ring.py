@@ -2,17 +2,17 @@
 
 With n ranks, B bytes and chunks of B/n:
 
-==============  ==========  ============  =======================
-collective      rounds      messages      bytes sent by a rank
-==============  ==========  ============  =======================
-reduce_scatter  n-1         n-1           (n-1)/n B
-allgather       n-1         n-1           (n-1)/n B
-allreduce       2(n-1)      2(n-1)        2 (n-1)/n B
-reduce          n           n             B, and the root (n-1)/n B
-broadcast       n           n             (n-1)/n B, and the root 2 (n-1)/n B
-==============  ==========  ============  =======================
+==============  ==========  =======================  ====================================
+collective      rounds      messages sent by a rank  bytes sent by a rank
+==============  ==========  =======================  ====================================
+reduce_scatter  n-1         n-1                      (n-1)/n B
+allgather       n-1         n-1                      (n-1)/n B
+allreduce       2(n-1)      2(n-1)                   2 (n-1)/n B
+reduce          n           n, the root n-1          B, the root (n-1)/n B
+broadcast       n           n-1, the root 2(n-1)     (n-1)/n B, the root 2 (n-1)/n B
+==============  ==========  =======================  ====================================
 
-(``reduce`` and ``broadcast``: the root exchanges n-1 messages in the round of the gather or scatter.)
+(In one round of ``reduce`` and ``broadcast`` the root exchanges n-1 messages, with every other rank.)
 No algorithm moves fewer bytes for an all-reduce, and each message is small: the choice for long vectors.
 Scratch: one chunk. Chunk c of an all-reduce is the left fold x_c + x_(c+1) + ... + x_(c+n-1), ranks modulo n.
 

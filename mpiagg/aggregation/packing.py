@@ -1,0 +1,143 @@
+"""Lists of arrays as vectors: one for each dtype, laid out once for a layout and kept."""
+
+from __future__ import annotations
+
+import math
+from collections import OrderedDict
+from collections.abc import Callable, Hashable, Sequence
+from contextlib import suppress
+from typing import Any, Final
+
+import numpy as np
+
+from mpiagg.arrays import Array, address, borrow, cuts_of, flat, ranges, scratch, working_dtype
+from mpiagg.errors import PlanError
+from mpiagg.operations import STAGED_BYTES
+from mpiagg.plan import Plan
+
+KEPT_PLANS: Final = 64
+"""How many plans are kept for one layout: a tensor that is not packed needs one for each place where it lies."""
+
+Layout = tuple[tuple[Any, tuple[int, ...]], ...]
+"""The dtype and shape of every array of a list; for what is not an array, the name of its type."""
+
+
+def layout_of(tensors: object) -> Layout:
+    """Return the layout of a list of arrays."""
+    if not isinstance(tensors, Sequence):
+        return ((type(tensors).__name__, ()),)
+    return tuple((x.dtype, x.shape) if isinstance(x, np.ndarray) else (type(x).__name__, ()) for x in tensors)
+
+
+def layout_in_words(layout: Layout) -> str:
+    """Return a layout as people read it."""
+    each = ", ".join(f"{dtype} {shape}" for dtype, shape in layout)
+    return f"{len(layout)} tensors: {each}" if layout else "no tensors"
+
+
+def check_tensors(tensors: object) -> None:
+    """Check that this is a list of arrays of numbers that can be written to.
+
+    Raises
+    ------
+    TypeError
+        If it is not a list, or what is in it is not an array of numbers.
+    ValueError
+        If one is read-only.
+    """
+    if not isinstance(tensors, Sequence):
+        raise TypeError(f"a list of arrays is aggregated, not {type(tensors).__name__}")
+    for index, x in enumerate(tensors):
+        if not isinstance(x, np.ndarray):
+            raise TypeError(f"tensor {index} must be a NumPy array, not {type(x).__name__}")
+        working_dtype(x.dtype)
+        if not x.flags.writeable:
+            raise ValueError(f"tensor {index} is read-only")
+
+
+class Group:
+    """The tensors of one dtype in a list, and the vector that they are packed into.
+
+    Half precision is packed as float32, in which it is combined. A tensor that is alone in its group and
+    contiguous is not packed: its own memory is the vector, unless it is so short that a copy costs less than a plan
+    for each place where it may lie.
+
+    Parameters
+    ----------
+    dtype : numpy.dtype
+        The tensors' dtype.
+    members : dict of int to tuple of int
+        Their places in the list, and their shapes.
+    """
+
+    def __init__(self, dtype: np.dtype[Any], members: dict[int, tuple[int, ...]]) -> None:
+        self.dtype = dtype
+        self.working = working_dtype(dtype)
+        self._members = members
+        self._vector: Array | None = None
+        self._views: list[tuple[int, Array]] = []
+
+    def pack(self, tensors: Sequence[Array]) -> Array:
+        """Return a vector with the elements of the group's tensors."""
+        own = self._own_memory(tensors)
+        if own is not None:
+            return own
+        vector = self._lay_out() if self._vector is None else self._vector
+        for index, view in self._views:
+            np.copyto(view, tensors[index], casting="unsafe")
+        return vector
+
+    def unpack(self, vector: Array, tensors: Sequence[Array]) -> None:
+        """Bring the vector that :meth:`pack` returned back into the tensors."""
+        if vector is self._vector:
+            for index, view in self._views:
+                np.copyto(tensors[index], view, casting="unsafe")
+
+    def _own_memory(self, tensors: Sequence[Array]) -> Array | None:
+        if len(self._members) > 1 or self.dtype != self.working:
+            return None
+        (index,) = self._members
+        return flat(tensors[index]) if tensors[index].nbytes > STAGED_BYTES else None
+
+    def _lay_out(self) -> Array:
+        cuts = cuts_of([math.prod(shape) for shape in self._members.values()])
+        vector = self._vector = scratch(cuts[-1], self.working)
+        self._views = [
+            (index, vector[start:stop].reshape(shape))
+            for (index, shape), (start, stop) in zip(self._members.items(), ranges(cuts), strict=True)
+        ]
+        return vector
+
+
+class Packing:
+    """What is kept for one layout: its groups, one for each dtype, and the plans that run on their vectors."""
+
+    def __init__(self, layout: Layout) -> None:
+        members: dict[np.dtype[Any], dict[int, tuple[int, ...]]] = {}
+        for index, (dtype, shape) in enumerate(layout):
+            members.setdefault(dtype, {})[index] = shape
+        self.groups = [Group(dtype, group) for dtype, group in members.items()]
+        self._plans: OrderedDict[Hashable, Plan[Any]] = OrderedDict()
+
+    def plan(self, vector: Array, variant: Hashable, make: Callable[[Array], Plan[Any]]) -> Plan[Any]:
+        """Return the plan of a variant on a vector; ``make`` makes it if it is not there. The longest unused one goes.
+
+        The plan does not keep the vector alive: it only touches the memory when it runs, and then the vector is there.
+        """
+        key = (address(vector), vector.size, vector.dtype, variant)
+        plan = self._plans.get(key)
+        if plan is None:
+            plan = self._plans[key] = make(borrow(address(vector), vector.size, vector.dtype))
+            if len(self._plans) > KEPT_PLANS:
+                _, oldest = self._plans.popitem(last=False)
+                oldest.free()
+        else:
+            self._plans.move_to_end(key)
+        return plan
+
+    def free(self) -> None:
+        """Free the plans, save those that an error has left in the middle: that could hang."""
+        while self._plans:
+            _, plan = self._plans.popitem()
+            with suppress(PlanError):
+                plan.free()

@@ -1,0 +1,142 @@
+"""Aggregation through one rank that owns the parameters."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Any, Final
+
+import numpy as np
+from mpi4py import MPI
+
+from mpiagg.aggregation.base import agree_on
+from mpiagg.aggregation.elementwise import Elementwise
+from mpiagg.arrays import Array, Reduction, reduction, working_dtype
+from mpiagg.plan import Plan
+from mpiagg.schedules import Collective
+from mpiagg.transport import SHARED_TAG
+from mpiagg.tuning import Choice
+
+_CENTRAL: Final = Choice("parameter_server")
+
+
+class ParameterServer(Elementwise):
+    """Average on one rank, the root: every rank sends to it, and it sends the mean back.
+
+    Parameters
+    ----------
+    comm : MPI.Intracomm, optional
+        The ranks; the world by default.
+    root : int
+        The rank that averages.
+
+    Raises
+    ------
+    ValueError
+        If the root is not a rank.
+    MismatchError
+        On all ranks, if they disagree on the root.
+
+    Notes
+    -----
+    The mean is the left fold x_root + x_(root+1) + ..., ranks modulo n, and one division by n; all ranks end with its
+    bits. Values of float16 and bfloat16 are combined in float32. With n ranks and B bytes, the root receives and
+    sends (n-1) B, and every other rank B.
+    """
+
+    def __init__(self, comm: MPI.Intracomm | None = None, root: int = 0) -> None:
+        super().__init__(comm)
+        self.root = root
+
+        def check() -> str:
+            if not isinstance(root, int) or isinstance(root, bool) or not 0 <= root < self._channel.size:
+                raise ValueError(f"root must be a rank from 0 to {self._channel.size - 1}, not {root!r}")
+            return f"ParameterServer with root {root}"
+
+        agree_on(self._channel, check)
+
+    def broadcast_params(self, params: Sequence[Array]) -> list[Array]:
+        """Return new arrays with the root's values; collective.
+
+        Parameters
+        ----------
+        params : sequence of numpy.ndarray
+            On the root the arrays to give; elsewhere any arrays of the same shapes and dtypes.
+
+        Raises
+        ------
+        TypeError, ValueError, MismatchError, PlanError, StallError
+            As :meth:`aggregate`; but arrays of all numbers can be given, also read-only ones.
+        """
+        given = _copies(params)
+        make = partial(self._plan, collective=Collective.BROADCAST)
+        self._run(given, make, variant=Collective.BROADCAST, check_dtype=working_dtype)
+        return given
+
+    def reduce_gradients(self, grads: Sequence[Array]) -> list[Array]:
+        """Return new arrays with the mean of all ranks' arrays; collective.
+
+        Parameters
+        ----------
+        grads : sequence of numpy.ndarray
+            This rank's arrays, the same number, shapes and dtypes on all ranks.
+
+        Raises
+        ------
+        TypeError, ValueError, MismatchError, PlanError, StallError
+            As :meth:`aggregate`; but read-only arrays are good, too.
+        """
+        means = _copies(grads)
+        self.aggregate(means)
+        return means
+
+    def aggregate(self, tensors: Sequence[Array]) -> None:
+        """Average every array of the list, in place.
+
+        Parameters
+        ----------
+        tensors : sequence of numpy.ndarray
+            Arrays of any shapes and layouts, the same number, shapes and dtypes on all ranks.
+
+        Raises
+        ------
+        TypeError
+            For what is not an array of numbers, or an array of integers.
+        ValueError
+            For a read-only array.
+        MismatchError
+            On all ranks, if the layout is new and not the same everywhere.
+        PlanError
+            If the parameter server is freed.
+        StallError
+            If a message does not complete within the timeout.
+        """
+        self._run(tensors, self._plan)
+
+    def aggregate_init(self, vector: Array) -> Plan[Any]:
+        """Plan the average of one array, in place, each time the plan runs; collective.
+
+        Raises
+        ------
+        TypeError, ValueError, MismatchError, PlanError
+            As :meth:`aggregate`.
+        """
+        self._agree_on_vector(vector)
+        return self._plan(vector, self._channel.new_tag())
+
+    def _check_dtype(self, dtype: np.dtype[Any]) -> None:
+        reduction("avg", dtype, self._channel.size)
+
+    def _plan(
+        self, vector: Array, tag: int = SHARED_TAG, *, collective: Collective = Collective.ALLREDUCE
+    ) -> Plan[Any]:
+        working = working_dtype(vector.dtype)
+        how = reduction("avg", working, self._channel.size) if collective.reduces else Reduction(np.add, working)
+        return self._prepare(vector, collective, how, _CENTRAL, root=self.root, tag=tag)
+
+
+def _copies(tensors: Sequence[Array]) -> list[Array]:
+    """Return new arrays; what is no array stays, to be refused on all ranks together."""
+    if not isinstance(tensors, Sequence):
+        return tensors
+    return [x.copy() if isinstance(x, np.ndarray) else x for x in tensors]

@@ -1,0 +1,194 @@
+"""From the arguments of a communicator's collective to the operation that they ask for.
+
+Each function takes what the method of its name takes, and returns None where the call is for the MPI library: for
+operators of the user's, derived datatypes, memory of a device, and arguments that are wrong.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from operator import index
+from typing import Final, NamedTuple
+
+import numpy as np
+from mpi4py import MPI
+
+from mpiagg.arrays import Array, Reduction
+from mpiagg.buffers import Message, read
+from mpiagg.datatypes import reduction_of
+from mpiagg.operations import NATIVE, Operation, pick, prepare, run
+from mpiagg.plan import Plan
+from mpiagg.schedules import Collective
+from mpiagg.transport import Channel, channel_of
+from mpiagg.tuning import Choice
+
+_BYTES: Final = Reduction(np.bitwise_or, np.dtype(np.uint8))
+"""How bytes travel. The operator is for barriers, which reduce a byte that nobody reads."""
+
+
+class Call(NamedTuple):
+    """A collective call that we carry out ourselves."""
+
+    channel: Channel
+    operation: Operation
+    x: Array | None
+    out: Array | None
+
+    def run(self) -> None:
+        """Carry it out."""
+        run(self.channel, self.operation, self.x, self.out)
+
+    def plan(self) -> Plan[Array | None]:
+        """Return a plan that carries it out; all ranks ask for theirs in the same order."""
+        tag = self.channel.new_tag(self.operation.choice.lanes)
+        return prepare(self.channel, self.operation, self.x, self.out, tag)
+
+
+def barrier(comm: MPI.Intracomm) -> Call | None:
+    """Return the barrier: an all-reduction of a byte."""
+    return _call(comm, Collective.ALLREDUCE, (1,), _BYTES, choice=Choice("recursive_doubling"))
+
+
+def bcast(comm: MPI.Intracomm, buf: object, root: int) -> Call | None:
+    """Return the broadcast of ``buf``, as bytes."""
+    if not _has_rank(comm, root):
+        return None
+    at_root = comm.rank == root
+    message = read(buf, writable=True) or (read(buf, writable=False) if at_root else None)
+    if message is None:
+        return None
+    memory = message.memory
+    out = memory if memory.flags.writeable else None
+    return _call(comm, Collective.BROADCAST, (memory.size,), _BYTES, x=memory if at_root else None, out=out, root=root)
+
+
+def allgather(comm: MPI.Intracomm, sendbuf: object, recvbuf: object) -> Call | None:
+    """Return the all-gather from ``sendbuf`` to ``recvbuf``, as bytes."""
+    if not comm:
+        return None
+    size, rank = comm.size, comm.rank
+    received = read(recvbuf, writable=True, blocks=size)
+    if received is None:
+        return None
+    length = received.memory.size // size
+    if sendbuf is MPI.IN_PLACE:
+        x = received.memory[rank * length : (rank + 1) * length]
+    else:
+        sent = read(sendbuf, writable=False)
+        if sent is None or sent.memory.size != length:
+            return None
+        x = sent.memory
+    return _call(comm, Collective.ALLGATHER, (length,) * size, _BYTES, x=x, out=received.memory)
+
+
+def allreduce(comm: MPI.Intracomm, sendbuf: object, recvbuf: object, op: object) -> Call | None:
+    """Return the all-reduction from ``sendbuf`` to ``recvbuf``."""
+    received = read(recvbuf, writable=True)
+    sent = received if sendbuf is MPI.IN_PLACE else read(sendbuf, writable=False)
+    if sent is None or not sent.matches(received):
+        return None
+    return _reducing(comm, Collective.ALLREDUCE, (sent.length,), op, sent=sent, received=received)
+
+
+def reduce(comm: MPI.Intracomm, sendbuf: object, recvbuf: object, op: object, root: int) -> Call | None:
+    """Return the reduction from ``sendbuf`` to the root's ``recvbuf``."""
+    if not _has_rank(comm, root):
+        return None
+    at_root = comm.rank == root
+    received = read(recvbuf, writable=True) if at_root else None
+    sent = received if at_root and sendbuf is MPI.IN_PLACE else read(sendbuf, writable=False)
+    if sent is None or (at_root and not sent.matches(received)):
+        return None
+    return _reducing(comm, Collective.REDUCE, (sent.length,), op, sent=sent, received=received, root=root)
+
+
+def reduce_scatter_block(comm: MPI.Intracomm, sendbuf: object, recvbuf: object, op: object) -> Call | None:
+    """Return the reduce-scatter into blocks of the same length."""
+    if not comm:
+        return None
+    size = comm.size
+    if sendbuf is MPI.IN_PLACE:
+        sent = received = read(recvbuf, writable=True, blocks=size)
+    else:
+        sent, received = read(sendbuf, writable=False, blocks=size), read(recvbuf, writable=True)
+    if sent is None or not sent.matches(received):
+        return None
+    return _reducing(comm, Collective.REDUCE_SCATTER, (sent.length,) * size, op, sent=sent, received=received)
+
+
+def recvcounts(
+    comm: MPI.Intracomm, sendbuf: object, recvbuf: object, recvcounts: Sequence[int] | None
+) -> Sequence[int] | None:
+    """Return the counts that are given, or else ask all ranks for them, as mpi4py does."""
+    received = read(recvbuf, writable=True)
+    if not comm or recvcounts is not None or sendbuf is MPI.IN_PLACE or received is None:
+        return recvcounts
+    counts = np.empty(comm.size, np.int64)
+    channel_of(comm).comm.Allgather(np.array([received.length]), counts)
+    return tuple(counts.tolist())
+
+
+def reduce_scatter(
+    comm: MPI.Intracomm, sendbuf: object, recvbuf: object, recvcounts: Sequence[int] | None, op: object
+) -> Call | None:
+    """Return the reduce-scatter into blocks of the lengths in ``recvcounts``."""
+    if not comm or recvcounts is None:
+        return None
+    received = read(recvbuf, writable=True)
+    sent = received if sendbuf is MPI.IN_PLACE else read(sendbuf, writable=False)
+    try:
+        counts = tuple(index(count) for count in recvcounts)
+    except TypeError:
+        return None
+    if sent is None or received is None or sent.datatype != received.datatype:
+        return None
+    if len(counts) != comm.size or min(counts) < 0 or sent.length != sum(counts):
+        return None
+    if sent is not received and received.length != counts[comm.rank]:
+        return None
+    return _reducing(comm, Collective.REDUCE_SCATTER, counts, op, sent=sent, received=received)
+
+
+def _reducing(
+    comm: MPI.Intracomm,
+    collective: Collective,
+    counts: tuple[int, ...],
+    op: object,
+    *,
+    sent: Message,
+    received: Message | None,
+    root: int = 0,
+) -> Call | None:
+    how = reduction_of(sent.datatype, op)
+    if how is None:
+        return None
+    out = None if received is None else received.memory.view(how.dtype)
+    if out is not None and collective is Collective.REDUCE_SCATTER:
+        out = out[: counts[comm.rank]]
+    return _call(comm, collective, counts, how, x=sent.memory.view(how.dtype), out=out, root=root)
+
+
+def _call(
+    comm: MPI.Intracomm,
+    collective: Collective,
+    counts: tuple[int, ...],
+    how: Reduction,
+    *,
+    x: Array | None = None,
+    out: Array | None = None,
+    root: int = 0,
+    choice: Choice | None = None,
+) -> Call | None:
+    if not comm:
+        return None
+    channel = channel_of(comm)
+    if choice is None:
+        choice = pick("auto", None, collective, sum(counts) * how.dtype.itemsize)
+    if choice.algorithm == NATIVE:
+        return None
+    operation = Operation(collective, channel.rank, channel.size, root, counts, how, choice, MPI.SUM)
+    return Call(channel, operation, x, out)
+
+
+def _has_rank(comm: MPI.Intracomm, root: object) -> bool:
+    return bool(comm) and isinstance(root, int | np.integer) and 0 <= int(root) < comm.size

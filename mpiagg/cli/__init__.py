@@ -1,0 +1,20 @@
+"""The command line: ``mpiagg demo`` and ``mpiagg bench``.
+
+Importing it does not import MPI: only a process that is a rank of a job does.
+"""
+
+import click
+
+import mpiagg
+from mpiagg.cli.bench import bench
+from mpiagg.cli.demo import demo
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"], "show_default": True})
+@click.version_option(mpiagg.__version__)
+def main() -> None:
+    """Aggregate gradients and weights across the ranks of an MPI job."""
+
+
+main.add_command(demo)
+main.add_command(bench)

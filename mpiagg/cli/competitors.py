@@ -1,0 +1,161 @@
+"""What a benchmark runs: one collective on one length, by each algorithm and by the MPI library, checked exactly."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property, partial
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+from mpi4py import MPI
+
+import mpiagg
+from mpiagg.arrays import Array, working_dtype
+from mpiagg.mpi_ops import mpi_op
+from mpiagg.operations import NATIVE, even_counts
+from mpiagg.schedules import Collective
+
+PERIOD: Final = 251
+"""Test data repeats after so many elements: a prime, so that chunks that are mixed up do not look alike."""
+
+Call = Callable[[], object]
+
+
+class Competitor(NamedTuple):
+    """A way to carry a task out."""
+
+    name: str
+    call: Call
+    free: Call
+
+
+@dataclass(frozen=True)
+class Task:
+    """A collective on the ranks of a communicator, with its memory.
+
+    Attributes
+    ----------
+    collective : Collective
+    comm : MPI.Intracomm
+    count : int
+        Elements of the vector; for all-gather and reduce-scatter of all ranks' chunks together.
+    dtype : numpy.dtype
+    op : str
+    root : int
+    """
+
+    collective: Collective
+    comm: MPI.Intracomm
+    count: int
+    dtype: np.dtype[Any]
+    op: str
+    root: int
+
+    # -- memory, in place wherever the collective can be
+
+    @cached_property
+    def x(self) -> Array:
+        """The input of this rank."""
+        if self.collective is Collective.ALLGATHER:
+            assert self.out is not None
+            own: Array = self.out[self.comm.rank]
+            return own
+        return np.zeros(self.count, self.dtype)
+
+    @cached_property
+    def out(self) -> Array | None:
+        """The output of this rank; None where it gets none."""
+        if self.collective is Collective.ALLGATHER:
+            return np.zeros((self.comm.size, self.count // self.comm.size), self.dtype)
+        if self.collective is Collective.REDUCE_SCATTER:
+            return np.zeros(self.counts[self.comm.rank], self.dtype)
+        if self.collective is Collective.REDUCE and self.comm.rank != self.root:
+            return None
+        return self.x
+
+    @property
+    def counts(self) -> tuple[int, ...]:
+        """The elements of every rank's chunk."""
+        return even_counts(self.count, self.comm.size)
+
+    # -- competitors
+
+    def ours(self, algorithm: str, lanes: int | None, *, planned: bool) -> Competitor:
+        """Return an algorithm of this package, as a plan or as a blocking call."""
+        arguments: dict[str, Any] = {"out": self.out, "comm": self.comm, "algorithm": algorithm, "lanes": lanes}
+        if self.collective.reduces:
+            arguments["op"] = self.op
+        if self.collective.rooted:
+            arguments["root"] = self.root
+        name = self.collective.value
+        if not planned:
+            return Competitor(algorithm, partial(getattr(mpiagg, name), self.x, **arguments), lambda: None)
+        plan = getattr(mpiagg, f"{name}_init")(self.x, **arguments)
+        return Competitor(algorithm, plan, plan.free)
+
+    def native(self) -> Competitor:
+        """Return the MPI library's blocking collective, called as users of mpi4py do."""
+        if self.op == "avg" or working_dtype(self.dtype) != self.dtype:
+            # MPI has no averages and no half precision; what they need beside the collective is added here.
+            return self.ours(NATIVE, None, planned=False)
+        return Competitor(NATIVE, self._native_call(), lambda: None)
+
+    def _native_call(self) -> Call:
+        comm, op = self.comm, mpi_op(self.op, self.dtype)
+        if self.collective is Collective.ALLREDUCE:
+            return partial(comm.Allreduce, MPI.IN_PLACE, self.out, op)
+        if self.collective is Collective.REDUCE:
+            sent = self.x if self.out is None else MPI.IN_PLACE
+            return partial(comm.Reduce, sent, self.out, op, self.root)
+        if self.collective is Collective.BROADCAST:
+            return partial(comm.Bcast, self.out, self.root)
+        if self.collective is Collective.ALLGATHER:
+            return partial(comm.Allgather, MPI.IN_PLACE, self.out)
+        return partial(comm.Reduce_scatter, self.x, self.out, self.counts, op)
+
+    # -- test data: small integers, whose sums and products are exact in every dtype
+
+    def check(self, call: Call) -> int:
+        """Run ``call`` on test data and return how many elements of this rank's output are wrong.
+
+        Afterwards the memory is zero, so that calls in place, one upon another, stay within every dtype's range.
+        """
+        self._clear()
+        self.x[...] = np.resize(self._contribution(self.comm.rank), self.x.shape)
+        call()
+        wrong = 0 if self.out is None else int(np.count_nonzero(self.out != self._expected()))
+        self._clear()
+        return wrong
+
+    def _clear(self) -> None:
+        self.x.fill(0)
+        if self.out is not None:
+            self.out.fill(0)
+
+    def _contribution(self, rank: int) -> npt.NDArray[np.int64]:
+        """Return one period of a rank's input."""
+        if self.op != "prod":
+            return np.random.default_rng(rank).integers(1, 5, PERIOD)
+        index = np.arange(PERIOD)
+        return np.where(index % self.comm.size == rank, 1 + index % 3, 1)
+
+    def _expected(self) -> Array:
+        """Return this rank's right output."""
+        rank, size = self.comm.rank, self.comm.size
+        if self.collective is Collective.BROADCAST:
+            return np.resize(self._contribution(self.root), self.count).astype(self.dtype)
+        if self.collective is Collective.ALLGATHER:
+            each = self.count // size
+            return np.stack([np.resize(self._contribution(peer), each) for peer in range(size)]).astype(self.dtype)
+        everyone = np.stack([self._contribution(peer) for peer in range(size)])
+        combine = {"prod": np.multiply, "min": np.minimum, "max": np.maximum}.get(self.op, np.add)
+        one_period = combine.reduce(everyone, axis=0).astype(working_dtype(self.dtype))
+        if self.op == "avg":
+            one_period = one_period / size
+        whole = np.resize(one_period, self.count).astype(self.dtype)
+        if self.collective is not Collective.REDUCE_SCATTER:
+            return whole
+        start = sum(self.counts[:rank])
+        return whole[start : start + self.counts[rank]]

@@ -1,0 +1,99 @@
+"""A command that is a job: it starts its own ranks, or is one of them."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import sys
+import traceback
+import warnings
+from collections.abc import Callable
+from typing import TYPE_CHECKING, NoReturn
+
+import click
+import mpi4py
+from rich.console import Console
+
+from mpiagg.cli import launch
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+WRONG_LAUNCH = 2
+"""The exit status of a rank that the launcher of another MPI library started."""
+
+
+def run(ranks: int, work: Callable[[MPI.Intracomm], int]) -> NoReturn:
+    """Do the work of a command on all ranks of a job, and exit.
+
+    Parameters
+    ----------
+    ranks : int
+        How many ranks to start, where this process is not one already: then it starts the same command line again,
+        under mpiexec.
+    work : callable
+        What a rank does: takes the world and returns the exit status. An exception in one rank ends the job.
+    """
+    if launch.launched_ranks() is None:
+        sys.exit(launch.run(ranks, ["-m", "mpiagg", *sys.argv[1:]]))
+    world = join()
+    try:
+        status = work(world)
+    except Exception:  # noqa: BLE001 - whatever it is, the other ranks would wait for this one for ever
+        print(f"rank {world.rank} of {world.size} failed:\n{traceback.format_exc()}", file=sys.stderr, flush=True)
+        world.Abort(1)
+    sys.exit(status)
+
+
+def join() -> MPI.Intracomm:
+    """Initialise MPI and return the world; exit with a message if this rank's launcher is not the MPI library's.
+
+    MPI is initialised here and not by its import, because with the launcher of another library that may be fatal.
+    """
+    mpi4py.rc.initialize = False
+    from mpi4py import MPI  # noqa: PLC0415 - only a process that is a rank may load MPI
+
+    vendor = MPI.get_vendor()[0]
+    if not MPI.Is_initialized():
+        _refuse(launch.wrong_launch(vendor))
+        with warnings.catch_warnings():
+            # mpi4py warns of suspicious launchers too; what it suspects is found out below.
+            warnings.simplefilter("ignore", RuntimeWarning)
+            MPI.Init_thread()
+        atexit.register(MPI.Finalize)
+    _refuse(launch.wrong_launch(vendor, MPI.COMM_WORLD.size))
+    return MPI.COMM_WORLD
+
+
+def _refuse(fault: str | None) -> None:
+    if fault is not None:
+        print(f"Error: {fault}", file=sys.stderr, flush=True)
+        sys.exit(WRONG_LAUNCH)
+
+
+def console() -> Console:
+    """Return where rank 0 writes: in colour if its output ends in a terminal.
+
+    Only what started the ranks knows that: some launchers give them pipes, and some give them terminals that are none.
+    """
+    width = os.environ.get(launch.TERMINAL_WIDTH)
+    return Console(force_terminal=width is not None, width=None if width is None else int(width))
+
+
+def ranks_option(default: int) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Return the option ``-n``."""
+    return click.option(
+        "-n",
+        "ranks",
+        type=click.IntRange(min=1),
+        default=default,
+        help="Ranks to start; without effect where mpiexec or srun has started them.",
+    )
+
+
+def vendor() -> str:
+    """Return the name and version of the MPI library; for a rank."""
+    from mpi4py import MPI  # noqa: PLC0415 - only a process that is a rank may load MPI
+
+    name, version = MPI.get_vendor()
+    return f"{name} {'.'.join(map(str, version))}"

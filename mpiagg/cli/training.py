@@ -1,0 +1,201 @@
+"""The demo's work on the ranks: training on handwritten digits, and the same training done serially."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+import numpy as np
+from sklearn.datasets import load_digits
+
+import mpiagg
+from mpiagg.cli.demo import Settings
+from mpiagg.cli.network import Labels, Momentum, Network, Values
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+HIDDEN: Final = 64
+CLASSES: Final = 10
+
+
+class Digits(NamedTuple):
+    """Images of 8 x 8 pixels, one a row, with values from 0 to 1; a quarter is held out for testing."""
+
+    images: Values
+    labels: Labels
+    test_images: Values
+    test_labels: Labels
+
+
+@dataclass(frozen=True)
+class Result:
+    """What came out of a training, as rank 0 sees it.
+
+    Attributes
+    ----------
+    settings : Settings
+    test_accuracy : float
+        On the held-out digits, of the rank that does worst.
+    difference_from_serial, difference_between_ranks : float
+        The largest difference of any weight.
+    losses : list of float
+        The mean loss of each epoch.
+    computing, communicating : list of float
+        Seconds of each rank; communicating includes the wait for slower ranks.
+    bytes_sent : list of int or None
+        By each rank, for the aggregation; None where the MPI library does it, which does not tell.
+    """
+
+    settings: Settings
+    test_accuracy: float
+    difference_from_serial: float
+    difference_between_ranks: float
+    losses: list[float]
+    computing: list[float]
+    communicating: list[float]
+    bytes_sent: list[int] | None
+
+    @property
+    def ranks(self) -> int:
+        """How many ranks trained."""
+        return len(self.computing)
+
+    def as_json(self) -> dict[str, Any]:
+        """Return everything as numbers, strings, lists and dictionaries."""
+        return {**asdict(self), "ranks": self.ranks}
+
+
+def load(seed: int) -> Digits:
+    """Return the digits, shuffled and divided by ``seed``."""
+    images, labels = load_digits(return_X_y=True)
+    order = np.random.default_rng(seed).permutation(len(labels))
+    images, labels = images[order] / 16, labels[order]
+    held_out = len(labels) // 4
+    return Digits(images[held_out:], labels[held_out:], images[:held_out], labels[:held_out])
+
+
+def nothing() -> None:
+    """Do nothing."""
+
+
+class Trainer:
+    """Trains a network on one rank's share of every batch.
+
+    Parameters
+    ----------
+    settings : Settings
+    digits : Digits
+    rank, size : int
+        Which share is this rank's.
+    """
+
+    def __init__(self, settings: Settings, digits: Digits, rank: int = 0, size: int = 1) -> None:
+        self.settings, self.digits, self.rank, self.size = settings, digits, rank, size
+        self.network = Network(digits.images.shape[1], HIDDEN, CLASSES, settings.seed)
+        self.losses = np.zeros(settings.epochs)
+        self.computing = self.communicating = 0.0
+
+    def train(
+        self,
+        before_step: Callable[[], object] = nothing,
+        after_step: Callable[[], object] = nothing,
+        after_epoch: Callable[[], object] = nothing,
+    ) -> None:
+        """Train for the epochs of the settings; the callbacks communicate, save the last."""
+        optimizer = Momentum(self.network.parameters(), self.settings.learning_rate)
+        random = np.random.default_rng(self.settings.seed)
+        for epoch in range(self.settings.epochs):
+            start, before = time.perf_counter(), self.communicating
+            order = random.permutation(len(self.digits.labels))
+            for first in range(0, len(order), self.settings.batch_size):
+                self.losses[epoch] += self._backward(order[first : first + self.settings.batch_size]) / len(order)
+                self._communicate(before_step)
+                optimizer.step()
+                self._communicate(after_step)
+            self.computing += time.perf_counter() - start - (self.communicating - before)
+            after_epoch()
+
+    def _backward(self, batch: Labels) -> float:
+        """Set the gradients of this rank's share of a batch, and return its part of the loss, summed over the batch.
+
+        The batch's gradient is the sum over its images divided by their number, and the average over ranks is
+        the sum over ranks divided by theirs. So that one equals the other, also where shares are uneven or empty,
+        each rank takes the sum over its images, times the ranks, divided by the number of images of all ranks.
+        """
+        mine = np.array_split(batch, self.size)[self.rank]
+        scale = self.size / len(batch)
+        return self.network.backward(self.digits.images[mine], self.digits.labels[mine], scale) / scale
+
+    def _communicate(self, callback: Callable[[], object]) -> None:
+        start = time.perf_counter()
+        callback()
+        self.communicating += time.perf_counter() - start
+
+
+def work(settings: Settings, comm: MPI.Intracomm, after_epoch: Callable[[], object]) -> Result | None:
+    """Train on all ranks, then serially on rank 0, and compare; collective.
+
+    Returns
+    -------
+    Result or None
+        On rank 0 the result; None elsewhere.
+    """
+    digits = load(settings.seed)
+    trainer = Trainer(settings, digits, comm.rank, comm.size)
+    # A training that diverges is told of at the end; NumPy need not complain of it step by step.
+    with np.errstate(all="ignore"):
+        bytes_sent = _train_together(trainer, comm, after_epoch)
+        weights = trainer.network.weights()
+        accuracy = trainer.network.accuracy(digits.test_images, digits.test_labels)
+        facts = [accuracy, trainer.computing, trainer.communicating, bytes_sent, *trainer.losses]
+        # The MPI library's own collective: what is checked must not take part in the check.
+        everyone = np.empty((comm.size, weights.size + len(facts)))
+        comm.Gather(np.concatenate([weights, facts]), everyone)
+        return _compare(settings, digits, everyone, weights.size) if comm.rank == 0 else None
+
+
+def _train_together(trainer: Trainer, comm: MPI.Intracomm, after_epoch: Callable[[], object]) -> int:
+    """Train with the aggregator of the settings, and return how many bytes this rank has sent."""
+    parameters = trainer.network.parameters()
+    with _aggregation(trainer.settings, comm) as aggregation:
+        if aggregation.aggregates == "weights":
+            # Every rank steps on its own gradients, and then meets another one half-way.
+            weights = [parameter.data for parameter in parameters]
+            trainer.train(after_step=lambda: aggregation.aggregate(weights), after_epoch=after_epoch)
+            return aggregation.bytes_sent
+        with mpiagg.DDP(trainer.network, comm, aggregation) as ddp:
+            ddp.broadcast_parameters()
+            for parameter, view in zip(parameters, ddp.gradient_views(), strict=True):
+                parameter.grad = view
+            trainer.train(before_step=ddp.sync_gradients, after_epoch=after_epoch)
+        return aggregation.bytes_sent
+
+
+def _aggregation(settings: Settings, comm: MPI.Intracomm) -> mpiagg.Aggregation:
+    """Return what the settings name."""
+    if settings.aggregator == "decentralized":
+        return mpiagg.Decentralized(comm, peer_selection="shift_one")
+    if settings.aggregator == "parameter-server":
+        return mpiagg.ParameterServer(comm)
+    return mpiagg.AllReduce(comm, op="avg", algorithm=settings.algorithm)
+
+
+def _compare(settings: Settings, digits: Digits, everyone: Values, count: int) -> Result:
+    """Train serially and return how that and all ranks differ; ``everyone`` has a row of weights and facts a rank."""
+    serial = Trainer(settings, digits)
+    serial.train()
+    weights, facts = everyone[:, :count], everyone[:, count:]
+    accuracies, computing, communicating, bytes_sent = facts[:, :4].T
+    return Result(
+        settings=settings,
+        test_accuracy=float(accuracies.min()),
+        difference_from_serial=float(np.abs(weights - serial.network.weights()).max()),
+        difference_between_ranks=float((weights.max(axis=0) - weights.min(axis=0)).max()),
+        losses=facts[:, 4:].sum(axis=0).tolist(),
+        computing=computing.tolist(),
+        communicating=communicating.tolist(),
+        bytes_sent=None if settings.algorithm == "native" else bytes_sent.astype(np.int64).tolist(),
+    )

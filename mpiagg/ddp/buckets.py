@@ -1,0 +1,79 @@
+"""Buckets: gradients put together in vectors of one dtype, laid out once."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from mpiagg.arrays import Array, address, cuts_of, ranges
+
+Form = tuple[np.dtype[Any], tuple[int, ...]]
+"""The dtype and shape of a parameter."""
+
+
+def fill_buckets(forms: Sequence[Form], cap: int) -> list[list[int]]:
+    """Return which parameters share a bucket, from the last parameter to the first.
+
+    Backward passes reach the last parameter first, so its bucket is full first. A bucket holds one dtype, and is closed
+    before the next parameter would make it longer than ``cap`` bytes; a longer parameter has one alone.
+
+    Returns
+    -------
+    list of lists of int
+        The parameters of each bucket, the buckets in the order in which they were opened.
+    """
+    buckets: list[list[int]] = []
+    filling: dict[np.dtype[Any], list[int]] = {}
+    length: dict[np.dtype[Any], int] = {}
+    for index in reversed(range(len(forms))):
+        dtype, shape = forms[index]
+        nbytes = math.prod(shape) * dtype.itemsize
+        if dtype not in filling or length[dtype] + nbytes > cap:
+            filling[dtype], length[dtype] = [], 0
+            buckets.append(filling[dtype])
+        filling[dtype].append(index)
+        length[dtype] += nbytes
+    return buckets
+
+
+class Bucket:
+    """The gradients of some parameters in one vector.
+
+    Attributes
+    ----------
+    vector : numpy.ndarray
+        All of them, one after the other.
+    views : dict of int to numpy.ndarray
+        For each parameter its part of the vector, in the parameter's shape.
+    """
+
+    def __init__(self, members: Sequence[int], forms: Sequence[Form]) -> None:
+        cuts = cuts_of([math.prod(forms[index][1]) for index in members])
+        self.vector = np.zeros(cuts[-1], forms[members[0]][0])
+        self.views = {
+            index: self.vector[start:stop].reshape(forms[index][1])
+            for index, (start, stop) in zip(members, ranges(cuts), strict=True)
+        }
+
+    def pack(self, gradients: Sequence[Array | None]) -> None:
+        """Bring the gradients in, unless they are there; a missing one counts as zeros."""
+        for index, view in self.views.items():
+            gradient = gradients[index]
+            if gradient is None:
+                view.fill(0)
+            elif not _same_memory(gradient, view):
+                np.copyto(view, gradient)
+
+    def unpack(self, gradients: Sequence[Array | None]) -> None:
+        """Bring the gradients that are not missing back out, unless they are views of the bucket."""
+        for index, view in self.views.items():
+            gradient = gradients[index]
+            if gradient is not None and not _same_memory(gradient, view):
+                np.copyto(gradient, view)
+
+
+def _same_memory(gradient: Array, view: Array) -> bool:
+    return address(gradient) == address(view) and gradient.flags.c_contiguous

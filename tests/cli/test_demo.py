@@ -1,0 +1,234 @@
+"""``mpiagg demo``: what it trains, what it tells, and what it refuses."""
+
+import json
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+
+from mpiagg.cli import launch, main, summary, training
+from mpiagg.cli.demo import Settings
+from mpiagg.cli.network import Network
+
+RING = Settings(aggregator="allreduce", algorithm="ring", epochs=2, batch_size=50, learning_rate=0.1, seed=1)
+RESULT = training.Result(
+    settings=RING,
+    test_accuracy=0.97,
+    difference_from_serial=1e-14,
+    difference_between_ranks=0.0,
+    losses=[1.0, 0.5],
+    computing=[1.0, 2.0],
+    communicating=[3.0, 4.0],
+    bytes_sent=[10, 20],
+)
+
+
+# -- the network and its batches, in one process
+
+
+def test_gradients_are_those_of_the_loss():
+    random = np.random.default_rng(0)
+    network = Network(inputs=3, hidden=4, classes=5, seed=0)
+    images, labels = random.normal(size=(6, 3)), random.integers(5, size=6)
+    network.backward(images, labels, scale=0.5)
+    gradients = [parameter.grad.copy() for parameter in network.parameters()]
+    for parameter, gradient in zip(network.parameters(), gradients, strict=True):
+        for place in np.ndindex(parameter.data.shape):
+            at = parameter.data[place]
+            losses = []
+            for step in (1e-5, -1e-5):
+                parameter.data[place] = at + step
+                losses.append(network.backward(images, labels, scale=0.5))
+            parameter.data[place] = at
+            assert (losses[0] - losses[1]) / 2e-5 == pytest.approx(gradient[place], abs=1e-8)
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 7, 10])
+def test_the_average_over_ranks_is_the_gradient_of_the_whole_batch(size):
+    batch = np.arange(7)
+    digits = training.load(seed=0)
+
+    def backward(rank, size):
+        trainer = training.Trainer(RING, digits, rank, size)
+        loss = trainer._backward(batch)
+        return [loss, *(parameter.grad for parameter in trainer.network.parameters())]
+
+    whole_loss, *whole = backward(0, 1)
+    losses, *gradients = zip(*(backward(rank, size) for rank in range(size)), strict=True)
+    assert sum(losses) == pytest.approx(whole_loss)
+    for ours, expected in zip(gradients, whole, strict=True):
+        np.testing.assert_allclose(np.mean(ours, axis=0), expected, atol=1e-15)
+
+
+def test_a_quarter_of_the_digits_is_held_out():
+    digits = training.load(seed=3)
+    assert len(digits.labels) + len(digits.test_labels) == 1797
+    assert len(digits.test_labels) == 1797 // 4
+    together = np.concatenate([digits.images, digits.test_images])
+    everything = np.concatenate([other := training.load(seed=4).images, training.load(seed=4).test_images])
+    assert not np.array_equal(other, digits.images)
+    assert sorted(map(bytes, together)) == sorted(map(bytes, everything))
+
+
+def test_faults_are_found():
+    assert summary.fault(RESULT) is None
+    far = replace(RESULT, difference_from_serial=1.1e-8)
+    assert "weights differ from the serial training's by 1.1e-08" in summary.fault(far)
+    assert summary.fault(replace(far, difference_from_serial=math.nan)) is not None
+    assert summary.fault(replace(far, settings=replace(RING, aggregator="decentralized"))) is None
+    for loss in (math.nan, math.inf, 5.0):
+        assert "the training diverged" in summary.fault(replace(RESULT, losses=[1.0, loss]))
+
+
+def test_a_fault_is_the_exit_status(monkeypatch, capsys):
+    monkeypatch.setattr(summary.job, "vendor", lambda: "Some MPI 1.0")
+    assert summary.report(RESULT, None, None) == 0
+    assert summary.report(replace(RESULT, losses=[math.nan]), None, None) == 1
+    assert "Error: the training diverged" in capsys.readouterr().err
+
+
+def test_without_matplotlib_one_line_says_what_to_install(monkeypatch, tmp_path):
+    monkeypatch.setitem(__import__("sys").modules, "matplotlib.figure", None)
+    assert 'pip install "mpiagg[plot]"' in summary.draw(RESULT, tmp_path / "loss.png")
+    assert not (tmp_path / "loss.png").exists()
+
+
+def test_with_matplotlib_the_loss_is_drawn(tmp_path):
+    pytest.importorskip("matplotlib")
+    assert "loss.png" in summary.draw(RESULT, tmp_path / "loss.png")
+    assert (tmp_path / "loss.png").read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--aggregator", "bees"], "'allreduce', 'parameter-server', 'decentralized'"),
+        (["--algorithm", "bees"], "'auto', 'native', 'ring', 'tree'"),
+        (["--aggregator", "decentralized", "--algorithm", "ring"], "--algorithm is for --aggregator allreduce"),
+        (["-n", "0"], "x>=1"),
+    ],
+)
+def test_bad_arguments_are_told_with_the_known_names(arguments, words):
+    done = CliRunner().invoke(main, ["demo", *arguments])
+    assert done.exit_code == 2
+    assert words in done.output
+
+
+# -- the ranks
+
+TRAIN = """
+import json, sys
+from dataclasses import asdict
+from mpiagg.cli import job, summary, training
+from mpiagg.cli.demo import Settings
+world = job.join()
+told = []
+few = training.load(1)
+few = few._replace(images=few.images[:200], labels=few.labels[:200])
+training.load = lambda seed: few
+for aggregator, algorithm in (
+    ("allreduce", "ring"), ("allreduce", "tree"), ("allreduce", "native"), ("parameter-server", "auto"),
+    ("decentralized", "auto"),
+):
+    for batch_size in (50, 3):
+        settings = Settings(aggregator, algorithm, 2, batch_size, 0.02, 1)
+        result = training.work(settings, world, lambda: None)
+        if world.rank == 0:
+            told.append({**asdict(result), "fault": summary.fault(result)})
+if world.rank == 0:
+    json.dump(told, sys.stdout)
+"""
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3, 4, 5])
+def test_weights_are_those_of_the_serial_training(run_ranks, ranks):
+    done = run_ranks(ranks, TRAIN)
+    assert done.status == 0, done.err
+    results = json.loads(done.out)
+    assert len(results) == 10
+    for result in results:
+        assert result["fault"] is None
+        assert result["losses"][1] < result["losses"][0]
+        if result["settings"]["aggregator"] != "decentralized":
+            assert result["difference_from_serial"] <= 1e-10
+            assert result["difference_between_ranks"] == 0
+        elif ranks > 2:
+            # A negative control: where ranks only meet in pairs, the comparison sees that they differ.
+            assert result["difference_from_serial"] > 1e-6
+            assert result["difference_between_ranks"] > 1e-6
+        if result["settings"]["algorithm"] == "native":
+            assert result["bytes_sent"] is None
+        else:
+            assert len(result["bytes_sent"]) == ranks
+            assert all(sent > 0 for sent in result["bytes_sent"]) == (ranks > 1)
+
+
+def test_the_command_needs_no_arguments_and_learns(mpiagg, tmp_path):
+    done = mpiagg("demo", "--json", str(tmp_path / "demo.json"))
+    assert done.status == 0, done.err
+    assert "\x1b" not in done.out, "no escape codes where the output is not a terminal"
+    assert not done.err
+    for words in ("allreduce", "auto", launch.mpi_vendor(), "test accuracy", "bytes sent", "communicating (s)"):
+        assert words in done.out
+    told = json.loads((tmp_path / "demo.json").read_text())
+    assert told["ranks"] == 4
+    assert told["test_accuracy"] >= 0.96
+    assert told["difference_from_serial"] <= 1e-8
+    assert told["difference_between_ranks"] == 0
+    assert told["settings"]["aggregator"] == "allreduce"
+    assert told["machine"]["mpi"].startswith(launch.mpi_vendor())
+    assert len(told["losses"]) == told["settings"]["epochs"]
+    assert told["losses"][-1] < told["losses"][0] / 5
+    assert all(len(told[key]) == 4 for key in ("computing", "communicating", "bytes_sent"))
+
+
+def test_it_is_a_rank_where_mpiexec_has_started_it(run):
+    arguments = ["-m", "mpiagg", "demo", "--epochs", "1", "-n", "7"]
+    done = run(launch.command(3, arguments), **{launch.TERMINAL_WIDTH: "100"})
+    assert done.status == 0, done.err
+    # One rank tells: three rows of ranks, with the progress bar that a terminal gets.
+    assert done.out.count("test accuracy") == 1
+    assert done.out.count("│    2 │") == 1
+    assert "│    3 │" not in done.out
+    assert "\x1b" in done.out
+    assert "1/1" in done.out
+
+
+def test_a_training_that_diverges_fails(mpiagg):
+    done = mpiagg("demo", "-n", "2", "--epochs", "1", "--learning-rate", "1e300")
+    assert done.status == 1
+    assert "Error: the training diverged" in done.err
+    assert "Warning" not in done.err
+
+
+@pytest.mark.parametrize("variable", ["PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "SLURM_STEP_NUM_TASKS"])
+def test_a_job_started_by_another_librarys_launcher_is_told(mpiagg, variable):
+    done = mpiagg("demo", **{variable: "4"})
+    assert done.status == 2
+    assert done.err.count("Error: this process is one of 4") == 1
+    assert variable in done.err
+    assert f"mpi4py loads {launch.mpi_vendor()}" in done.err
+    assert launch.mpiexec() in done.err
+    assert not done.out
+
+
+FAILING = """
+import sys
+from mpiagg.cli import main, training
+def work(settings, comm, after_epoch):
+    if comm.rank == 1:
+        raise RuntimeError("it rained")
+    comm.Barrier()
+training.work = work
+main(["demo"])
+"""
+
+
+def test_a_rank_that_fails_ends_the_job(run_ranks):
+    done = run_ranks(3, FAILING)
+    assert done.status not in (0, 2)
+    assert "rank 1 of 3 failed" in done.err
+    assert "RuntimeError: it rained" in done.err
+    assert "Traceback" in done.err

@@ -1,0 +1,164 @@
+"""Starting ranks, and telling how this process was started."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import click
+import pytest
+
+from mpiagg.cli import launch
+
+HELLO = """
+import sys
+from mpi4py import MPI
+from mpiagg.cli import launch
+sys.stdout.write(f"{MPI.COMM_WORLD.size} {launch.launched_ranks()}\\n")
+"""
+
+
+@pytest.fixture
+def bare(monkeypatch):
+    """An environment that no launcher has touched, with nothing remembered of another one."""
+    for variable in launch._LAUNCHERS:
+        monkeypatch.delenv(variable, raising=False)
+    monkeypatch.delenv("MPIAGG_MPIEXEC", raising=False)
+    launch.mpi_vendor.cache_clear()
+    launch.mpiexec_of.cache_clear()
+    yield monkeypatch
+    launch.mpi_vendor.cache_clear()
+    launch.mpiexec_of.cache_clear()
+
+
+def fake_mpiexec(folder, words):
+    folder.mkdir()
+    path = folder / "mpiexec"
+    path.write_text(f"#!/bin/sh\necho '{words}'\n")
+    path.chmod(0o755)
+    return path
+
+
+def test_no_launcher_means_no_ranks(bare):  # noqa: ARG001 - it sets the scene
+    assert launch.launched_ranks() is None
+
+
+@pytest.mark.parametrize("variable", launch._LAUNCHERS)
+def test_every_launcher_is_known_by_its_variable(bare, variable):
+    bare.setenv(variable, "4")
+    assert launch.launched_ranks() == 4
+    bare.setenv(variable, "many")
+    assert launch.launched_ranks() is None
+
+
+def test_the_vendor_is_one_that_mpi4py_names(bare):  # noqa: ARG001 - it sets the scene
+    vendor = launch.mpi_vendor()
+    script = "from mpi4py import MPI; print(MPI.get_vendor()[0])"
+    asked = subprocess.run(
+        launch.command(1, ["-c", script]),
+        env=launch.environment(),
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=60,
+    )
+    assert asked.stdout.strip() == vendor
+
+
+def test_no_mpi_library_is_told(bare, tmp_path):
+    # A package of that name without the module stands for an mpi4py that finds no library.
+    (tmp_path / "mpi4py").mkdir()
+    (tmp_path / "mpi4py" / "__init__.py").write_text("class rc: pass")
+    bare.setenv("PYTHONPATH", str(tmp_path))
+    with pytest.raises(click.ClickException, match="(?s)mpi4py finds no MPI library. .*pip install mpich.*ImportError"):
+        launch.mpi_vendor()
+
+
+def test_the_one_named_in_the_environment_is_taken(bare):
+    bare.setenv("MPIAGG_MPIEXEC", "/somewhere/mpiexec")
+    assert launch.mpiexec() == "/somewhere/mpiexec"
+    assert launch.command(3, ["a.py"]) == ["/somewhere/mpiexec", "-n", "3", sys.executable, "a.py"]
+
+
+def test_an_mpiexec_of_another_library_is_passed_over(bare, tmp_path):
+    wrong = fake_mpiexec(tmp_path / "wrong", "mpirun (Open MPI) 5.0")
+    right = fake_mpiexec(tmp_path / "right", "HYDRA build details:")
+    bare.setattr(sys, "executable", str(tmp_path / "python"))
+    bare.setattr(sys, "prefix", str(tmp_path))
+    bare.setenv("PATH", f"{wrong.parent}:{right.parent}:{os.environ['PATH']}")
+    assert launch.mpiexec_of("MPICH") == str(right)
+    launch.mpiexec_of.cache_clear()
+    assert launch.mpiexec_of("Open MPI") == str(wrong)
+    # Of a library that we do not know any is taken.
+    assert launch.mpiexec_of("Some MPI") == str(wrong)
+
+
+def test_no_mpiexec_is_told(bare, tmp_path):
+    bare.setattr(sys, "executable", str(tmp_path / "python"))
+    bare.setattr(sys, "prefix", str(tmp_path))
+    bare.setenv("PATH", str(tmp_path))
+    with pytest.raises(click.ClickException, match="found no mpiexec of MPICH.*MPIAGG_MPIEXEC"):
+        launch.mpiexec_of("MPICH")
+
+
+def test_one_that_does_not_start_is_passed_over(bare, tmp_path):
+    broken = fake_mpiexec(tmp_path / "broken", "")
+    broken.write_text("#!/does/not/exist\n")
+    bare.setattr(sys, "executable", str(tmp_path / "python"))
+    bare.setattr(sys, "prefix", str(tmp_path))
+    bare.setenv("PATH", str(broken.parent))
+    with pytest.raises(click.ClickException, match="found no mpiexec"):
+        launch.mpiexec_of("MPICH")
+
+
+def test_the_environment_is_friendly_but_yields(bare):
+    bare.delenv("OMP_NUM_THREADS", raising=False)
+    assert launch.environment()["OMP_NUM_THREADS"] == "1"
+    bare.setenv("OMP_NUM_THREADS", "7")
+    assert launch.environment()["OMP_NUM_THREADS"] == "7"
+    assert (
+        launch.environment({"OMP_NUM_THREADS": "9", "MORE": "x"}).items()
+        >= {"OMP_NUM_THREADS": "9", "MORE": "x"}.items()
+    )
+    assert launch.environment().items() >= os.environ.items()
+
+
+def test_ranks_run_and_their_status_comes_back(bare, capfd):  # noqa: ARG001 - it sets the scene
+    assert launch.run(2, ["-c", HELLO]) == 0
+    assert capfd.readouterr().out.splitlines() == ["2 2"] * 2
+    assert launch.run(1, ["-c", "raise SystemExit(3)"]) != 0
+
+
+@pytest.mark.parametrize("vendor", ["MPICH", "Open MPI"])
+def test_a_job_started_by_the_right_launcher_is_not_blamed(bare, vendor):
+    assert launch.wrong_launch(vendor) is None
+    assert launch.wrong_launch(vendor, world_size=1) is None
+    bare.setenv("PMI_SIZE", "4")
+    assert launch.wrong_launch(vendor) is None
+    assert launch.wrong_launch(vendor, world_size=4) is None
+    bare.setenv("PMI_SIZE", "1")
+    assert launch.wrong_launch(vendor, world_size=1) is None
+
+
+def test_a_job_of_ranks_that_do_not_see_each_other_is_told(bare):
+    bare.setenv("MPIAGG_MPIEXEC", "")
+    bare.setenv("PMI_SIZE", "4")
+    words = launch.wrong_launch("Open MPI", world_size=1)
+    assert words.startswith(
+        "this process is one of 4 that an mpiexec of the MPICH family started (PMI_SIZE), but mpi4py loads Open MPI, "
+        "which sees a job of one rank"
+    )
+    assert "srun --mpi=pmi2" in words
+
+
+def test_the_remedy_names_the_right_mpiexec(bare):
+    vendor = launch.mpi_vendor()
+    bare.setenv("OMPI_COMM_WORLD_SIZE", "2")
+    assert f"Start it with {launch.mpiexec_of(vendor)}" in launch.wrong_launch(vendor, world_size=1)
+    assert Path(launch.mpiexec_of(vendor)).exists()
+
+
+def test_mpich_under_the_mpiexec_of_open_mpi_is_told_before_mpi_starts(bare):
+    bare.setenv("OMPI_COMM_WORLD_SIZE", "2")
+    assert "but mpi4py loads MPICH" in launch.wrong_launch("MPICH")
+    assert launch.wrong_launch("Open MPI") is None

@@ -1,0 +1,98 @@
+"""Bad arguments: the same clear error on every rank, data untouched, and everything still works afterwards."""
+
+import ml_dtypes
+import numpy as np
+import pytest
+from mpi4py import MPI
+
+import mpiagg
+
+pytestmark = pytest.mark.mpi
+
+ALL = ("allreduce", "reduce", "broadcast", "allgather", "reduce_scatter")
+REDUCING = ("allreduce", "reduce", "reduce_scatter")
+ROOTED = ("reduce", "broadcast")
+KNOWN = "known: sum, avg, min, max, prod, or an MPI.Op"
+
+
+def read_only(*shape):
+    array = np.zeros(shape)
+    array.flags.writeable = False
+    return array
+
+
+CASES = [
+    (REDUCING, {"op": "mean"}, ValueError, f"unknown op 'mean'; {KNOWN}"),
+    (REDUCING, {"op": None}, ValueError, f"unknown op None; {KNOWN}"),
+    (REDUCING, {"op": np.add}, ValueError, f"; {KNOWN}"),
+    (ALL, {"algorithm": "rung"}, ValueError, "unknown algorithm 'rung'; known: ring, tree, parameter_server, "),
+    (ALL, {"algorithm": None}, ValueError, "unknown algorithm None; known: ring, "),
+    (("reduce", "broadcast"), {"algorithm": "circulant"}, ValueError, "'circulant' does not serve "),
+    (("allgather", "reduce_scatter"), {"algorithm": "tree"}, ValueError, "; these do: ring, circulant, direct"),
+    (("broadcast",), {"algorithm": "recursive_doubling"}, ValueError, "these do: ring, tree, parameter_server"),
+    (ALL, {"lanes": 0}, ValueError, "lanes must be from 1 to 64, not 0"),
+    (ALL, {"lanes": 65}, ValueError, "lanes must be from 1 to 64, not 65"),
+    (ALL, {"lanes": -1, "algorithm": "ring"}, ValueError, "lanes must be from 1 to 64, not -1"),
+    (ROOTED, {"root": -1}, ValueError, "root must be a rank from 0 to "),
+    (ROOTED, {"root": 1000}, ValueError, "not 1000"),
+    (ROOTED, {"root": 0.0}, ValueError, "root must be a rank from 0 to "),
+    (ROOTED, {"root": None}, ValueError, "not None"),
+    (REDUCING, {"x": np.arange(6), "op": "avg"}, TypeError, "op 'avg' is not for integers (int64)"),
+    (REDUCING, {"x": np.ones(6, bool), "op": "sum"}, TypeError, "take op='max' for any, op='min' for all"),
+    (REDUCING, {"x": np.ones(6, complex), "op": "max"}, TypeError, "op 'max' is not for dtype complex128"),
+    (REDUCING, {"x": np.ones(6), "op": MPI.BAND}, TypeError, "op 'band' is not for dtype float64"),
+    (REDUCING, {"x": np.ones(6, ml_dtypes.bfloat16), "op": MPI.BOR}, TypeError, "op 'bor' is not for dtype bfloat16"),
+    (ALL, {"x": np.array([object()] * 6)}, TypeError, "arrays of dtype object cannot be aggregated; numbers can"),
+    (ALL, {"x": None}, TypeError, "arrays of dtype object cannot be aggregated"),
+    (ALL, {"x": ["a"] * 6}, TypeError, "arrays of dtype <U1 cannot be aggregated"),
+    (ALL, {"x": np.zeros(6, "M8[s]")}, TypeError, "arrays of dtype datetime64[s] cannot be aggregated"),
+    (ALL, {"x": np.zeros(6, "i4,f4")}, TypeError, "cannot be aggregated; numbers can"),
+    (ALL, {"x": np.zeros(6, ">f8")}, TypeError, "dtype >f8 is not in native byte order"),
+    (("allreduce", "broadcast"), {"out": read_only(6)}, ValueError, "out is read-only"),
+    (("allreduce", "broadcast"), {"out": np.zeros(5)}, ValueError, "out has shape (5,), the result has (6,)"),
+    (("allreduce", "broadcast"), {"out": np.zeros((6, 1))}, ValueError, "out has shape (6, 1), the result has (6,)"),
+    (("allgather",), {"out": np.zeros(6)}, ValueError, "out has shape (6,), the result has ("),
+    (("reduce_scatter",), {"out": np.zeros(700)}, ValueError, "out has shape (700,), the result has ("),
+    (("allreduce", "broadcast"), {"out": np.zeros(6, "f4")}, TypeError, "out has dtype float32, the result has float64"),
+    (("allreduce", "broadcast"), {"out": [0.0] * 6}, TypeError, "out must be a NumPy array, not list"),
+    (("reduce_scatter",), {"x": np.array(3.0)}, ValueError, "an array without dimensions has none"),
+]
+
+
+@pytest.mark.parametrize("planned", [False, True], ids=["call", "plan"])
+@pytest.mark.parametrize(("collectives", "changed", "kind", "words"), CASES)
+def test_bad_arguments(comm, size, collectives, changed, kind, words, planned):
+    arguments = {"x": np.arange(6.0), **changed}
+    before = {name: np.array(value) for name, value in arguments.items() if isinstance(value, np.ndarray)}
+    for collective in collectives:
+        function = getattr(mpiagg, f"{collective}_init" if planned else collective)
+        with pytest.raises(kind) as caught:
+            function(comm=comm, **arguments)
+        assert words in str(caught.value)
+    for name, value in before.items():
+        assert np.array_equal(arguments[name], value)
+    assert mpiagg.allreduce(np.ones(2), comm=comm).tolist() == [size] * 2
+
+
+@pytest.mark.parametrize("out", [read_only(6), np.zeros(5), np.zeros(6, "i8"), "nothing"], ids=str)
+def test_reduce_looks_at_out_on_the_root_alone(comm, rank, size, out):
+    with pytest.raises((TypeError, ValueError), match="^out "):
+        mpiagg.reduce(np.arange(6.0), comm=MPI.COMM_SELF, out=out)
+    root = size - 1
+    result = mpiagg.reduce(np.arange(6.0), root=root, comm=comm, out=np.zeros(6) if rank == root else out)
+    assert np.array_equal(result, np.arange(6.0) * size) if rank == root else result is None
+
+
+@pytest.mark.parametrize("comm", ["world", 0, MPI.COMM_NULL, MPI.GROUP_EMPTY], ids=str)
+def test_what_is_no_communicator(size, comm):
+    with pytest.raises(TypeError, match="^comm must be an mpi4py.MPI.Intracomm, not "):
+        mpiagg.allreduce(np.ones(3), comm=comm)
+    assert mpiagg.allreduce(np.ones(1)).tolist() == [size]
+
+
+def test_a_communicator_that_is_freed(world, size):
+    comm = world.Dup()
+    assert mpiagg.allreduce(np.ones(1), comm=comm).tolist() == [size]
+    comm.Free()
+    with pytest.raises(ValueError, match="freed"):
+        mpiagg.allreduce(np.ones(3), comm=comm)

@@ -1,0 +1,337 @@
+"""Plans on real ranks: run again and again, side by side, with a deadline, and without allocating."""
+
+import tracemalloc
+from itertools import product
+
+import numpy as np
+import pytest
+
+import mpiagg
+from mpiagg import plan as plan_module
+from mpiagg.transport import channel_of
+
+pytestmark = pytest.mark.mpi
+
+EVERY = [
+    *(("allreduce", name) for name in (*mpiagg.algorithms("allreduce"), "auto", "native")),
+    *(("reduce", name) for name in (*mpiagg.algorithms("reduce"), "native")),
+    *(("broadcast", name) for name in (*mpiagg.algorithms("broadcast"), "native")),
+    *(("allgather", name) for name in (*mpiagg.algorithms("allgather"), "native")),
+    *(("reduce_scatter", name) for name in (*mpiagg.algorithms("reduce_scatter"), "native")),
+]
+
+
+def init(collective, *arguments, **keywords):
+    return getattr(mpiagg, f"{collective}_init")(*arguments, **keywords)
+
+
+def right(collective, everyone, rank, root=0):
+    """What a rank gets, by NumPy."""
+    return {
+        "allreduce": lambda: sum(everyone),
+        "reduce": lambda: sum(everyone) if rank == root else None,
+        "broadcast": lambda: everyone[root],
+        "allgather": lambda: np.stack(everyone),
+        "reduce_scatter": lambda: np.array_split(sum(everyone), len(everyone))[rank],
+    }[collective]()
+
+
+def agrees(result, wanted):
+    return result is None if wanted is None else np.array_equal(result, wanted)
+
+
+def whole(size, turn, length=13):
+    """All ranks' vectors of whole numbers, others each turn."""
+    return [np.arange(length, dtype=float) * (turn + 1) + r * r + turn for r in range(size)]
+
+
+@pytest.mark.parametrize(("collective", "algorithm"), EVERY)
+@pytest.mark.parametrize("lanes", [1, 3])
+def test_restarted_with_other_data(comm, rank, size, collective, algorithm, lanes):
+    x = np.zeros(13)
+    with init(collective, x, comm=comm, algorithm=algorithm, lanes=lanes) as plan:
+        for turn in range(5):
+            everyone = whole(size, turn)
+            x[:] = everyone[rank]
+            wanted = right(collective, everyone, rank)
+            if turn % 2:
+                result = plan()
+            else:
+                plan.start()
+                while turn and not plan.test():
+                    pass
+                result = plan.wait()
+            assert agrees(result, wanted), turn
+            assert result is plan.result
+
+
+@pytest.mark.parametrize("root", ["first", "last"])
+@pytest.mark.parametrize(("collective", "algorithm"), [pair for pair in EVERY if pair[0] in ("reduce", "broadcast")])
+def test_roots(comm, rank, size, collective, algorithm, root):
+    root = 0 if root == "first" else size - 1
+    everyone = whole(size, 1)
+    with init(collective, everyone[rank], root=root, comm=comm, algorithm=algorithm) as plan:
+        assert agrees(plan(), right(collective, everyone, rank, root))
+
+
+def test_plans_in_and_out_of_place(comm, rank, size):
+    everyone = whole(size, 2, 24)
+    for algorithm in ("ring", "native"):
+        for out in (np.zeros((4, 6)), np.zeros((4, 6), order="F"), np.zeros((4, 12))[:, ::2]):
+            x = everyone[rank].reshape(4, 6)
+            with mpiagg.allreduce_init(x, out=out, comm=comm, algorithm=algorithm) as plan:
+                assert plan() is out
+                assert np.array_equal(out, sum(everyone).reshape(4, 6))
+            assert np.array_equal(x.reshape(-1), everyone[rank])
+            out[:] = x
+            with mpiagg.allreduce_init(out, out=out, comm=comm, algorithm=algorithm) as plan:
+                assert plan() is out
+                assert np.array_equal(out, sum(everyone).reshape(4, 6))
+                plan()
+                assert np.array_equal(out, size * sum(everyone).reshape(4, 6))
+
+
+@pytest.mark.parametrize("dtype", ["e", "f", "i", "?", "G"])
+def test_the_bits_of_the_simulation(comm, rank, vectors, bits, dtype):
+    inputs = vectors(dtype, 17)
+    op = "max" if dtype == "?" else "sum"
+    for algorithm, lanes in product(mpiagg.algorithms("allreduce"), (1, 2)):
+        with mpiagg.allreduce_init(inputs[rank], op, comm=comm, algorithm=algorithm, lanes=lanes) as plan:
+            result = plan()
+            assert result.dtype == inputs[0].dtype
+            assert bits(result) == bits(plan())
+        assert bits(result) == bits(mpiagg.simulate(inputs, op, algorithm, lanes=lanes)[rank])
+
+
+@pytest.mark.parametrize(("first", "second"), [("ring", "ring"), ("tree", "direct"), ("circulant", "native")])
+def test_two_plans_under_way_may_end_in_either_order(comm, rank, size, first, second):
+    x, y = np.full(9, float(rank)), np.full(5, 1.0 + rank)
+    a = mpiagg.allreduce_init(x, comm=comm, algorithm=first)
+    b = mpiagg.allreduce_init(y, comm=comm, algorithm=second, lanes=2)
+    for turn in range(6):
+        # The ranks start and wait in orders of their own.
+        for plan in (a, b) if (turn + rank) % 2 else (b, a):
+            plan.start()
+        for plan in (a, b) if (turn + rank // 2) % 2 else (b, a):
+            plan.wait(meanwhile=(a, b))
+        assert a.result.tolist() == [size * (size - 1) / 2] * 9
+        assert b.result.tolist() == [size * (size + 1) / 2] * 5
+    a.free()
+    b.free()
+
+
+def test_the_plan_that_was_started_last_may_be_waited_for_first(comm, rank, size):
+    with (
+        mpiagg.allreduce_init(np.full(9, float(rank)), comm=comm, algorithm="ring") as first,
+        mpiagg.allgather_init(rank, comm=comm, algorithm="direct") as second,
+    ):
+        for _ in range(3):
+            first.start()
+            second.start()
+            assert second.wait().tolist() == list(range(size))
+            assert first.wait().tolist() == [size * (size - 1) / 2] * 9
+
+
+def test_blocking_calls_beside_a_plan_under_way(comm, size):
+    with mpiagg.allreduce_init(np.ones(50), comm=comm, algorithm="ring") as plan:
+        plan.start()
+        for _ in range(3):
+            # Its peers may wait for the plan's messages meanwhile; they are sent or kept by the MPI library.
+            assert np.array_equal(mpiagg.allreduce(np.ones(4), comm=comm, algorithm="tree"), np.full(4, float(size)))
+        assert np.array_equal(plan.wait(), np.full(50, float(size)))
+
+
+# -- misuse
+
+
+def test_use_after_free(comm, size):
+    plan = mpiagg.allreduce_init(np.ones(3), comm=comm, algorithm="ring")
+    assert plan().tolist() == [size] * 3
+    plan.free()
+    plan.free()
+    for use in (plan, plan.start, plan.test, plan.wait):
+        with pytest.raises(mpiagg.PlanError, match="^allreduce by ring: the plan is freed$"):
+            use()
+
+
+def test_started_twice(comm, size):
+    plan = mpiagg.allreduce_init(np.ones(3), comm=comm, algorithm="ring", lanes=2)
+    plan.start()
+    if not plan.test():
+        for use in (plan, plan.start, plan.free):
+            with pytest.raises(mpiagg.PlanError, match="^allreduce by ring: the plan is running; wait for it first$"):
+                use()
+    assert plan.wait().tolist() == [size] * 3
+    assert plan.wait().tolist() == [size] * 3
+    assert plan.test()
+    plan.free()
+
+
+def test_a_plan_that_waits_for_a_peer_is_running(comm, rank, size):
+    # Rank 0 can see its plan run, since rank 1 starts only after it was told to.
+    if size > 1:
+        plan = mpiagg.broadcast_init(np.full(3, float(rank)), root=1, comm=comm, algorithm="parameter_server")
+        if rank == 0:
+            plan.start()
+            assert not plan.test()
+            for use in (plan, plan.start, plan.free):
+                with pytest.raises(mpiagg.PlanError, match="^broadcast by parameter_server: the plan is running; wait"):
+                    use()
+        comm.Barrier()
+        if rank:
+            plan.start()
+        assert plan.wait().tolist() == [1.0] * 3
+        plan.free()
+
+
+def test_leaving_the_block_frees_the_plan(comm):
+    with mpiagg.allreduce_init(np.ones(3), comm=comm) as plan:
+        assert id(plan) in channel_of(comm).open
+    assert id(plan) not in channel_of(comm).open
+    with pytest.raises(mpiagg.PlanError, match="the plan is freed"):
+        plan()
+    with pytest.raises(RuntimeError, match="the user's"), mpiagg.allreduce_init(np.ones(3), comm=comm) as plan:
+        raise RuntimeError("the user's")
+    assert id(plan) not in channel_of(comm).open
+
+
+# -- the deadline
+
+
+@pytest.mark.parametrize("lanes", [1, 2])
+def test_a_peer_that_does_not_come_is_named_and_may_come_late(comm, rank, size, lanes):
+    if size == 1:
+        assert mpiagg.broadcast(np.ones(1), comm=comm).tolist() == [1]
+        return
+    # Every rank but the root waits for the root, which waits at the barrier until all have given up.
+    x = np.full(10, 7.0 if rank == 0 else 0.0)
+    plan = mpiagg.broadcast_init(x, root=0, comm=comm, algorithm="parameter_server", lanes=lanes)
+    if rank:
+        plan.timeout = 0.01
+        plan.start()
+        words = f"^waited 0.01 s in vain for broadcast by parameter_server, round 0: {80 // lanes} bytes to arrive from rank 0$"
+        for _ in range(2):
+            with pytest.raises(mpiagg.StallError, match=words) as caught:
+                plan.wait()
+            assert isinstance(caught.value, TimeoutError)
+    comm.Barrier()
+    if not rank:
+        plan.start()
+    plan.timeout = 50
+    assert plan.wait().tolist() == [7.0] * 10
+    plan.free()
+
+
+def test_a_call_that_stalls_leaves_a_plan_that_says_so(world, rank, size):
+    if size == 1:
+        assert mpiagg.broadcast(np.ones(1)).tolist() == [1]
+        return
+    comm = world.Dup()
+    plan = mpiagg.broadcast_init(np.full(3, float(rank)), root=0, comm=comm, algorithm="parameter_server")
+    if rank:
+        plan.timeout = 0.01
+        with pytest.raises(mpiagg.StallError, match="24 bytes to arrive from rank 0"):
+            plan()
+        for use in (plan, plan.start, plan.test, plan.wait, plan.free):
+            with pytest.raises(mpiagg.PlanError, match="an error has left the plan in the middle of its run"):
+                use()
+    world.Barrier()
+    if not rank:
+        plan()
+    # The messages arrive, so that the job can end; the plan and its communicator stay as they are.
+    for request in plan._requests:
+        if rank:
+            request.Wait()
+    plan._state = plan_module.IDLE
+    plan.free()
+    comm.Free()
+
+
+# -- memory
+
+
+@pytest.mark.parametrize("algorithm", [*mpiagg.algorithms("allreduce"), "native"])
+@pytest.mark.parametrize("lanes", [1, 2])
+def test_the_steady_state_allocates_nothing(comm, algorithm, lanes):
+    x = np.ones(20_000)
+    with mpiagg.allreduce_init(x, "max", comm=comm, out=x, algorithm=algorithm, lanes=lanes) as plan:
+        for _ in range(3):
+            plan()
+        comm.Barrier()
+        tracemalloc.start()
+        try:
+            for _ in range(10):
+                plan()
+            before = tracemalloc.get_traced_memory()[0]
+            tracemalloc.reset_peak()
+            for _ in range(20):
+                plan()
+            after, peak = tracemalloc.get_traced_memory()
+        finally:
+            tracemalloc.stop()
+    assert after - before < 1000
+    assert peak - before < 10_000  # the vector has 160,000 bytes, and a chunk at least 160,000 / size
+    assert x.tolist() == [1.0] * x.size
+
+
+@pytest.mark.parametrize("algorithm", mpiagg.algorithms("allreduce"))
+def test_scratch_is_what_the_schedule_counts(comm, rank, size, algorithm):
+    from mpiagg.schedules import TABLE, check
+
+    length = 840 * 4  # divisible by every number of chunks up to 8
+    counted = check(algorithm, "allreduce", size)[rank].scratch
+    x = np.ones(length)
+    with mpiagg.allreduce_init(x, comm=comm, out=x, algorithm=algorithm) as plan:
+        assert plan.nbytes == counted * x.nbytes // TABLE[algorithm].chunks(size)
+
+
+# -- plans that are kept
+
+
+def test_kept_plans_stay_within_their_limits(comm, size, monkeypatch):
+    channel = channel_of(comm)
+    monkeypatch.setattr(plan_module, "CACHED_PLANS", 8)
+    monkeypatch.setattr(plan_module, "CACHED_BYTES", 400_000)
+    kept = []
+    for length in [*range(1, 30), *range(6000, 6030), *range(1, 30), 200_000]:
+        x = np.ones(length)
+        kept.append(x)  # so that each has an address of its own
+        assert mpiagg.allreduce(x, out=x, comm=comm, algorithm="recursive_doubling")[-1] == size
+        assert 1 <= len(channel.cached) <= 8
+        assert len(channel.open) == len(channel.cached)
+        total = sum(plan.nbytes for plan in channel.cached.values())
+        assert total <= 400_000 or len(channel.cached) == 1
+
+
+def test_a_kept_plan_is_found_again(comm, size):
+    channel = channel_of(comm)
+    x = np.ones(10_000)
+    for _ in range(5):
+        x[:] = 1
+        mpiagg.allreduce(x, out=x, comm=comm, algorithm="ring")
+        assert np.array_equal(x, np.full(10_000, float(size)))
+    assert len(channel.cached) == 1
+    for _ in range(5):
+        assert mpiagg.allreduce(np.ones(7), comm=comm, algorithm="ring").tolist() == [size] * 7
+    assert len(channel.cached) == 2
+
+
+def test_an_array_in_the_place_of_a_freed_one(comm, rank, size):
+    # The plan outlives the array that it was made for; another one of the same length may get its memory.
+    places = set()
+    for turn in range(20):
+        x = np.full(100_000, float(rank + turn))
+        places.add(x.ctypes.data)
+        mpiagg.allreduce(x, out=x, comm=comm, algorithm="ring")
+        assert np.array_equal(x, np.full(100_000, size * (size - 1) / 2 + turn * size))
+        del x
+    y = np.full(100_000, rank, "f4")
+    assert np.array_equal(mpiagg.allreduce(y, comm=comm, algorithm="ring"), np.full(100_000, size * (size - 1) // 2))
+
+
+def test_results_of_calls_are_not_the_plans_own(comm, rank):
+    first = mpiagg.allreduce(np.full(4, 1.0 + rank), comm=comm)
+    before = first.copy()
+    second = mpiagg.allreduce(np.full(4, 100.0), comm=comm)
+    assert np.array_equal(first, before)
+    assert not np.shares_memory(first, second)

@@ -1,0 +1,243 @@
+"""Requests: they end by our waits and by MPI's, alone and among others, in any order, again and again."""
+
+import numpy as np
+import pytest
+from mpi4py import MPI
+
+import mpiagg
+from mpiagg import requests
+
+pytestmark = pytest.mark.mpi
+
+SIZE, RANK = MPI.COMM_WORLD.size, MPI.COMM_WORLD.rank
+TOTAL = sum(range(SIZE))
+
+
+@pytest.fixture
+def comm():
+    comm = mpiagg.Comm(MPI.COMM_WORLD)
+    yield comm
+    comm.Free()
+
+
+def several(comm, length=50):
+    """Return a number of outputs, and the running all-reductions that fill them."""
+    outs = [np.full(length, -1) for _ in range(5)]
+    return outs, [comm.Iallreduce(np.full(length, RANK + turn), out) for turn, out in enumerate(outs)]
+
+
+def check(outs):
+    for turn, out in enumerate(outs):
+        assert (out == TOTAL + SIZE * turn).all()
+
+
+def until(test):
+    while not test():
+        pass
+
+
+WAYS = {
+    "in reverse order": lambda pending: [request.Wait() for request in reversed(pending)],
+    "in another order on each rank": lambda pending: [pending[(turn + RANK) % 5].Wait() for turn in range(5)],
+    "wait": lambda pending: [request.wait() for request in pending],
+    "Test": lambda pending: [until(request.Test) for request in pending],
+    "test": lambda pending: [until(lambda request=request: request.test()[0]) for request in pending],
+    "Get_status, Wait": lambda pending: [until(r.Get_status) or until(r.get_status) or r.Wait() for r in pending],
+    "our Waitall": requests.Request.Waitall,
+    "our waitall": requests.Request.waitall,
+    "our Testall": lambda pending: until(lambda: requests.Request.Testall(pending)),
+    "our testall": lambda pending: until(lambda: requests.Request.testall(pending)[0]),
+    "MPI's Waitall": MPI.Request.Waitall,
+    "MPI's waitall": MPI.Request.waitall,
+    "MPI's Testall": lambda pending: until(lambda: MPI.Request.Testall(pending)),
+    "MPI's Wait": lambda pending: [MPI.Request.Wait(request) for request in pending],
+    "MPI's Waitany": lambda pending: [MPI.Request.Waitany(pending) for _ in pending],
+    "MPI's Waitsome": lambda pending: until(lambda: MPI.Request.Waitsome(pending) is None),
+    "our Waitany": lambda pending: [requests.Request.Waitany(pending) for _ in pending],
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_every_way_to_wait(comm, way):
+    outs, pending = several(comm)
+    WAYS[way](pending)
+    check(outs)
+    assert not any(pending)
+    assert all(request.Test() and request.Wait() for request in pending)  # null requests are done
+
+
+@pytest.mark.parametrize("kind", [MPI.Request, requests.Request], ids=["MPI's", "ours"])
+def test_among_requests_of_mpi(comm, kind):
+    got = np.zeros(1, int)
+    outs, pending = several(comm)
+    pending.insert(2, comm.Irecv(got, (RANK - 1) % SIZE))
+    pending.append(comm.Isend(np.array([RANK]), (RANK + 1) % SIZE))
+    statuses = [MPI.Status() for _ in pending]
+    kind.Waitall(pending, statuses)
+    check(outs)
+    assert got[0] == (RANK - 1) % SIZE
+    assert statuses[2].source == (RANK - 1) % SIZE
+
+
+def test_they_are_ours_and_mpi4pys(comm):
+    request, persistent = comm.Ibarrier(), comm.Barrier_init()
+    assert type(request) is requests.Request
+    assert type(persistent) is requests.Prequest
+    assert isinstance(persistent, MPI.Prequest)
+    assert request != MPI.REQUEST_NULL
+    request.Wait()
+    assert request == MPI.REQUEST_NULL
+    persistent.Free()
+
+
+def test_they_go_on_while_the_program_does_something_else(comm):
+    outs, pending = several(comm, length=30_000)
+    # None of these calls drives a plan.
+    until(lambda: all(MPI.Request.Get_status(request) for request in pending))
+    check(outs)
+    MPI.Request.Waitall(pending)
+
+
+def test_blocking_calls_between(comm):
+    outs, pending = several(comm)
+    total = np.array([1])
+    if RANK % 2:
+        pending[0].Wait()
+    comm.Allreduce(MPI.IN_PLACE, total)
+    requests.Request.Waitall(pending)
+    check(outs)
+    assert total == SIZE
+
+
+@pytest.mark.parametrize("form", ["ours", "MPI's"])
+def test_persistent_requests_start_again_and_again(comm, form):
+    kind = requests.Prequest if form == "ours" else MPI.Prequest
+    x, total, word, everything = np.zeros(20), np.zeros(20), np.zeros(3, int), np.zeros((SIZE, 20))
+    persistent = [comm.Allreduce_init(x, total), comm.Bcast_init(word, SIZE - 1), comm.Allgather_init(x, everything)]
+    for turn in range(20 if form == "ours" else 4):
+        x[:], word[:] = RANK + turn, RANK + turn
+        if form == "ours" and turn % 2:
+            for request in persistent:
+                request.Start()
+            for request in reversed(persistent):
+                request.Wait()
+        else:
+            kind.Startall(persistent)
+            kind.Waitall(persistent)
+        assert (total == TOTAL + SIZE * turn).all()
+        assert (word == SIZE - 1 + turn).all()
+        assert (everything == np.arange(SIZE)[:, None] + turn).all()
+        assert all(persistent)
+        assert all(request.Test() for request in persistent)  # nothing runs
+    for request in persistent:
+        request.Free()
+        assert request == MPI.REQUEST_NULL
+
+
+def test_started_by_mpi_and_waited_for_by_us(comm):
+    total = np.array([1])
+    request = comm.Allreduce_init(MPI.IN_PLACE, total)
+    MPI.Prequest.Startall([request])
+    request.Wait()
+    assert total == SIZE
+    request.Free()
+
+
+def test_a_running_request_is_not_started(comm):
+    request = comm.Barrier_init()
+    if RANK == 0:
+        request.Start()
+        if SIZE > 1:
+            with pytest.raises(MPI.Exception) as caught:
+                request.Start()
+            assert caught.value.Get_error_class() == MPI.ERR_REQUEST
+            with pytest.raises(mpiagg.PlanError):
+                request.Free()
+    MPI.COMM_WORLD.Barrier()
+    if RANK > 0:
+        request.Start()
+    request.Wait()
+    request.Free()
+
+
+def test_use_after_free(comm):
+    request = comm.Barrier_init()
+    request.free()
+    request.free()
+    assert request == MPI.REQUEST_NULL
+    with pytest.raises(MPI.Exception):
+        request.Start()
+    with pytest.raises(MPI.Exception):
+        request.Free()
+
+
+def test_a_request_whose_communicator_is_gone():
+    comm = mpiagg.Comm(MPI.COMM_WORLD)
+    request = comm.Barrier_init()
+    comm.Free()
+    for _ in range(2):
+        with pytest.raises(mpiagg.PlanError):
+            request.Start()
+    assert request.Wait()  # nothing runs
+    request.Free()
+
+
+def test_a_running_request_is_neither_freed_nor_cancelled(comm):
+    request = comm.Iallreduce(MPI.IN_PLACE, np.zeros(3))
+    for refused in (request.Free, request.free, request.Cancel, request.cancel):
+        with pytest.raises(MPI.Exception) as caught:
+            refused()
+        assert caught.value.Get_error_class() == MPI.ERR_REQUEST
+    request.Wait()
+    request.free()
+
+
+def test_requests_outlive_the_names_of_their_arrays(comm):
+    out = np.zeros(1000)
+    pending = [comm.Iallreduce(np.full(1000, float(turn)), out if turn == 3 else np.empty(1000)) for turn in range(4)]
+    MPI.Request.Waitall(pending)
+    assert (out == 3 * SIZE).all()
+
+
+def test_plans_are_freed_when_they_are_done(comm):
+    from mpiagg.transport import channel_of
+
+    before = len(channel_of(comm).open)
+    for _ in range(3):
+        outs, pending = several(comm)
+        MPI.Request.Waitall(pending)
+        check(outs)
+    assert len(channel_of(comm).open) == before
+
+
+class Broken:
+    """A plan that fails when it is tested for the second time."""
+
+    def __init__(self):
+        self.tests = 0
+
+    def start(self):
+        pass
+
+    def test(self):
+        self.tests += 1
+        if self.tests == 2:
+            raise RuntimeError("broken")
+        return False
+
+    wait = test
+
+
+def test_an_error_in_the_thread_is_raised_by_who_waits(monkeypatch):
+    told = []
+    monkeypatch.setattr("threading.excepthook", told.append)
+    request = requests.Request(Broken())
+    until(lambda: told)
+    assert told[0].exc_type is RuntimeError
+    for _ in range(2):
+        with pytest.raises(RuntimeError, match="broken"):
+            request.Wait()
+        with pytest.raises(RuntimeError, match="broken"):
+            request.Test()
+    requests._driver().receive(request._tag)
+    MPI.Request.Wait(request)

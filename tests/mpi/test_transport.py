@@ -1,0 +1,178 @@
+"""Channels: tags, pieces of long messages, and ranks that disagree."""
+
+import re
+
+import numpy as np
+import pytest
+from mpi4py import MPI
+
+import mpiagg
+from mpiagg.transport import MOST_LANES, channel_of, messages
+
+pytestmark = pytest.mark.mpi
+
+
+@pytest.mark.parametrize("algorithm", [*mpiagg.algorithms("allreduce"), "auto"])
+@pytest.mark.parametrize("most", [1, 8, 12])
+def test_long_messages_are_cut(comm, rank, size, monkeypatch, algorithm, most):
+    # A limit of a few bytes stands for the 2**30 of real life; 12 cuts in the middle of numbers.
+    monkeypatch.setattr(messages, "MOST_BYTES", most)
+    everyone = [np.arange(5.0) + r for r in range(size)]
+    result = mpiagg.allreduce(everyone[rank], comm=comm, algorithm=algorithm)
+    assert np.array_equal(result, sum(everyone))
+    with mpiagg.allreduce_init(everyone[rank], comm=comm, algorithm=algorithm, lanes=2) as plan:
+        assert np.array_equal(plan(), sum(everyone))
+        assert np.array_equal(plan(), sum(everyone))
+
+
+def test_pieces_cover_a_chunk(monkeypatch):
+    monkeypatch.setattr(messages, "MOST_BYTES", 10)
+    chunk = np.arange(7, dtype="f4")
+    pieces = list(messages._pieces(chunk))
+    assert [piece.nbytes for piece in pieces] == [10, 10, 8]
+    assert b"".join(piece.tobytes() for piece in pieces) == chunk.tobytes()
+    assert all(np.shares_memory(piece, chunk) for piece in pieces)
+    assert list(messages._pieces(chunk[:0])) == []
+
+
+def test_tags_follow_one_another_and_come_round(comm):
+    channel = channel_of(comm)
+    assert channel.new_tag() == MOST_LANES
+    assert channel.new_tag(5) == MOST_LANES + 1
+    assert channel.new_tag() == MOST_LANES + 6
+    channel._tag = channel._last_tag - 2
+    first = channel.new_tag(3)
+    assert first == MOST_LANES
+    assert channel.new_tag() == MOST_LANES + 3
+    upper = comm.Get_attr(MPI.TAG_UB)
+    assert channel._last_tag <= upper
+
+
+def test_plans_work_where_tags_come_round(comm, size):
+    channel = channel_of(comm)
+    channel._tag = channel._last_tag - 1
+    for _ in range(3):
+        with mpiagg.allreduce_init(np.ones(6), comm=comm, lanes=2) as plan:
+            assert plan().tolist() == [size] * 6
+
+
+def test_the_channel_is_found_again_and_goes_with_its_communicator(world):
+    comm = world.Dup()
+    channel = channel_of(comm)
+    assert channel_of(comm) is channel
+    assert channel.comm != comm
+    assert (channel.rank, channel.size) == (comm.rank, comm.size)
+    assert id(channel) in messages._channels
+    plan = mpiagg.allreduce_init(np.ones(3), comm=comm)
+    mpiagg.allreduce(np.ones(3), comm=comm)
+    comm.Free()
+    assert id(channel) not in messages._channels
+    assert channel.comm == MPI.COMM_NULL
+    assert not channel.open
+    assert not channel.cached
+    with pytest.raises(mpiagg.PlanError, match="the plan is freed"):
+        plan()
+    channel.free()
+
+
+def test_ranks_that_agree(comm):
+    channel_of(comm).agree("the same")
+    channel_of(comm).agree("")
+    channel_of(comm).agree("ä" * 1000)
+
+
+def test_ranks_that_disagree_are_named(comm, rank, size):
+    channel = channel_of(comm)
+    if size > 1:
+        word = "one thing" if rank % 2 == 0 else "another"
+        even, odd = range(0, size, 2), range(1, size, 2)
+        with pytest.raises(mpiagg.MismatchError) as caught:
+            channel.agree(word)
+        assert str(caught.value) == f"ranks disagree: {named(even)}: one thing; {named(odd)}: another"
+    channel.agree("peace")
+
+
+def test_an_error_on_one_rank_is_told_to_all(comm, rank, size):
+    channel = channel_of(comm)
+    failing = size - 1
+    kind = ValueError if rank == failing else mpiagg.MismatchError
+    with pytest.raises(kind) as caught:
+        channel.agree("well", ValueError("out of luck") if rank == failing else None)
+    told = "out of luck" if rank == failing else f"rank {failing} raised ValueError: out of luck"
+    assert str(caught.value) == told
+    channel.agree("peace")
+
+
+def named(ranks):
+    ranks = list(ranks)
+    return f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {', '.join(map(str, ranks))}"
+
+
+# -- ranks that plan different things
+
+
+ODD_ONES = {
+    "shape": (lambda x, **how: mpiagg.allreduce_init(x[:-1], **how), r"float64 \(5,\)", r"float64 \(6,\)"),
+    "dtype": (lambda x, **how: mpiagg.allreduce_init(x.astype("f4"), **how), "of float32", "of float64"),
+    "op": (lambda x, **how: mpiagg.allreduce_init(x, "max", **how), "op max", "op sum"),
+    "algorithm": (
+        lambda x, **how: mpiagg.allreduce_init(x, algorithm="ring", **how),
+        "allreduce by ring",
+        "allreduce by recursive_doubling",
+    ),
+    "lanes": (lambda x, **how: mpiagg.allreduce_init(x, lanes=3, **how), "3 lanes", "recursive_doubling of"),
+    "collective": (lambda x, **how: mpiagg.broadcast_init(x, **how), "broadcast by tree", "allreduce by"),
+}
+
+
+@pytest.mark.parametrize("what", ODD_ONES)
+def test_plans_that_differ_are_refused_on_every_rank(comm, rank, size, what):
+    make, said_by_odd, said_by_others = ODD_ONES[what]
+    x = np.arange(6.0)
+    before = x.copy()
+    if size > 1:
+        with pytest.raises(mpiagg.MismatchError, match="^ranks disagree: ") as caught:
+            if rank == size - 1:
+                make(x, comm=comm)
+            else:
+                mpiagg.allreduce_init(x, comm=comm)
+        others, odd = str(caught.value).removeprefix("ranks disagree: ").split("; ")
+        assert others.startswith(f"{named(range(size - 1))}: ")
+        assert odd.startswith(f"rank {size - 1}: ")
+        assert re.search(said_by_odd, odd)
+        assert re.search(said_by_others, others)
+    assert np.array_equal(x, before)
+    assert not channel_of(comm).open
+    with mpiagg.allreduce_init(x, comm=comm) as plan:
+        assert np.array_equal(plan(), size * before)
+
+
+def test_roots_that_differ(comm, rank, size):
+    if size > 1:
+        with pytest.raises(mpiagg.MismatchError, match="rank 0: reduce by tree .*, root 1; rank.* 1.*: .*, root 0"):
+            mpiagg.reduce_init(np.ones(3), root=int(rank == 0), comm=comm)
+    with mpiagg.reduce_init(np.ones(3), root=size - 1, comm=comm) as plan:
+        result = plan()
+    assert (result is not None) == (rank == size - 1)
+
+
+BAD_ONES = {
+    "op": ({"op": "mean"}, ValueError, "unknown op 'mean'"),
+    "algorithm": ({"algorithm": "rung"}, ValueError, "unknown algorithm 'rung'"),
+    "lanes": ({"lanes": 0}, ValueError, "lanes must be"),
+    "dtype": ({"x": np.array(["a"] * 6)}, TypeError, "cannot be aggregated"),
+    "out": ({"out": np.zeros(7)}, ValueError, "out has shape"),
+    "out type": ({"out": [0.0] * 6}, TypeError, "out must be a NumPy array"),
+}
+
+
+@pytest.mark.parametrize("what", BAD_ONES)
+def test_a_bad_argument_on_one_rank_is_told_to_all(comm, rank, size, what):
+    changed, kind, words = BAD_ONES[what]
+    arguments = {"x": np.arange(6.0), **(changed if rank == 0 else {})}
+    with pytest.raises(kind if rank == 0 else mpiagg.MismatchError) as caught:
+        mpiagg.allreduce_init(comm=comm, **arguments)
+    told = str(caught.value)
+    assert words in told
+    assert rank == 0 or told.startswith(f"rank 0 raised {kind.__name__}: ")
+    assert np.array_equal(mpiagg.allreduce(np.arange(6.0), comm=comm), np.arange(6.0) * size)

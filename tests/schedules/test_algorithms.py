@@ -1,0 +1,201 @@
+"""Every algorithm of the table is right for every number of ranks, and costs what its docstring says."""
+
+from itertools import product
+
+import pytest
+
+from mpiagg.schedules import TABLE, Collective, Count, check
+
+SERVED = [(name, collective) for name, entry in TABLE.items() for collective in entry.schedules]
+
+
+def log2(n):
+    """The binary logarithm of the largest power of two up to n."""
+    return n.bit_length() - 1
+
+
+def ceil_log2(n):
+    return (n - 1).bit_length()
+
+
+def halvings(n):
+    """The (first, count) of the chunks that rank 0 sends in the rounds of a circulant reduce-scatter."""
+    found = []
+    while n > 1:
+        found.append(((n + 1) // 2, n // 2))
+        n = (n + 1) // 2
+    return found
+
+
+def ring_reduce_scatter(place, n):
+    del place
+    return Count(n - 1, n - 1, n - 1, n - 1, n - 1, min(1, n - 1))
+
+
+def ring_allgather(place, n):
+    del place
+    return Count(n - 1, n - 1, n - 1, n - 1, 0, 0)
+
+
+def ring_allreduce(place, n):
+    del place
+    steps = 2 * (n - 1)
+    return Count(steps, steps, steps, steps, n - 1, min(1, n - 1))
+
+
+def ring_reduce(place, n):
+    sent = n - 1 if place == 0 else n
+    received = 2 * (n - 1) if place == 0 else n - 1
+    return Count(n if n > 1 else 0, sent, sent, received, n - 1, min(1, n - 1))
+
+
+def ring_broadcast(place, n):
+    sent = 2 * (n - 1) if place == 0 else n - 1
+    received = n - 1 if place == 0 else n
+    return Count(n if n > 1 else 0, sent, sent, received, 0, 0)
+
+
+def tree_children(place, n):
+    return sum(child < n for child in (2 * place + 1, 2 * place + 2))
+
+
+def tree_reduce(place, n):
+    below, above = tree_children(place, n), int(place > 0)
+    return Count(below + above, above, above, below, below, min(1, below))
+
+
+def tree_broadcast(place, n):
+    below, above = tree_children(place, n), int(place > 0)
+    return Count(above + min(1, below), below, below, above, 0, 0)
+
+
+def server_reduce(place, n):
+    if place:
+        return Count(1, 1, 1, 0, 0, 0)
+    return Count(n - 1, 0, 0, n - 1, n - 1, min(1, n - 1))
+
+
+def server_broadcast(place, n):
+    return Count(1, 0, 0, 1, 0, 0) if place else Count(min(1, n - 1), n - 1, n - 1, 0, 0, 0)
+
+
+def both(reduce, broadcast):
+    """The count of one collective after the other."""
+
+    def formula(place, n):
+        a, b = reduce(place, n), broadcast(place, n)
+        added = [getattr(a, f) + getattr(b, f) for f in ("rounds", "messages", "sent", "received", "reduced")]
+        return Count(*added, max(a.scratch, b.scratch))
+
+    return formula
+
+
+def paired(inner):
+    """What an algorithm for a power of two costs on any number of ranks; chunks are those of the inner one."""
+
+    def formula(place, n):
+        m = 1 << log2(n)
+        whole, core = inner(m)
+        if place >= 2 * (n - m):
+            return core
+        if place % 2 == 0:
+            return Count(2, 1, whole, whole, 0, 0)
+        return Count(
+            core.rounds + 2,
+            core.messages + 1,
+            core.sent + whole,
+            core.received + whole,
+            core.reduced + whole,
+            whole,
+        )
+
+    return formula
+
+
+def doubling(m):
+    rounds = log2(m)
+    return 1, Count(rounds, rounds, rounds, rounds, rounds, min(1, rounds))
+
+
+def halving_doubling(m):
+    return m, Count(2 * log2(m), 2 * log2(m), 2 * (m - 1), 2 * (m - 1), m - 1, m // 2)
+
+
+def circulant_reduce_scatter(place, n):
+    wraps = sum((place + first) % n + count > n for first, count in halvings(n))
+    return Count(ceil_log2(n), ceil_log2(n) + wraps, n - 1, n - 1, n - 1, n // 2)
+
+
+def circulant_allgather(place, n):
+    wraps = sum(place + count > n for _, count in halvings(n))
+    return Count(ceil_log2(n), ceil_log2(n) + wraps, n - 1, n - 1, 0, 0)
+
+
+def direct_reduce_scatter(place, n):
+    del place
+    return Count(min(1, n - 1), n - 1, n - 1, n - 1, n - 1, n - 1)
+
+
+def direct_allgather(place, n):
+    del place
+    return Count(min(1, n - 1), n - 1, n - 1, n - 1, 0, 0)
+
+
+FORMULAS = {
+    ("ring", "reduce_scatter"): ring_reduce_scatter,
+    ("ring", "allgather"): ring_allgather,
+    ("ring", "allreduce"): ring_allreduce,
+    ("ring", "reduce"): ring_reduce,
+    ("ring", "broadcast"): ring_broadcast,
+    ("tree", "reduce"): tree_reduce,
+    ("tree", "broadcast"): tree_broadcast,
+    ("tree", "allreduce"): both(tree_reduce, tree_broadcast),
+    ("parameter_server", "reduce"): server_reduce,
+    ("parameter_server", "broadcast"): server_broadcast,
+    ("parameter_server", "allreduce"): both(server_reduce, server_broadcast),
+    ("recursive_doubling", "allreduce"): paired(doubling),
+    ("halving_doubling", "allreduce"): paired(halving_doubling),
+    ("circulant", "reduce_scatter"): circulant_reduce_scatter,
+    ("circulant", "allgather"): circulant_allgather,
+    ("circulant", "allreduce"): both(circulant_reduce_scatter, circulant_allgather),
+    ("direct", "reduce_scatter"): direct_reduce_scatter,
+    ("direct", "allgather"): direct_allgather,
+    ("direct", "allreduce"): both(direct_reduce_scatter, direct_allgather),
+}
+"""What the docstrings of the algorithms say, in chunks; ``place`` is the rank as counted from the root."""
+
+
+def check_and_count(name, collective, n, root=0):
+    formula = FORMULAS[name, collective.value]
+    counts = check(name, collective, n, root)
+    assert counts == [formula((rank - root) % n, n) for rank in range(n)], (n, root)
+
+
+@pytest.mark.parametrize(("name", "collective"), SERVED)
+def test_right_and_as_cheap_as_documented_for_every_n_to_64(name, collective):
+    for n in range(1, 65):
+        for root in sorted({0, n // 2, n - 1}) if collective.rooted else [0]:
+            check_and_count(name, collective, n, root)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "collective"), SERVED)
+@pytest.mark.parametrize("n", [256, 1000, 1024])
+def test_right_and_as_cheap_as_documented_for_large_n(name, collective, n):
+    check_and_count(name, collective, n, root=n // 3 if collective.rooted else 0)
+
+
+def test_circulant_messages_stay_within_twice_their_rounds():
+    for n, rank in product(range(2, 65), range(64)):
+        if rank < n:
+            count = circulant_reduce_scatter(rank, n)
+            assert ceil_log2(n) <= count.messages <= 2 * ceil_log2(n)
+
+
+def test_every_served_collective_has_a_formula():
+    assert {(name, collective.value) for name, collective in SERVED} == set(FORMULAS)
+
+
+@pytest.mark.parametrize("collective", Collective)
+def test_every_collective_is_served_by_the_ring(collective):
+    assert collective in TABLE["ring"].schedules

@@ -1,0 +1,99 @@
+"""The table and the words that schedules are written in."""
+
+import pytest
+
+from mpiagg.schedules import (
+    TABLE,
+    Action,
+    Collective,
+    Round,
+    algorithm,
+    algorithms,
+    count,
+    finish,
+    receive,
+    reduce_from,
+    schedules,
+    send,
+)
+
+
+def test_the_names():
+    assert algorithms() == (
+        "ring",
+        "tree",
+        "parameter_server",
+        "recursive_doubling",
+        "halving_doubling",
+        "circulant",
+        "direct",
+    )
+
+
+@pytest.mark.parametrize(
+    ("collective", "names"),
+    [
+        ("allreduce", algorithms()),
+        ("reduce", ("ring", "tree", "parameter_server")),
+        ("broadcast", ("ring", "tree", "parameter_server")),
+        ("allgather", ("ring", "circulant", "direct")),
+        ("reduce_scatter", ("ring", "circulant", "direct")),
+    ],
+)
+def test_who_serves_what(collective, names):
+    assert algorithms(collective) == algorithms(Collective(collective)) == names
+
+
+@pytest.mark.parametrize("name", ["rung", "", None, 3, ["ring"]])
+def test_an_unknown_name_lists_the_known(name):
+    with pytest.raises(ValueError, match="^unknown algorithm .*; known: ring, tree, parameter_server, .*, direct$"):
+        algorithm(name)
+
+
+@pytest.mark.parametrize("name", TABLE)
+def test_an_algorithm_says_who_else_serves_what_it_does_not(name):
+    for collective in set(Collective) - set(TABLE[name].schedules):
+        with pytest.raises(ValueError, match=f"^algorithm '{name}' does not serve {collective.value}; these do: ring, "):
+            TABLE[name].schedule(collective, 0, 2)
+
+
+@pytest.mark.parametrize("name", TABLE)
+def test_entries_are_named_after_themselves_and_say_what_they_need(name):
+    assert TABLE[name].name == name
+    assert "scratch" in TABLE[name].needs
+
+
+def test_peers_and_chunks_are_settled():
+    for name, entry in TABLE.items():
+        for collective in entry.schedules:
+            for rank, program in enumerate(schedules(name, collective, 7, root=3 if collective.rooted else 0)):
+                for step in (step for a_round in program for step in a_round):
+                    assert 0 <= step.chunk < step.chunk + step.count <= entry.chunks(7)
+                    if step.action is Action.FINISH:
+                        assert step.peer == -1
+                    else:
+                        assert step.peer in set(range(7)) - {rank}
+
+
+def test_another_root_turns_the_ranks():
+    zero = schedules("parameter_server", Collective.BROADCAST, 4)
+    two = schedules("parameter_server", Collective.BROADCAST, 4, root=2)
+    assert [step.peer for step in zero[0][0]] == [1, 2, 3]
+    assert [step.peer for step in two[2][0]] == [3, 0, 1]
+
+
+def test_one_rank_alone_sends_nothing():
+    for name, entry in TABLE.items():
+        for collective in entry.schedules:
+            (program,) = schedules(name, collective, 1)
+            assert count(program).rounds == 0
+
+
+def test_rounds_tell_messages_from_computation():
+    a_round = Round(send(1), finish(), receive(2), reduce_from(3))
+    assert a_round.messages == (send(1), receive(2), reduce_from(3))
+
+
+def test_which_collectives_reduce_and_which_have_a_root():
+    assert {c.value for c in Collective if c.reduces} == {"allreduce", "reduce", "reduce_scatter"}
+    assert {c.value for c in Collective if c.rooted} == {"reduce", "broadcast"}

@@ -1,0 +1,180 @@
+"""The house: what is exported, who may import whom, and what every function says of itself."""
+
+import ast
+import re
+import subprocess
+import sys
+from functools import cache
+from graphlib import TopologicalSorter
+from pathlib import Path
+
+import pytest
+
+import mpiagg
+
+TOP = Path(__file__).parents[1]
+PACKAGE = TOP / "mpiagg"
+MODULES = sorted(PACKAGE.rglob("*.py"))
+
+EXPORTED = {
+    "Comm",
+    "allreduce",
+    "allreduce_init",
+    "reduce",
+    "reduce_init",
+    "broadcast",
+    "broadcast_init",
+    "allgather",
+    "allgather_init",
+    "reduce_scatter",
+    "reduce_scatter_init",
+    "Plan",
+    "algorithms",
+    "simulate",
+    "Aggregation",
+    "AllReduce",
+    "ParameterServer",
+    "Decentralized",
+    "DDP",
+    "Error",
+    "MismatchError",
+    "PlanError",
+    "ScheduleError",
+    "StallError",
+}
+
+FLOORS = {
+    "errors": 0,
+    "schedules": 1,
+    "arrays": 1,
+    "transport": 2,
+    "mpi_ops": 2,
+    "datatypes": 2,
+    "program": 3,
+    "plan": 3,
+    "tuning": 3,
+    "operations": 3,
+    "collectives": 4,
+    "buffers": 4,
+    "requests": 4,
+    "calls": 4,
+    "comm": 4,
+    "simulation": 4,
+    "aggregation": 5,
+    "ddp": 6,
+    "cli": 7,
+    "__init__": 8,
+    "__main__": 8,
+}
+
+
+def room(module):
+    """Return the room of a module's name: ``mpiagg.schedules.ring`` is in ``schedules``."""
+    return module.split(".")[1] if "." in module else "__init__"
+
+
+def name_of(path):
+    return ".".join(path.relative_to(TOP).with_suffix("").parts).removesuffix(".__init__")
+
+
+@cache
+def tree_of(path):
+    return ast.parse(path.read_text())
+
+
+def imports_of(path):
+    """Return the modules of this package that a module imports when it is itself imported, or only later."""
+    modules = {name_of(other) for other in MODULES}
+    found = set()
+    for node in ast.walk(tree_of(path)):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names if alias.name in modules}
+        elif isinstance(node, ast.ImportFrom):
+            assert not node.level, f"{path}: imports are absolute"
+            whole = {f"{node.module}.{alias.name}" for alias in node.names} & modules
+            found |= whole or {node.module} & modules
+    return found
+
+
+def test_exported_names_are_the_documented_ones():
+    assert set(mpiagg.__all__) == EXPORTED
+    assert len(mpiagg.__all__) == len(EXPORTED)
+    assert set(dir(mpiagg)) >= EXPORTED
+
+
+@pytest.mark.parametrize("name", sorted(EXPORTED))
+def test_every_exported_name_is_there_and_written_about(name):
+    assert getattr(mpiagg, name).__doc__
+    pages = [TOP / "README.md", *sorted((TOP / "docs").glob("*.md"))]
+    assert any(re.search(rf"\b{name}\b", page.read_text()) for page in pages)
+
+
+def test_unknown_names_are_attribute_errors():
+    with pytest.raises(AttributeError, match="module 'mpiagg' has no attribute 'nonsense'"):
+        _ = mpiagg.nonsense
+
+
+@pytest.mark.parametrize("module", ["mpiagg", "mpiagg.schedules", "mpiagg.simulation", "mpiagg.cli"])
+def test_importing_does_not_start_mpi_or_load_a_gpu_library(module):
+    script = f"import sys, {module}; print([m for m in ('mpi4py.MPI', 'cupy', 'torch', 'sklearn') if m in sys.modules])"
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True, cwd=TOP, timeout=60
+    )
+    assert done.stdout.strip() == "[]"
+
+
+def test_every_room_has_a_floor():
+    assert {room(name_of(path)) for path in MODULES} == set(FLOORS)
+
+
+@pytest.mark.parametrize("path", MODULES, ids=name_of)
+def test_imports_go_only_to_the_same_floor_and_below(path):
+    own = FLOORS[room(name_of(path))]
+    above = {other for other in imports_of(path) if FLOORS[room(other)] > own}
+    assert not above - {"mpiagg"} or own == 8
+    # The top of the package stands above all; only the command line looks up there, for the version.
+    assert "mpiagg" not in above or own == FLOORS["cli"]
+
+
+def test_rooms_on_a_floor_do_not_import_each_other_in_a_circle():
+    graph = {}
+    for path in MODULES:
+        here = room(name_of(path))
+        graph.setdefault(here, set()).update(room(other) for other in imports_of(path) if room(other) != "__init__")
+        graph[here].discard(here)
+    TopologicalSorter(graph).prepare()  # raises CycleError
+
+
+def public(body):
+    """Yield the public classes and functions of a module or class, and those inside its public classes."""
+    for node in body:
+        if isinstance(node, ast.ClassDef | ast.FunctionDef) and not node.name.startswith("_"):
+            yield node
+            if isinstance(node, ast.ClassDef):
+                yield from public(node.body)
+
+
+@pytest.mark.parametrize("path", MODULES, ids=name_of)
+def test_everything_public_says_what_it_is(path):
+    assert ast.get_docstring(tree_of(path))
+    silent = [node.name for node in public(tree_of(path).body) if not ast.get_docstring(node)]
+    assert not silent
+
+
+@pytest.mark.parametrize("path", MODULES, ids=name_of)
+def test_files_and_functions_stay_small(path):
+    assert len(path.read_text().splitlines()) < 400
+    functions = [node for node in ast.walk(tree_of(path)) if isinstance(node, ast.FunctionDef)]
+    long = [node.name for node in functions if code_lines(node) >= 60]
+    assert not long
+
+
+def code_lines(function):
+    """Return how long a function is without its docstring."""
+    first = function.body[1] if ast.get_docstring(function) and len(function.body) > 1 else function.body[0]
+    return function.body[-1].end_lineno - first.lineno + 1
+
+
+def test_the_package_is_typed():
+    assert (PACKAGE / "py.typed").exists()
+    assert 'mpiagg = ["py.typed"]' in (TOP / "pyproject.toml").read_text()
