@@ -17,10 +17,11 @@ import contextlib
 import sys
 import threading
 from collections.abc import Iterable, Sequence
-from functools import cache
+from functools import cache, partial
 from itertools import cycle
 from typing import TYPE_CHECKING, Any, Final, Literal
 
+import numpy as np
 from mpi4py import MPI
 
 from mpiagg.errors import PlanError, StallError
@@ -34,6 +35,9 @@ RUNNING_PAUSE: Final = 1e-3
 
 IDLE_PAUSE: Final = 1e-2
 """Seconds that it sleeps while persistent requests wait to be started, which MPI does without telling us."""
+
+_QUIET: Final = partial(np.errstate, all="ignore")
+"""MPI does not warn of what becomes of numbers."""
 
 _EMPTY: Final = (None, 0, MPI.BYTE)
 
@@ -76,7 +80,8 @@ class Request(MPI.Request):
         return comm.Issend(_EMPTY, 0, tag)
 
     def _begin(self) -> None:
-        self._plan.start()
+        with _QUIET():
+            self._plan.start()
         self._running = True
 
     def _started(self) -> bool:
@@ -100,7 +105,7 @@ class Request(MPI.Request):
         Exception
             What went wrong with the plan, in whichever thread.
         """
-        with self._lock:
+        with self._lock, _QUIET():
             if self._error is not None:
                 raise self._error
             try:

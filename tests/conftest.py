@@ -30,7 +30,6 @@ def pytest_collection_modifyitems(config, items):
         items[:] = [item for item in items if item not in slow]
 
 
-
 @pytest.fixture(scope="session")
 def bits():
     """Return a function from an array to its bytes that carry values: x86's long double has 10 of those in 16."""

@@ -28,7 +28,7 @@ def test_algorithms_page_is_up_to_date():
     assert (TOP / "docs" / "algorithms.md").read_text() == made["page"](), "run: python docs/make_algorithms.py"
 
 
-@pytest.mark.parametrize("page", sorted(p.name for p in TOP.glob("docs/*.md")) + ["README.md", "CONTRIBUTING.md"])
+@pytest.mark.parametrize("page", ["README.md", "CONTRIBUTING.md", *sorted(path.name for path in TOP.glob("docs/*.md"))])
 def test_links_lead_somewhere(page):
     path = next(p for p in (TOP / page, TOP / "docs" / page) if p.exists())
     links = re.findall(r"\]\(([^)#:]+)\)", path.read_text())

@@ -34,6 +34,13 @@ class Job:
         path = self.folder / f"{rank}.{ending}"
         return path.read_text(errors="replace") if path.exists() else ""
 
+    def odd(self, outcomes):
+        """Return what a rank did that rank 0 did not, or the other way round, or that did not pass."""
+        first = self.outcomes[0] or {}
+        differing = {test for test, _ in outcomes.items() ^ first.items()}
+        bad = {test for test, outcome in outcomes.items() if outcome != "passed"}
+        return sorted(differing | bad) or ([] if outcomes else ["no tests"])
+
     def complaints(self):
         """Return everything that is wrong with the job, in words; nothing if it went well."""
         told = [f"the job ended with status {self.status}"] if self.status else []
@@ -41,8 +48,8 @@ class Job:
         for rank, outcomes in self.outcomes.items():
             if self.status and (outcomes is None or "failed" in outcomes.values()):
                 told.append(f"-- rank {rank} reported:\n{self.read(rank, 'out')[-5000:]}")
-            elif outcomes != self.outcomes[0] or set(outcomes.values()) != {"passed"}:
-                told.append(f"-- rank {rank} ran other tests than rank 0, or none, or skipped: {outcomes}")
+            elif odd := self.odd(outcomes or {}):
+                told.append(f"-- rank {rank} ran other tests than rank 0, or none, or skipped: {odd}")
             if errors := self.read(rank, "err").strip():
                 told.append(f"-- rank {rank} complained:\n{errors[-5000:]}")
         return "\n".join(told)
@@ -104,7 +111,8 @@ def end_processes(mark):
 @pytest.mark.parametrize("ranks", [1, 2, 3, 4, 5, 8])
 def test_all_ranks_pass(tmp_path, ranks):
     job = run_job(tmp_path, ranks, HERE / "mpi")
-    assert not job.complaints(), job.complaints()
+    if complaints := job.complaints():
+        pytest.fail(complaints, pytrace=False)
 
 
 SCRIPT = """
@@ -143,7 +151,17 @@ def test_a_job_that_hangs_is_ended(tmp_path):
 def test_processes_that_outlive_their_launcher_are_found_and_ended():
     mark = uuid.uuid4().hex
     # The shell ends at once and leaves a process behind, in a session of its own.
-    subprocess.run(["sh", "-c", "setsid sleep 1000 > /dev/null 2>&1 &"], env={**os.environ, MARK: mark}, check=True)
+    subprocess.run(
+        ["/bin/sh", "-c", "setsid sleep 1000 > /dev/null 2>&1 &"], env={**os.environ, MARK: mark}, check=True
+    )
     assert not all_gone(mark, seconds=0.5)
     end_processes(mark)
     assert all_gone(mark, seconds=20)
+
+
+def test_ranks_that_run_other_tests_are_not_passed(tmp_path):
+    path = tmp_path / "test_fault.py"
+    path.write_text(SCRIPT.format("pass") + "if rank: test_third = test_first\n")
+    told = run_job(tmp_path, 2, path).complaints()
+    assert "rank 1 ran other tests than rank 0" in told
+    assert "test_third" in told

@@ -1,5 +1,7 @@
 """What ``algorithm="auto"`` means."""
 
+from itertools import pairwise
+
 import pytest
 
 from mpiagg.schedules import Collective, algorithm
@@ -21,7 +23,7 @@ def test_rows_are_in_order_and_hold_up_to_their_limit(collective):
     limits = [row.nbytes for row in rows]
     assert limits == sorted(set(limits))
     assert limits[-1] == ANY
-    for row, after in zip(rows[:-1], rows[1:], strict=True):
+    for row, after in pairwise(rows):
         assert choose(collective, row.nbytes) == row.choice
         assert choose(collective, row.nbytes + 1) == after.choice
 

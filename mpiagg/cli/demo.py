@@ -48,9 +48,15 @@ mpiexec -n 8 mpiagg demo   is a rank of that job
 @click.option("--batch-size", type=click.IntRange(min=1), default=32, help="Images a step, over all ranks.")
 @click.option("--learning-rate", type=click.FloatRange(min=0, min_open=True), default=0.2)
 @click.option("--seed", type=click.IntRange(min=0), default=0, help="Of the weights, the split and the batches.")
-@click.option("--plot", type=click.Path(dir_okay=False, path_type=Path), help="Save the loss curve as a PNG.")
+@click.option(
+    "--plot",
+    type=click.Path(dir_okay=False, path_type=Path),
+    default=Path("mpiagg-loss.png"),
+    show_default=True,
+    help="Where the loss curve goes, as a PNG; needs the extra `plot`.",
+)
 @click.option("--json", "json_file", type=click.Path(dir_okay=False, path_type=Path), help="Save the numbers.")
-def demo(ranks: int, plot: Path | None, json_file: Path | None, **options: object) -> None:
+def demo(ranks: int, plot: Path, json_file: Path | None, **options: object) -> None:
     """Train a network on handwritten digits across the ranks of an MPI job.
 
     The ranks share every batch, and mpiagg averages their gradients (or, decentralized, their weights). Afterwards

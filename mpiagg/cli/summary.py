@@ -39,15 +39,14 @@ def progress(epochs: int, *, shown: bool) -> Iterator[Callable[[], None]]:
         yield advance
 
 
-def report(result: Result, plot: Path | None, json_file: Path | None) -> int:
+def report(result: Result, plot: Path, json_file: Path | None) -> int:
     """Tell the result, save what is to be saved, and return the exit status."""
     console = job.console()
     console.print(_overview(result), _by_rank(result))
     if json_file is not None:
         numbers = {"machine": machine.facts(), **result.as_json()}
         json_file.write_text(json.dumps(numbers, indent=1) + "\n")
-    if plot is not None:
-        click.echo(draw(result, plot))
+    click.echo(draw(result, plot))
     problem = fault(result)
     if problem is None:
         return 0

@@ -63,7 +63,9 @@ def test_every_op_is_for_a_dtype_or_refuses_it(op, dtype):
 
 @pytest.mark.parametrize("char", INTEGERS)
 def test_averages_of_integers_say_what_to_do(char):
-    with pytest.raises(TypeError, match=r"an average need not be one. Convert with x.astype\('float64'\), or take op='sum'"):
+    with pytest.raises(
+        TypeError, match=r"an average need not be one. Convert with x.astype\('float64'\), or take op='sum'"
+    ):
         reduction("avg", np.dtype(char), 4)
 
 
@@ -75,7 +77,7 @@ def test_arithmetic_on_booleans_says_what_to_do(op):
 
 @pytest.mark.parametrize("op", ["mean", "SUM", "", None, 3, ["sum"], np.add])
 def test_unknown_ops_list_the_known(op):
-    with pytest.raises(ValueError, match="^unknown op .*; known: sum, avg, min, max, prod, or an MPI.Op$"):
+    with pytest.raises(ValueError, match=r"^unknown op .*; known: sum, avg, min, max, prod, or an MPI.Op$"):
         reduction(op, np.dtype("f8"), 4)
 
 
@@ -112,7 +114,7 @@ def test_what_is_no_number_is_refused(dtype):
 @pytest.mark.parametrize("char", "hilqefdgFDG")
 def test_foreign_byte_order_is_refused_with_the_way_out(char):
     foreign = np.dtype(char).newbyteorder()
-    with pytest.raises(TypeError, match="is not in native byte order; convert it with x.astype") as caught:
+    with pytest.raises(TypeError, match=r"is not in native byte order; convert it with x.astype") as caught:
         working_dtype(foreign)
     # The way out works.
     x = np.array([1, 2, 3], foreign)

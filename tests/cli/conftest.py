@@ -20,7 +20,7 @@ class Done(NamedTuple):
 
 
 @pytest.fixture
-def run(monkeypatch):
+def run(monkeypatch, tmp_path):
     """Return a function that runs a command, and raises if that does not end in time."""
     for variable in (*launch._LAUNCHERS, launch.TERMINAL_WIDTH):
         monkeypatch.delenv(variable, raising=False)
@@ -29,6 +29,7 @@ def run(monkeypatch):
         with subprocess.Popen(
             arguments,
             env=launch.environment(environment),
+            cwd=tmp_path,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,

@@ -70,7 +70,9 @@ def test_no_mpi_library_is_told(bare, tmp_path):
     (tmp_path / "mpi4py").mkdir()
     (tmp_path / "mpi4py" / "__init__.py").write_text("class rc: pass")
     bare.setenv("PYTHONPATH", str(tmp_path))
-    with pytest.raises(click.ClickException, match="(?s)mpi4py finds no MPI library. .*pip install mpich.*ImportError"):
+    with pytest.raises(
+        click.ClickException, match=r"(?s)mpi4py finds no MPI library. .*pip install mpich.*ImportError"
+    ):
         launch.mpi_vendor()
 
 
@@ -97,7 +99,7 @@ def test_no_mpiexec_is_told(bare, tmp_path):
     bare.setattr(sys, "executable", str(tmp_path / "python"))
     bare.setattr(sys, "prefix", str(tmp_path))
     bare.setenv("PATH", str(tmp_path))
-    with pytest.raises(click.ClickException, match="found no mpiexec of MPICH.*MPIAGG_MPIEXEC"):
+    with pytest.raises(click.ClickException, match=r"found no mpiexec of MPICH.*MPIAGG_MPIEXEC"):
         launch.mpiexec_of("MPICH")
 
 

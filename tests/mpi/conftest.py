@@ -1,11 +1,12 @@
 """What the tests of the ranks share."""
 
-import ml_dtypes
+import hashlib
+
 import numpy as np
 import pytest
 from mpi4py import MPI
 
-BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
+import mpiagg
 
 
 @pytest.fixture(scope="session")
@@ -32,23 +33,39 @@ def comm(world):
 
 
 @pytest.fixture(scope="session")
-def everyones(world):
-    """Return a function that gathers an object from all ranks."""
-    return world.allgather
-
-
-@pytest.fixture(scope="session")
 def vectors(size):
     """Return a function that makes the vectors of all ranks: small whole numbers, so that every order gives one sum."""
 
-    def vectors(dtype, length=5, shape=None):
+    def vectors(dtype, length=5):
         dtype = np.dtype(dtype)
         made = []
         for rank in range(size):
             values = (np.arange(length) * 7 + rank * 3) % 5 + (rank % 2)
             if dtype.kind == "c":
                 values = values + 1j * ((np.arange(length) + rank) % 3)
-            made.append(values.astype(dtype).reshape(shape if shape is not None else length))
+            made.append(values.astype(dtype))
         return made
 
     return vectors
+
+
+@pytest.fixture
+def compare(world, rank, size, bits):
+    """Return a function that compares a result with the simulation's; at the end all ranks compare theirs.
+
+    Ranks take turns in simulating: that is slow, and one of them is enough, since all results are the same.
+    """
+    results = []
+
+    def compare(result, inputs, op, algorithm, lanes=None):
+        if len(results) % size == rank:
+            simulated = mpiagg.simulate(inputs, op, algorithm, lanes=lanes)[rank]
+            assert result.dtype == simulated.dtype
+            assert result.shape == simulated.shape
+            assert bits(result) == bits(simulated), (op, result.dtype, algorithm, lanes)
+        results.append(bits(result))
+
+    yield compare
+    together = world.allgather(hashlib.sha256(b"".join(results)).digest())
+    assert results
+    assert together == [together[0]] * size

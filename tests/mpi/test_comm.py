@@ -200,6 +200,15 @@ def test_a_barrier_holds_until_all_have_come(comm, carried, form):
     assert len(carried) == SIZE
 
 
+@pytest.mark.parametrize("form", FORMS)
+def test_numbers_overflow_without_a_warning(comm, carried, form):
+    for largest, op in [(np.finfo("d").max, MPI.SUM), (np.finfo("f").max, MPI.PROD)]:
+        x, out = np.full(5, largest), np.zeros(5, type(largest))
+        call(comm, form, "Allreduce", x, out, op)
+        assert np.isinf(out).all() == (SIZE > 1)
+    assert carried == ["allreduce"] * 2
+
+
 def test_counts_of_a_reduce_scatter_are_asked_for(comm, carried):
     x = np.arange(sum(range(1, SIZE + 1)))
     out = np.empty(RANK + 1, x.dtype)

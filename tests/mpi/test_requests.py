@@ -90,6 +90,15 @@ def test_they_are_ours_and_mpi4pys(comm):
     persistent.Free()
 
 
+def test_without_threads_they_are_the_librarys(comm, monkeypatch):
+    monkeypatch.setattr("mpiagg.comm.threads_allowed", lambda: False)
+    total = np.array([1])
+    request = comm.Iallreduce(MPI.IN_PLACE, total)
+    assert type(request) is MPI.Request
+    request.Wait()
+    assert total == SIZE
+
+
 def test_they_go_on_while_the_program_does_something_else(comm):
     outs, pending = several(comm, length=30_000)
     # None of these calls drives a plan.

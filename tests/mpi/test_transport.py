@@ -14,7 +14,7 @@ pytestmark = pytest.mark.mpi
 
 @pytest.mark.parametrize("algorithm", [*mpiagg.algorithms("allreduce"), "auto"])
 @pytest.mark.parametrize("most", [1, 8, 12])
-def test_long_messages_are_cut(comm, rank, size, monkeypatch, algorithm, most):
+def test_long_messages_are_cut(comm, rank, size, monkeypatch, algorithm, most):  # noqa: PLR0917 - fixtures and parameters
     # A limit of a few bytes stands for the 2**30 of real life; 12 cuts in the middle of numbers.
     monkeypatch.setattr(messages, "MOST_BYTES", most)
     everyone = [np.arange(5.0) + r for r in range(size)]
@@ -121,7 +121,7 @@ ODD_ONES = {
         "allreduce by recursive_doubling",
     ),
     "lanes": (lambda x, **how: mpiagg.allreduce_init(x, lanes=3, **how), "3 lanes", "recursive_doubling of"),
-    "collective": (lambda x, **how: mpiagg.broadcast_init(x, **how), "broadcast by tree", "allreduce by"),
+    "collective": (mpiagg.broadcast_init, "broadcast by tree", "allreduce by"),
 }
 
 
@@ -131,11 +131,8 @@ def test_plans_that_differ_are_refused_on_every_rank(comm, rank, size, what):
     x = np.arange(6.0)
     before = x.copy()
     if size > 1:
-        with pytest.raises(mpiagg.MismatchError, match="^ranks disagree: ") as caught:
-            if rank == size - 1:
-                make(x, comm=comm)
-            else:
-                mpiagg.allreduce_init(x, comm=comm)
+        with pytest.raises(mpiagg.MismatchError, match=r"^ranks disagree: ") as caught:
+            (make if rank == size - 1 else mpiagg.allreduce_init)(x, comm=comm)
         others, odd = str(caught.value).removeprefix("ranks disagree: ").split("; ")
         assert others.startswith(f"{named(range(size - 1))}: ")
         assert odd.startswith(f"rank {size - 1}: ")
@@ -149,7 +146,7 @@ def test_plans_that_differ_are_refused_on_every_rank(comm, rank, size, what):
 
 def test_roots_that_differ(comm, rank, size):
     if size > 1:
-        with pytest.raises(mpiagg.MismatchError, match="rank 0: reduce by tree .*, root 1; rank.* 1.*: .*, root 0"):
+        with pytest.raises(mpiagg.MismatchError, match=r"rank 0: reduce by tree .*, root 1; rank.* 1.*: .*, root 0"):
             mpiagg.reduce_init(np.ones(3), root=int(rank == 0), comm=comm)
     with mpiagg.reduce_init(np.ones(3), root=size - 1, comm=comm) as plan:
         result = plan()

@@ -53,7 +53,9 @@ def test_unmatched_message():
     programs = left_fold_of_two()
     programs[1].append(Round(send(0)))
     error = refused(programs)
-    assert "rank 1 in round 2 waits to send chunk 0 to rank 0, which has finished: the message is unmatched" in str(error)
+    assert "rank 1 in round 2 waits to send chunk 0 to rank 0, which has finished: the message is unmatched" in str(
+        error
+    )
     assert place(error) == (1, 2, 0)
 
 
@@ -193,7 +195,9 @@ def test_reduced_after_it_was_finished():
 
 def test_other_expressions_on_other_ranks():
     # Recursive doubling in which every rank puts its own side first: equal sums, but not equal bits.
-    programs = [[Round(send(1 - rank), reduce_from(1 - rank, received_first=False)), Round(finish())] for rank in (0, 1)]
+    programs = [
+        [Round(send(1 - rank), reduce_from(1 - rank, received_first=False)), Round(finish())] for rank in (0, 1)
+    ]
     error = refused(programs)
     assert str(error) == "rank 1 ends with another expression in chunk 0 than the ranks below it"
     assert place(error) == (1, None, 0)
@@ -280,7 +284,9 @@ def test_every_single_step_is_needed_and_every_chunk_matters(name, collective, n
                 without = Round(*a_round[:slot], *a_round[slot + 1 :])
                 wrong = [without]
                 if chunks > 1:
-                    moved = type(step)(step.action, step.peer, (step.chunk + 1) % chunks, step.count, step.received_first)
+                    moved = type(step)(
+                        step.action, step.peer, (step.chunk + 1) % chunks, step.count, step.received_first
+                    )
                     wrong.append(Round(*a_round[:slot], moved, *a_round[slot + 1 :]))
                 for other in wrong:
                     programs = schedules(name, collective, n)
@@ -292,7 +298,9 @@ def test_check_takes_names_and_refuses_others():
     assert check("ring", "allreduce", 3) == check("ring", Collective.ALLREDUCE, 3)
     with pytest.raises(ValueError, match="unknown algorithm 'rung'; known: ring, tree"):
         check("rung", "allreduce", 3)
-    with pytest.raises(ValueError, match="algorithm 'tree' does not serve allgather; these do: ring, circulant, direct"):
+    with pytest.raises(
+        ValueError, match="algorithm 'tree' does not serve allgather; these do: ring, circulant, direct"
+    ):
         check("tree", "allgather", 3)
     with pytest.raises(ValueError, match="alltoall"):
         check("ring", "alltoall", 3)

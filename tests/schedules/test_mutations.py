@@ -77,7 +77,9 @@ def promised(collective, n, chunks):
                 yield rank, chunk, (100**chunk, 0)
             elif collective is Collective.BROADCAST:
                 yield rank, chunk, (1, 0)
-            elif collective is Collective.ALLREDUCE or rank == (chunk if collective is Collective.REDUCE_SCATTER else 0):
+            elif collective is Collective.ALLREDUCE or rank == (
+                chunk if collective is Collective.REDUCE_SCATTER else 0
+            ):
                 yield rank, chunk, (sum(100**r for r in range(n)), 1)
 
 

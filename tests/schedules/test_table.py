@@ -46,14 +46,16 @@ def test_who_serves_what(collective, names):
 
 @pytest.mark.parametrize("name", ["rung", "", None, 3, ["ring"]])
 def test_an_unknown_name_lists_the_known(name):
-    with pytest.raises(ValueError, match="^unknown algorithm .*; known: ring, tree, parameter_server, .*, direct$"):
+    with pytest.raises(ValueError, match=r"^unknown algorithm .*; known: ring, tree, parameter_server, .*, direct$"):
         algorithm(name)
 
 
 @pytest.mark.parametrize("name", TABLE)
 def test_an_algorithm_says_who_else_serves_what_it_does_not(name):
     for collective in set(Collective) - set(TABLE[name].schedules):
-        with pytest.raises(ValueError, match=f"^algorithm '{name}' does not serve {collective.value}; these do: ring, "):
+        with pytest.raises(
+            ValueError, match=f"^algorithm '{name}' does not serve {collective.value}; these do: ring, "
+        ):
             TABLE[name].schedule(collective, 0, 2)
 
 
