@@ -3,72 +3,18 @@
 from __future__ import annotations
 
 import json
-import re
-from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final
 
 import click
 
+from mpiagg.arrays import reduction
 from mpiagg.cli import job, launch
+from mpiagg.cli.flags import DTYPES, LARGEST, SMALLEST, Flags, SizeRange, dtype_of, parse_range
 from mpiagg.schedules import Collective, algorithms
 
 if TYPE_CHECKING:
     from mpi4py import MPI
-
-SMALLEST: Final = 64
-LARGEST: Final = 64 * 2**20
-DTYPES: Final = (
-    *("float16", "bfloat16", "float32", "float64", "complex64", "complex128"),
-    *("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"),
-)
-_UNITS: Final = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30}
-
-
-class SizeRange(NamedTuple):
-    """The lengths to measure, in bytes."""
-
-    smallest: int
-    largest: int
-
-    def sizes(self, factor: int) -> Iterator[int]:
-        """Yield the lengths, each ``factor`` times the one before."""
-        size = self.smallest
-        while size <= self.largest:
-            yield size
-            size *= factor
-
-
-def parse_size(text: str) -> int:
-    """Return a number of bytes, written like 64, 4K, 1M or 2G.
-
-    Raises
-    ------
-    ValueError
-        If it is not written so, or not positive.
-    """
-    match = re.fullmatch(r"(\d+)([KMG]?)(?:i?B)?", text.strip(), re.IGNORECASE)
-    if match is None or int(match[1]) == 0:
-        raise ValueError(f"{text!r} is not a size; write 64, 4K, 1M or 2G")
-    return int(match[1]) * _UNITS[match[2].upper()]
-
-
-def parse_range(text: str) -> SizeRange:
-    """Return the range that ``MAX``, ``MIN:`` or ``MIN:MAX`` means.
-
-    Raises
-    ------
-    ValueError
-        If a size is not one, or the range is empty.
-    """
-    first, colon, last = text.rpartition(":")
-    smallest = parse_size(first) if first else SMALLEST
-    largest = parse_size(last) if last or not colon else LARGEST
-    if not first:
-        smallest = min(smallest, largest)
-    if smallest > largest:
-        raise ValueError(f"{text!r} is an empty range of sizes")
-    return SizeRange(smallest, largest)
 
 
 def _convert_range(ctx: click.Context, param: click.Parameter, value: str) -> SizeRange:
@@ -77,24 +23,6 @@ def _convert_range(ctx: click.Context, param: click.Parameter, value: str) -> Si
         return parse_range(value)
     except ValueError as error:
         raise click.BadParameter(str(error), ctx, param) from None
-
-
-class Flags(NamedTuple):
-    """What the user can choose, beside the number of ranks."""
-
-    collective: str
-    algorithm: tuple[str, ...]
-    sizes: SizeRange
-    factor: int
-    iterations: int
-    warmup: int
-    time_limit: float
-    full: bool
-    dtype: str
-    op: str
-    root: int
-    lanes: int | None
-    planned: bool
 
 
 def _known(flags: Flags) -> tuple[str, ...]:
@@ -111,6 +39,17 @@ def _known(flags: Flags) -> tuple[str, ...]:
             known = ", ".join(("auto", "native", *serving))
             raise click.UsageError(f"no algorithm {name!r} for {flags.collective}; known: {known}")
     return tuple(name for name in flags.algorithm if name != "native") if flags.algorithm else serving
+
+
+def _check(flags: Flags, size: int) -> None:
+    """Raise click.UsageError for what only the number of ranks, or two flags together, show to be wrong."""
+    if flags.root >= size:
+        raise click.UsageError(f"--root must be a rank from 0 to {size - 1}, not {flags.root}")
+    if Collective(flags.collective).reduces:
+        try:
+            reduction(flags.op, dtype_of(flags.dtype), size)
+        except TypeError as error:
+            raise click.UsageError(str(error)) from None
 
 
 _EXAMPLES: Final = """\b
@@ -153,9 +92,7 @@ def bench(ranks: int, json_file: Path | None, **options: object) -> None:
     """
     flags = Flags(**options)  # type: ignore[arg-type]  # click gives them as declared above
     names = _known(flags)
-    size = launch.launched_ranks() or ranks
-    if flags.root >= size:
-        raise click.UsageError(f"--root must be a rank from 0 to {size - 1}, not {flags.root}")
+    _check(flags, launch.launched_ranks() or ranks)
 
     def work(world: MPI.Intracomm) -> int:
         from mpiagg.cli import sweep  # noqa: PLC0415 - needs MPI, which only a rank may load

@@ -2,31 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import click
 
 from mpiagg.cli import job
+from mpiagg.cli.settings import Settings
 from mpiagg.schedules import algorithms
 
 if TYPE_CHECKING:
     from mpi4py import MPI
 
 AGGREGATORS: Final = ("allreduce", "parameter-server", "decentralized")
-
-
-@dataclass(frozen=True)
-class Settings:
-    """What the user can choose of the training."""
-
-    aggregator: str
-    algorithm: str
-    epochs: int
-    batch_size: int
-    learning_rate: float
-    seed: int
 
 
 _EXAMPLES: Final = """\b

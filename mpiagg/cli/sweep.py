@@ -4,16 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, replace
-from importlib import import_module
 from typing import Any
 
 import numpy as np
 from mpi4py import MPI
 
 from mpiagg.cli import columns, contest, machine
-from mpiagg.cli.bench import Flags
 from mpiagg.cli.columns import Row, bus_factor
 from mpiagg.cli.competitors import Competitor, Task
+from mpiagg.cli.flags import Flags, dtype_of
 from mpiagg.schedules import Collective
 
 
@@ -50,17 +49,12 @@ def _title(comm: MPI.Intracomm, flags: Flags) -> str:
 
 
 def _task(comm: MPI.Intracomm, flags: Flags, nbytes: int) -> Task:
-    collective, dtype = Collective(flags.collective), _dtype(flags.dtype)
+    collective, dtype = Collective(flags.collective), dtype_of(flags.dtype)
     count = max(1, nbytes // dtype.itemsize)
     if collective is Collective.ALLGATHER:
         # Every rank gives as much as the others.
         count = max(1, count // comm.size) * comm.size
     return Task(collective, comm, count, dtype, flags.op, flags.root)
-
-
-def _dtype(name: str) -> np.dtype[Any]:
-    # NumPy knows bfloat16 once ml_dtypes is imported.
-    return np.dtype(import_module("ml_dtypes").bfloat16 if name == "bfloat16" else name)
 
 
 def _measure(task: Task, flags: Flags, names: tuple[str, ...]) -> list[Row]:

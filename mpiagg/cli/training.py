@@ -11,8 +11,8 @@ import numpy as np
 from sklearn.datasets import load_digits
 
 import mpiagg
-from mpiagg.cli.demo import Settings
 from mpiagg.cli.network import Labels, Momentum, Network, Values
+from mpiagg.cli.settings import Settings
 
 if TYPE_CHECKING:
     from mpi4py import MPI

@@ -45,8 +45,10 @@ class Channel:
     """
 
     def __init__(self, comm: MPI.Intracomm) -> None:
-        # mpi4py would make the duplicate one of the caller's subclass.
-        self.comm = MPI.Intracomm(comm).Dup()
+        # Created, not duplicated: the caller's attributes stay with the caller. Of mpi4py's class, not of a subclass.
+        group = comm.Get_group()
+        self.comm = MPI.Intracomm(MPI.Intracomm(comm).Create(group))
+        group.Free()
         self.rank = comm.Get_rank()
         self.size = comm.Get_size()
         self.open: dict[int, Freeable] = {}

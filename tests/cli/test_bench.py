@@ -6,7 +6,7 @@ import pytest
 from click.testing import CliRunner
 
 from mpiagg.cli import columns, launch, main
-from mpiagg.cli.bench import LARGEST, SMALLEST, parse_range, parse_size
+from mpiagg.cli.flags import LARGEST, SMALLEST, parse_range, parse_size
 from mpiagg.schedules import Collective, algorithms
 
 
@@ -139,7 +139,7 @@ def test_the_command_measures_and_saves(mpiagg, tmp_path):
 EVERYTHING = """
 import sys
 from mpiagg.cli import job, sweep
-from mpiagg.cli.bench import Flags, SizeRange
+from mpiagg.cli.flags import Flags, SizeRange
 from mpiagg.schedules import Collective, algorithms
 world = job.join()
 usual = Flags("allreduce", (), SizeRange(4, 1000), 16, 2, 1, 1.0, False, "float32", "sum", 0, None, True)

@@ -9,8 +9,8 @@ import pytest
 from click.testing import CliRunner
 
 from mpiagg.cli import launch, main, summary, training
-from mpiagg.cli.demo import Settings
 from mpiagg.cli.network import Network
+from mpiagg.cli.settings import Settings
 
 RING = Settings(aggregator="allreduce", algorithm="ring", epochs=2, batch_size=50, learning_rate=0.1, seed=1)
 RESULT = training.Result(
@@ -122,7 +122,7 @@ TRAIN = """
 import json, sys
 from dataclasses import asdict
 from mpiagg.cli import job, summary, training
-from mpiagg.cli.demo import Settings
+from mpiagg.cli.settings import Settings
 world = job.join()
 told = []
 few = training.load(1)
