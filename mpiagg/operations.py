@@ -304,8 +304,8 @@ def _bind_native(comm: MPI.Intracomm, operation: Operation, buffer: Array) -> Pr
         before = (partial(np.copyto, sent, buffer),)
         request = comm.Reduce_scatter_init(sent, buffer[o.own_chunk], o.counts, o.op)
     awaited = Awaited(o.label, 0, send(o.rank), buffer.nbytes)
-    a_round = BoundRound((*before, request.Start), ((request.Test, awaited),), (partial(_finish_native, o, buffer),))
-    return Program(((a_round,),), (request,), sent.nbytes)
+    a_round = BoundRound((*before, request.Start), (request.Test,), (partial(_finish_native, o, buffer),), (awaited,))
+    return Program((a_round,), (request,), sent.nbytes)
 
 
 def _finish_native(operation: Operation, buffer: Array) -> None:

@@ -13,7 +13,7 @@ from types import TracebackType
 from typing import Any, Final, Generic, TypeVar
 
 from mpiagg.errors import PlanError, StallError
-from mpiagg.program import Awaited, BoundRound, Program
+from mpiagg.program import Awaited, BoundRound, Interleaved, Program, run
 from mpiagg.transport import Channel
 
 SPINS: Final = 20
@@ -34,10 +34,6 @@ CACHED_BYTES: Final = 64 * 2**20
 DEFAULT_TIMEOUT: Final = float(os.environ.get("MPIAGG_TIMEOUT", "1800"))
 """Seconds that a wait lasts at most; the environment variable MPIAGG_TIMEOUT sets it."""
 
-
-IDLE: Final = "idle"
-RUNNING: Final = "running"
-FREED: Final = "freed"
 
 Result = TypeVar("Result")
 
@@ -81,14 +77,15 @@ class Plan(Generic[Result]):
         self.sent_bytes = program.sent_bytes
         self.timeout = timeout
         self._channel = channel
-        self._lanes = program.lanes
-        self._only_lane = program.lanes[0] if len(program.lanes) == 1 else None
         self._requests = program.requests
-        self._load = load
-        self._store = store
-        self._state = IDLE
+        rounds = [*_alone(load), *program.rounds, *_alone(store)]
+        # Plain tuples, which Python unpacks faster than named ones.
+        self._rounds: Sequence[BoundRound] = tuple(tuple(a_round) for a_round in rounds)  # type: ignore[misc]
+        # The rounds while the plan is idle; None while it runs, after an error in the middle, and when it is freed.
+        self._idle: Sequence[BoundRound] | None = self._rounds
         self._running: Iterator[Awaited] | None = None
-        self._awaited: Awaited | None = None
+        self._awaited: Awaited | Interleaved | None = None
+        self._freed = False
         channel.open[id(self)] = self
 
     # -- running
@@ -108,29 +105,25 @@ class Plan(Generic[Result]):
         StallError
             If a message does not complete within the timeout.
         """
-        if self._only_lane is None or self._state is not IDLE:
-            self.start()
-            return self.wait()
-        # What start and wait do, for one lane, without a generator: this is the path that has to be short.
-        self._state = RUNNING
-        if self._load is not None:
-            self._load()
-        for starts, tests, folds in self._only_lane:
+        # What start and wait do, without a generator: this is the path that has to be short.
+        rounds = self._idle
+        if rounds is None:
+            raise self._unusable()
+        self._idle = None
+        for starts, tests, folds, awaited in rounds:
             for start in starts:
                 start()
-            for test, awaited in tests:
+            for test in tests:
                 spins = 0
                 while not test():
                     spins += 1
                     if spins == SPINS:
-                        self._awaited = awaited
+                        self._awaited = awaited[tests.index(test)]
                         self._patiently(test)
                         break
             for fold in folds:
                 fold()
-        if self._store is not None:
-            self._store()
-        self._state = IDLE
+        self._idle = rounds
         return self.result
 
     def start(self) -> None:
@@ -141,12 +134,10 @@ class Plan(Generic[Result]):
         PlanError
             If the plan is freed, or runs already.
         """
-        if self._state is not IDLE:
+        if self._idle is None:
             raise self._unusable()
-        self._state = RUNNING
-        if self._load is not None:
-            self._load()
-        self._running = _interleave([_run(rounds) for rounds in self._lanes])
+        self._idle = None
+        self._running = run(self._rounds)
         self.test()
 
     def test(self) -> bool:
@@ -157,7 +148,7 @@ class Plan(Generic[Result]):
         PlanError
             If the plan is freed, or an error has left it in the middle.
         """
-        if self._state is IDLE:
+        if self._idle is not None:
             return True
         if self._running is None:
             raise self._unusable()
@@ -165,9 +156,7 @@ class Plan(Generic[Result]):
         if self._awaited is not None:
             return False
         self._running = None
-        if self._store is not None:
-            self._store()
-        self._state = IDLE
+        self._idle = self._rounds
         return True
 
     def wait(self, meanwhile: Sequence[Plan[Any]] = ()) -> Result:
@@ -201,17 +190,18 @@ class Plan(Generic[Result]):
             os.sched_yield()
             if test():
                 return
-        awaited, since, pause = self._awaited, time.monotonic(), 0.0
+        awaited, since, pause = None, 0.0, 0.0
         while not test():
-            if self._awaited is not awaited:
-                awaited, since, pause = self._awaited, time.monotonic(), 0.0
+            now = self._awaited.now if self._awaited else None
+            if now is not awaited or not since:
+                awaited, since, pause = now, time.monotonic(), 0.0
             if time.monotonic() - since > self.timeout:
                 raise StallError(f"waited {self.timeout:g} s in vain for {awaited}")
             pause = min(pause + 2e-6, LONGEST_SLEEP)
             time.sleep(pause)
 
     def _unusable(self) -> PlanError:
-        if self._state is FREED:
+        if self._freed:
             return PlanError(f"{self.label}: the plan is freed")
         if self._running is None:
             return PlanError(f"{self.label}: an error has left the plan in the middle of its run")
@@ -227,12 +217,12 @@ class Plan(Generic[Result]):
         PlanError
             If the plan is running.
         """
-        if self._state is FREED:
+        if self._freed:
             return
-        if self._state is RUNNING:
+        if self._idle is None:
             raise self._unusable()
-        self._state = FREED
-        self._lanes, self._only_lane = (), None
+        self._freed = True
+        self._idle, self._rounds = None, ()
         requests, self._requests = self._requests, ()
         for request in requests:
             request.Free()
@@ -246,29 +236,14 @@ class Plan(Generic[Result]):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         """Free the plan, unless an error left it running."""
-        if self._state is IDLE or error is None:
+        if self._idle is not None or error is None:
             self.free()
 
 
-def _run(rounds: Sequence[BoundRound]) -> Iterator[Awaited]:
-    """Run the rounds of a lane one after the other; yield what is waited for whenever it has not come."""
-    for starts, tests, folds in rounds:
-        for start in starts:
-            start()
-        for test, awaited in tests:
-            while not test():
-                yield awaited
-        for fold in folds:
-            fold()
-
-
-def _interleave(lanes: list[Iterator[Awaited]]) -> Iterator[Awaited]:
-    """Run several lanes at once: whenever one would wait, go on with the next."""
-    while lanes:
-        waits = [(lane, awaited) for lane in lanes if (awaited := next(lane, None)) is not None]
-        lanes = [lane for lane, _ in waits]
-        if waits:
-            yield waits[0][1]
+def _alone(step: Callable[[], object] | None) -> Iterator[BoundRound]:
+    """Yield a round that does nothing but ``step``, if there is one."""
+    if step is not None:
+        yield BoundRound((step,), (), (), ())
 
 
 def find_plan(channel: Channel, key: Hashable, make: Callable[[], Plan[Result]]) -> Plan[Result]:

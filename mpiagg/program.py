@@ -27,23 +27,73 @@ class Awaited(NamedTuple):
         way = "be sent to" if self.step.action is Action.SEND else "arrive from"
         return f"{self.label}, round {self.round}: {self.nbytes} bytes to {way} rank {self.step.peer}"
 
+    @property
+    def now(self) -> Awaited:
+        """What is waited for at present."""
+        return self
+
 
 class BoundRound(NamedTuple):
-    """A round as it runs: what to start, what to wait for, what to compute."""
+    """A round as it runs: what to start, what to test until it is done, what to compute then.
+
+    ``awaited`` says of each of the ``tests`` what it waits for.
+    """
 
     starts: tuple[Callable[[], object], ...]
-    tests: tuple[tuple[Callable[[], bool], Awaited], ...]
+    tests: tuple[Callable[[], bool], ...]
     folds: tuple[Callable[[], object], ...]
+    awaited: tuple[Awaited | Interleaved, ...]
+
+
+def run(rounds: Sequence[BoundRound]) -> Iterator[Awaited]:
+    """Run rounds one after the other; yield what is waited for whenever it has not come."""
+    for starts, tests, folds, awaited in rounds:
+        for start in starts:
+            start()
+        for test, message in zip(tests, awaited, strict=True):
+            while not test():
+                yield message.now
+        for fold in folds:
+            fold()
+
+
+class Interleaved:
+    """Several lanes as one round: whenever one would wait, the next goes on."""
+
+    def __init__(self, lanes: Sequence[Sequence[BoundRound]]) -> None:
+        self._lanes = lanes
+        self._running: list[tuple[Iterator[Awaited], Awaited | None]] = []
+
+    def start(self) -> None:
+        """Start all lanes."""
+        self._running = [(run(lane), None) for lane in self._lanes]
+
+    def test(self) -> bool:
+        """Let all lanes go on, and return whether they are done."""
+        waits = [(lane, next(lane, None)) for lane, _ in self._running]
+        self._running = [(lane, awaited) for lane, awaited in waits if awaited is not None]
+        return not self._running
+
+    @property
+    def now(self) -> Awaited:
+        """What the first unfinished lane waits for at present."""
+        awaited = self._running[0][1]
+        assert awaited is not None
+        return awaited
+
+    def as_round(self) -> BoundRound:
+        """Return the round that runs all lanes."""
+        return BoundRound((self.start,), (self.test,), (), (self,))
 
 
 @dataclass(frozen=True)
 class Program:
-    """What a plan runs: its lanes, each a sequence of rounds, and what they hold.
+    """What a plan runs, and what belongs to it.
 
     Attributes
     ----------
-    lanes : tuple of tuples of BoundRound
-        Independent sequences of rounds, which are interleaved.
+    rounds : tuple of BoundRound
+        What is run.
     requests : tuple of MPI.Prequest
         The persistent requests in them, to be freed with the plan.
     nbytes : int
@@ -52,7 +102,7 @@ class Program:
         What one run sends; 0 where the MPI library's own collective does it, which does not tell.
     """
 
-    lanes: tuple[tuple[BoundRound, ...], ...]
+    rounds: tuple[BoundRound, ...]
     requests: tuple[MPI.Prequest, ...]
     nbytes: int
     sent_bytes: int = 0
@@ -95,10 +145,11 @@ def bind(
     binders = [
         _Binder(channel, buffer, lane, reduction, label=label, tag=tag + number) for number, lane in enumerate(lanes)
     ]
-    bound = tuple(binder.bind(schedule) for binder in binders)
+    bound = [binder.bind(schedule) for binder in binders]
+    rounds = bound[0] if len(bound) == 1 else (Interleaved(bound).as_round(),)
     requests = tuple(request for binder in binders for request in binder.requests)
     sent = sum(binder.sent_bytes for binder in binders)
-    return Program(bound, requests, sum(binder.spare.nbytes for binder in binders), sent)
+    return Program(rounds, requests, sum(binder.spare.nbytes for binder in binders), sent)
 
 
 class _Binder:
@@ -144,14 +195,14 @@ class _Binder:
                     receives += ((r, awaited) for r in self.channel.receive_init(arrived, step.peer, self.tag))
                     pair = (arrived, own) if step.received_first else (own, arrived)
                     folds.append(partial(self.reduction.combine, *pair, own))
-        # Receives are started first, so that messages find them posted. Sends are tested first: short ones are done
-        # at once, and that is found out while the others' are on their way.
-        starts, tests = receives + sends, sends + receives
-        self.requests += (request for request, _ in starts)
+        # Receives come first, so that messages find them posted.
+        posted = receives + sends
+        self.requests += (request for request, _ in posted)
         return BoundRound(
-            tuple(request.Start for request, _ in starts),
-            tuple((request.Test, awaited) for request, awaited in tests),
+            tuple(request.Start for request, _ in posted),
+            tuple(request.Test for request, _ in posted),
             tuple(folds),
+            tuple(awaited for _, awaited in posted),
         )
 
     def _runs(self, step: Step) -> Iterator[Array]:
