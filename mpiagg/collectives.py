@@ -27,7 +27,8 @@ import numpy as np
 import numpy.typing as npt
 from mpi4py import MPI
 
-from mpiagg.arrays import Array, Reduction, as_input, check_output, working_dtype
+from mpiagg.arguments import check_root
+from mpiagg.arrays import Array, Reduction, as_input, check_output
 from mpiagg.mpi_ops import resolve
 from mpiagg.operations import NATIVE, Operation, even_counts, pick, prepare, run
 from mpiagg.plan import Plan
@@ -46,6 +47,14 @@ class _Call(NamedTuple):
     operation: Operation
     x: Array
     out: Array | None
+
+    def in_words(self) -> str:
+        """Return what all ranks must agree on."""
+        o = self.operation
+        how = f", op {o.reduction.name}" if o.collective.reduces else ""
+        where = f", root {o.root}" if o.collective.rooted else ""
+        lanes = f", {o.choice.lanes} lanes" if o.choice.lanes > 1 else ""
+        return f"{o.label}{lanes} of {self.x.dtype} {self.x.shape}{how}{where}"
 
 
 def allreduce(
@@ -108,7 +117,7 @@ def reduce(
     root : int
         The rank that gets the result.
     out : numpy.ndarray, optional
-        On the root, an array for the result; ignored elsewhere.
+        On the root, an array for the result; elsewhere nothing is written to it.
     comm, algorithm, lanes
         See :mod:`mpiagg.collectives`.
 
@@ -315,12 +324,11 @@ class _Arguments(NamedTuple):
     def checked(self, channel: Channel) -> _Call:
         """Return the call that they mean, if they are good; nothing is sent for that."""
         x = as_input(self.x)
-        if not isinstance(self.root, int) or not 0 <= self.root < channel.size:
-            raise ValueError(f"root must be a rank from 0 to {channel.size - 1}, not {self.root!r}")
+        root = check_root(self.root, channel.size)
         if self.collective.reduces:
             how, op, only_native = resolve(self.op, x.dtype, channel.size)
         else:
-            how, op, only_native = Reduction(np.add, working_dtype(x.dtype)), MPI.SUM, False
+            how, op, only_native = Reduction(np.add, x.dtype), MPI.SUM, False
         counts, shape = _layout(self.collective, x, channel)
         choice = pick(self.algorithm, self.lanes, self.collective, sum(counts) * how.dtype.itemsize)
         if only_native:
@@ -329,11 +337,10 @@ class _Arguments(NamedTuple):
                     f"algorithm {self.algorithm!r} cannot apply an op that is not predefined; 'native' can"
                 )
             choice = Choice(NATIVE)
-        operation = Operation(self.collective, channel.rank, channel.size, self.root, counts, how, choice, op)
-        out = None
-        if operation.target is not None:
-            out = np.empty(shape, x.dtype) if self.out is None else check_output(self.out, shape, x.dtype)
-        return _Call(operation, x, out)
+        operation = Operation(self.collective, channel.rank, channel.size, root, counts, how, choice, op)
+        # A bad one is an error on every rank that gives it, also where there is nothing to be written to it.
+        out = np.empty(shape, x.dtype) if self.out is None else check_output(self.out, shape, x.dtype)
+        return _Call(operation, x, None if operation.target is None else out)
 
 
 def _layout(collective: Collective, x: Array, channel: Channel) -> tuple[tuple[int, ...], tuple[int, ...]]:
@@ -364,14 +371,11 @@ def _run(arguments: _Arguments, comm: MPI.Intracomm | None) -> Array | None:
 
 def _prepare(arguments: _Arguments, comm: MPI.Intracomm | None) -> ArrayPlan:
     channel = channel_of(comm)
-    try:
-        call = arguments.checked(channel)
-    except (TypeError, ValueError) as error:
-        channel.agree("", error)
-        raise
-    o = call.operation
-    how = f", op {o.reduction.name}" if o.collective.reduces else ""
-    where = f", root {o.root}" if o.collective.rooted else ""
-    lanes = f", {o.choice.lanes} lanes" if o.choice.lanes > 1 else ""
-    channel.agree(f"{o.label}{lanes} of {call.x.dtype} {call.x.shape}{how}{where}")
-    return prepare(channel, *call, tag=channel.new_tag(o.choice.lanes))
+    calls: list[_Call] = []
+
+    def say() -> str:
+        calls.append(arguments.checked(channel))
+        return calls[0].in_words()
+
+    channel.agree_on(say)
+    return prepare(channel, *calls[0], tag=channel.new_tag(calls[0].operation.choice.lanes))

@@ -55,6 +55,10 @@ def resolve(op: str | MPI.Op, dtype: np.dtype[Any], size: int) -> tuple[Reductio
         how = reduction(op, dtype, size)
         return how, mpi_op(op, dtype), False
     name = op_name(op)
+    if name is None and op.is_predefined:
+        raise ValueError(
+            f"this MPI.Op is not for arrays of numbers; known: {', '.join(_PREDEFINED)}, or an op of your own"
+        )
     if name is None:
         return Reduction(_by_mpi_alone, dtype, name="of the user's own"), op, True
     return reduction(name, dtype, size), mpi_op(name, dtype), False

@@ -13,7 +13,20 @@ from typing import Final
 import numpy as np
 from mpi4py import MPI
 
-from mpiagg.arrays import Array, Reduction, address, borrow, cuts_of, even_cuts, even_ranges, flat, ranges, scratch
+from mpiagg.arguments import check_integer
+from mpiagg.arrays import (
+    Array,
+    Reduction,
+    address,
+    borrow,
+    cuts_of,
+    even_cuts,
+    even_ranges,
+    flat,
+    ranges,
+    same_memory,
+    scratch,
+)
 from mpiagg.plan import Plan, Result, find_plan
 from mpiagg.program import Awaited, BoundRound, Lane, Program, bind
 from mpiagg.schedules import Collective, algorithm, algorithms, send
@@ -131,11 +144,7 @@ def pick(name: str, lanes: int | None, collective: Collective, nbytes: int) -> C
     else:
         known = ", ".join(algorithms(collective))
         raise ValueError(f"algorithm {name!r} does not serve {collective.value}; these do: {known}")
-    if lanes is None:
-        return chosen
-    if not 1 <= lanes <= MOST_LANES:
-        raise ValueError(f"lanes must be from 1 to {MOST_LANES}, not {lanes}")
-    return chosen._replace(lanes=lanes)
+    return chosen if lanes is None else chosen._replace(lanes=check_integer("lanes", lanes, 1, MOST_LANES))
 
 
 def even_counts(length: int, size: int) -> tuple[int, ...]:
@@ -244,7 +253,7 @@ def _lies_in(x: Array | None, buffer: Array, source: slice | None) -> bool:
     """Whether there is no input to bring into the buffer."""
     if x is None or source is None:
         return True
-    return x.dtype == buffer.dtype and x.flags.c_contiguous and address(x) == address(buffer[source])
+    return same_memory(x, buffer[source].reshape(x.shape))
 
 
 def _fill(operation: Operation, buffer: Array, x: Array | None) -> None:
@@ -277,9 +286,9 @@ def _call_native(comm: MPI.Intracomm, operation: Operation, buffer: Array) -> No
     elif o.collective is Collective.REDUCE:
         comm.Reduce(MPI.IN_PLACE if at_root else buffer, buffer if at_root else None, o.op, o.root)
     elif o.collective is Collective.BROADCAST:
-        comm.Bcast(buffer, o.root)
+        comm.Bcast(_as_bytes(buffer), o.root)
     elif o.collective is Collective.ALLGATHER:
-        comm.Allgatherv(MPI.IN_PLACE, [buffer, list(o.counts)])
+        comm.Allgatherv(MPI.IN_PLACE, [_as_bytes(buffer), _byte_counts(o), MPI.BYTE])
     else:
         comm.Reduce_scatter(buffer.copy(), buffer[o.own_chunk], o.counts, o.op)
     _finish_native(o, buffer)
@@ -296,9 +305,9 @@ def _bind_native(comm: MPI.Intracomm, operation: Operation, buffer: Array) -> Pr
     elif o.collective is Collective.REDUCE:
         request = comm.Reduce_init(MPI.IN_PLACE if at_root else buffer, buffer if at_root else None, o.op, o.root)
     elif o.collective is Collective.BROADCAST:
-        request = comm.Bcast_init(buffer, o.root)
+        request = comm.Bcast_init(_as_bytes(buffer), o.root)
     elif o.collective is Collective.ALLGATHER:
-        request = comm.Allgatherv_init(MPI.IN_PLACE, [buffer, list(o.counts)])
+        request = comm.Allgatherv_init(MPI.IN_PLACE, [_as_bytes(buffer), _byte_counts(o), MPI.BYTE])
     else:
         sent = scratch(buffer.size, buffer.dtype)
         before = (partial(np.copyto, sent, buffer),)
@@ -306,6 +315,15 @@ def _bind_native(comm: MPI.Intracomm, operation: Operation, buffer: Array) -> Pr
     awaited = Awaited(o.label, 0, send(o.rank), buffer.nbytes)
     a_round = BoundRound((*before, request.Start), (request.Test,), (partial(_finish_native, o, buffer),), (awaited,))
     return Program((a_round,), (request,), sent.nbytes)
+
+
+def _as_bytes(buffer: Array) -> Array:
+    """Return the buffer as bytes: what is only moved may be of a dtype that MPI does not know."""
+    return buffer.view(np.uint8)
+
+
+def _byte_counts(operation: Operation) -> list[int]:
+    return [count * operation.reduction.dtype.itemsize for count in operation.counts]
 
 
 def _finish_native(operation: Operation, buffer: Array) -> None:

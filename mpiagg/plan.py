@@ -6,34 +6,23 @@ costs a start and a test a message and a ufunc call a reduction, and allocates n
 
 from __future__ import annotations
 
-import os
-import time
 from collections.abc import Callable, Hashable, Iterator, Sequence
+from contextlib import suppress
 from types import TracebackType
 from typing import Any, Final, Generic, TypeVar
 
-from mpiagg.errors import PlanError, StallError
+from mpiagg.errors import PlanError
 from mpiagg.program import Awaited, BoundRound, Interleaved, Program, run
-from mpiagg.transport import Channel
+from mpiagg.transport import DEFAULT_TIMEOUT, Channel, wait_patiently
 
 SPINS: Final = 20
-"""How often a wait tests before it starts to yield the core: ranks may outnumber cores."""
-
-YIELDS: Final = 1000
-"""How often it yields before it starts to sleep."""
-
-LONGEST_SLEEP: Final = 1e-3
-"""Seconds that it sleeps at most between two tests."""
+"""How often a call tests before it starts to yield the core: ranks may outnumber cores."""
 
 CACHED_PLANS: Final = 32
 """How many plans a communicator keeps for calls that come back."""
 
 CACHED_BYTES: Final = 64 * 2**20
 """How much memory of their own these plans may have together."""
-
-DEFAULT_TIMEOUT: Final = float(os.environ.get("MPIAGG_TIMEOUT", "1800"))
-"""Seconds that a wait lasts at most; the environment variable MPIAGG_TIMEOUT sets it."""
-
 
 Result = TypeVar("Result")
 
@@ -119,7 +108,7 @@ class Plan(Generic[Result]):
                     spins += 1
                     if spins == SPINS:
                         self._awaited = awaited[tests.index(test)]
-                        self._patiently(test)
+                        self._wait(test)
                         break
             for fold in folds:
                 fold()
@@ -181,24 +170,14 @@ class Plan(Generic[Result]):
             return self.test()
 
         if not test():
-            self._patiently(test)
+            self._wait(test)
         return self.result
 
-    def _patiently(self, test: Callable[[], bool]) -> None:
-        """Test until it succeeds, yielding the core between tests at first, then sleeping ever longer."""
-        for _ in range(YIELDS):
-            os.sched_yield()
-            if test():
-                return
-        awaited, since, pause = None, 0.0, 0.0
-        while not test():
-            now = self._awaited.now if self._awaited else None
-            if now is not awaited or not since:
-                awaited, since, pause = now, time.monotonic(), 0.0
-            if time.monotonic() - since > self.timeout:
-                raise StallError(f"waited {self.timeout:g} s in vain for {awaited}")
-            pause = min(pause + 2e-6, LONGEST_SLEEP)
-            time.sleep(pause)
+    def _wait(self, test: Callable[[], bool]) -> None:
+        wait_patiently(test, self._awaited_now, self.timeout)
+
+    def _awaited_now(self) -> Awaited | None:
+        return self._awaited.now if self._awaited is not None else None
 
     def _unusable(self) -> PlanError:
         if self._freed:
@@ -257,5 +236,6 @@ def find_plan(channel: Channel, key: Hashable, make: Callable[[], Plan[Result]])
         len(channel.cached) > CACHED_PLANS or sum(kept.nbytes for kept in channel.cached.values()) > CACHED_BYTES
     ):
         _, oldest = channel.cached.popitem(last=False)
-        oldest.free()
+        with suppress(PlanError):  # an error has left it in the middle; the channel keeps it
+            oldest.free()
     return plan

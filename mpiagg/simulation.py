@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import numpy.typing as npt
 
+from mpiagg.arguments import check_integer
 from mpiagg.arrays import Array, Reduction, as_input, even_ranges, reduction
 from mpiagg.schedules import Action, Collective, Message, RoundDone, Step, schedules, walk
 from mpiagg.schedules import algorithm as find_algorithm
@@ -51,9 +52,8 @@ def simulate(
     how = reduction(op, first.dtype, len(inputs))
     nbytes = first.size * how.dtype.itemsize
     choice = choose(Collective.ALLREDUCE, nbytes) if algorithm == "auto" else Choice(algorithm)
-    choice = choice if lanes is None else choice._replace(lanes=lanes)
-    if choice.lanes < 1:
-        raise ValueError(f"lanes must be at least 1, not {choice.lanes}")
+    if lanes is not None:
+        choice = choice._replace(lanes=check_integer("lanes", lanes, 1))
     buffers = [x.ravel().astype(how.dtype) for x in inputs]
     for start, stop in even_ranges(0, first.size, choice.lanes):
         _run_lane([buffer[start:stop] for buffer in buffers], choice.algorithm, how)

@@ -44,6 +44,7 @@ EXPORTED = {
 }
 
 FLOORS = {
+    "arguments": 0,
     "errors": 0,
     "schedules": 1,
     "arrays": 1,

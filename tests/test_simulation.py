@@ -166,5 +166,5 @@ def test_bad_arguments(arguments, error, words):
 
 
 def test_lanes_out_of_range():
-    with pytest.raises(ValueError, match="lanes must be at least 1, not 0"):
+    with pytest.raises(ValueError, match="lanes must be an integer of at least 1, not 0"):
         mpiagg.simulate([[1.0]], lanes=0)

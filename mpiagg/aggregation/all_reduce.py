@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 from numbers import Real
 from typing import Any, Final
@@ -11,10 +12,9 @@ from typing import Any, Final
 import numpy as np
 from mpi4py import MPI
 
-from mpiagg.aggregation.base import agree_on
 from mpiagg.aggregation.elementwise import Elementwise
 from mpiagg.arrays import Array, reduction, working_dtype
-from mpiagg.operations import pick
+from mpiagg.operations import NATIVE, pick
 from mpiagg.plan import Plan
 from mpiagg.schedules import Collective
 from mpiagg.transport import SHARED_TAG
@@ -82,7 +82,7 @@ class AllReduce(Elementwise):
             how = "divide, then add" if divide_before else op
             return f"AllReduce by {algorithm}: {how}, denom {self.denom}"
 
-        agree_on(self._channel, check)
+        self._channel.agree_on(check)
 
     def aggregate(self, tensors: Sequence[Array]) -> None:
         """Reduce every array of the list, in place.
@@ -121,6 +121,10 @@ class AllReduce(Elementwise):
     def _check_dtype(self, dtype: np.dtype[Any]) -> None:
         reduction(self.op, dtype, self.denom)
 
+    def _in_place(self) -> bool:
+        # The MPI library's persistent collectives are made by all ranks together.
+        return self.algorithm != NATIVE
+
     def _plan(self, vector: Array, tag: int = SHARED_TAG) -> Plan[Any]:
         how = reduction(self.op, vector.dtype, self.denom)
         before = None
@@ -133,6 +137,10 @@ class AllReduce(Elementwise):
 
 
 def _checked_denom(denom: object) -> float:
-    if isinstance(denom, bool) or not isinstance(denom, Real) or not math.isfinite(denom) or denom == 0:
+    number = math.nan
+    if isinstance(denom, Real) and not isinstance(denom, bool):
+        with suppress(OverflowError):
+            number = float(denom)
+    if not math.isfinite(number) or number == 0:
         raise ValueError(f"denom must be a finite number other than zero, not {denom!r}")
-    return float(denom)
+    return number

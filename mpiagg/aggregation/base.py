@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import Any, ClassVar, Literal, TypeVar
 
@@ -12,7 +12,7 @@ from mpi4py import MPI
 from mpiagg.arrays import Array
 from mpiagg.errors import PlanError
 from mpiagg.plan import Plan
-from mpiagg.transport import Channel, channel_of
+from mpiagg.transport import channel_of
 
 Self = TypeVar("Self", bound="Aggregation")
 
@@ -94,7 +94,7 @@ class Aggregation(ABC):
             expect_keys(state, ())
             return "no state"
 
-        agree_on(self._channel, check)
+        self._channel.agree_on(check)
 
     def free(self) -> None:
         """Give back what the aggregation holds; a second call does nothing."""
@@ -115,25 +115,7 @@ class Aggregation(ABC):
             raise PlanError(f"{type(self).__name__} is freed")
 
 
-def agree_on(channel: Channel, check: Callable[[], str]) -> None:
-    """Go on only if ``check`` accepts on every rank and says the same of what they are about to do; collective.
-
-    Raises
-    ------
-    ValueError, TypeError
-        What ``check`` raises, on the ranks where it does.
-    MismatchError
-        On the other ranks; on all, if their words differ.
-    """
-    try:
-        word = check()
-    except (TypeError, ValueError) as error:
-        channel.agree("", error)
-        raise
-    channel.agree(word)
-
-
 def expect_keys(state: Mapping[str, Any], keys: Sequence[str]) -> None:
     """Raise ValueError if ``state`` has other keys than these."""
-    if set(state) != set(keys):
-        raise ValueError(f"state has the keys {sorted(state)}, not {sorted(keys)}")
+    if not isinstance(state, Mapping) or set(state) != set(keys):
+        raise ValueError(f"state must have the keys {sorted(keys)}; this is {state!r}")

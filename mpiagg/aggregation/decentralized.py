@@ -10,9 +10,10 @@ from typing import Any, ClassVar, Final, Literal, get_args
 import numpy as np
 from mpi4py import MPI
 
-from mpiagg.aggregation.base import agree_on, expect_keys
+from mpiagg.aggregation.base import expect_keys
 from mpiagg.aggregation.elementwise import Elementwise
 from mpiagg.aggregation.gossip import Nodes, PeerSelection, gossip, in_pieces
+from mpiagg.arguments import check_integer
 from mpiagg.arrays import Array, even_ranges, reduction
 from mpiagg.operations import pick
 from mpiagg.plan import Plan
@@ -73,11 +74,11 @@ class Decentralized(Elementwise):
             known = get_args(PeerSelection)
             if peer_selection not in known:
                 raise ValueError(f"unknown peer_selection {peer_selection!r}; known: {', '.join(known)}")
-            _check_count("communication_interval", communication_interval, 1)
+            self.communication_interval = check_integer("communication_interval", communication_interval, 1)
             where = "nodes" if hierarchical else "ranks"
             return f"Decentralized with peers {peer_selection} among {where}, every {communication_interval} calls"
 
-        agree_on(self._channel, check)
+        self._channel.agree_on(check)
         comm = self._channel.comm
         self._nodes = nodes_of(comm) if self.hierarchical else tuple((rank,) for rank in range(comm.size))
 
@@ -126,10 +127,10 @@ class Decentralized(Elementwise):
         def check() -> str:
             expect_keys(state, ("calls", "communications"))
             for key, count in state.items():
-                _check_count(key, count, 0)
+                check_integer(key, count, 0)
             return f"Decentralized after {state['calls']} calls and {state['communications']} communications"
 
-        agree_on(self._channel, check)
+        self._channel.agree_on(check)
         self.calls, self.communications = state["calls"], state["communications"]
 
     def _check_dtype(self, dtype: np.dtype[Any]) -> None:
@@ -165,8 +166,3 @@ def nodes_of(comm: MPI.Intracomm) -> Nodes:
     leaders = np.empty(comm.size, leader.dtype)
     comm.Allgather(leader, leaders)
     return tuple(tuple(np.flatnonzero(leaders == first).tolist()) for first in np.unique(leaders))
-
-
-def _check_count(name: str, count: object, least: int) -> None:
-    if not isinstance(count, int) or isinstance(count, bool) or count < least:
-        raise ValueError(f"{name} must be an integer of at least {least}, not {count!r}")

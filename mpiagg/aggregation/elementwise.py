@@ -10,7 +10,7 @@ from typing import Any, Final
 import numpy as np
 from mpi4py import MPI
 
-from mpiagg.aggregation.base import Aggregation, agree_on
+from mpiagg.aggregation.base import Aggregation
 from mpiagg.aggregation.packing import Layout, Packing, check_tensors, layout_in_words, layout_of
 from mpiagg.arrays import Array, Reduction
 from mpiagg.mpi_ops import mpi_op
@@ -31,8 +31,9 @@ class Elementwise(Aggregation):
     kept with their plans for the last ``KEPT_LAYOUTS`` layouts: a call with a known layout builds nothing. A contiguous
     tensor that is alone of its dtype is aggregated in its own memory.
 
-    Layouts are compared across the ranks when they are new. After that a rank cannot tell one that brings another
-    layout from one that is slow: it waits for it until the timeout.
+    Layouts are compared across the ranks when they are new. With a known layout nothing is compared: what is wrong on
+    one rank alone is an error there alone, and the other ranks wait for it, as for one that brings another layout,
+    until the timeout.
     """
 
     def __init__(self, comm: MPI.Intracomm | None = None) -> None:
@@ -42,6 +43,10 @@ class Elementwise(Aggregation):
     @abstractmethod
     def _check_dtype(self, dtype: np.dtype[Any]) -> None:
         """Raise TypeError if tensors of this dtype cannot be aggregated."""
+
+    def _in_place(self) -> bool:
+        """Whether plans can be made on one rank alone, when it has one for other memory than the others."""
+        return True
 
     def free(self) -> None:
         """Free the plans that are kept; a second call does nothing."""
@@ -95,8 +100,8 @@ class Elementwise(Aggregation):
             check()
             self._packings.move_to_end(layout)
             return packing
-        agree_on(self._channel, check)
-        packing = self._packings[layout] = Packing(layout)
+        self._channel.agree_on(check)
+        packing = self._packings[layout] = Packing(layout, in_place=self._in_place())
         if len(self._packings) > KEPT_LAYOUTS:
             _, oldest = self._packings.popitem(last=False)
             oldest.free()
@@ -111,7 +116,7 @@ class Elementwise(Aggregation):
             self._check_dtype(vector.dtype)
             return f"a plan for {type(self).__name__} of {layout_in_words(layout_of([vector]))}"
 
-        agree_on(self._channel, check)
+        self._channel.agree_on(check)
 
     def _prepare(
         self,

@@ -68,10 +68,13 @@ class Group:
         The tensors' dtype.
     members : dict of int to tuple of int
         Their places in the list, and their shapes.
+    in_place : bool
+        Whether a tensor's own memory may be the vector.
     """
 
-    def __init__(self, dtype: np.dtype[Any], members: dict[int, tuple[int, ...]]) -> None:
+    def __init__(self, dtype: np.dtype[Any], members: dict[int, tuple[int, ...]], *, in_place: bool) -> None:
         self.dtype = dtype
+        self._in_place = in_place
         self.working = working_dtype(dtype)
         self._members = members
         self._vector: Array | None = None
@@ -94,7 +97,7 @@ class Group:
                 np.copyto(tensors[index], view, casting="unsafe")
 
     def _own_memory(self, tensors: Sequence[Array]) -> Array | None:
-        if len(self._members) > 1 or self.dtype != self.working:
+        if not self._in_place or len(self._members) > 1 or self.dtype != self.working:
             return None
         (index,) = self._members
         return flat(tensors[index]) if tensors[index].nbytes > STAGED_BYTES else None
@@ -112,11 +115,11 @@ class Group:
 class Packing:
     """What is kept for one layout: its groups, one for each dtype, and the plans that run on their vectors."""
 
-    def __init__(self, layout: Layout) -> None:
+    def __init__(self, layout: Layout, *, in_place: bool) -> None:
         members: dict[np.dtype[Any], dict[int, tuple[int, ...]]] = {}
         for index, (dtype, shape) in enumerate(layout):
             members.setdefault(dtype, {})[index] = shape
-        self.groups = [Group(dtype, group) for dtype, group in members.items()]
+        self.groups = [Group(dtype, group, in_place=in_place) for dtype, group in members.items()]
         self._plans: OrderedDict[Hashable, Plan[Any]] = OrderedDict()
 
     def plan(self, vector: Array, variant: Hashable, make: Callable[[Array], Plan[Any]]) -> Plan[Any]:

@@ -9,8 +9,8 @@ from typing import Any, Final
 import numpy as np
 from mpi4py import MPI
 
-from mpiagg.aggregation.base import agree_on
 from mpiagg.aggregation.elementwise import Elementwise
+from mpiagg.arguments import check_root
 from mpiagg.arrays import Array, Reduction, reduction, working_dtype
 from mpiagg.plan import Plan
 from mpiagg.schedules import Collective
@@ -49,11 +49,10 @@ class ParameterServer(Elementwise):
         self.root = root
 
         def check() -> str:
-            if not isinstance(root, int) or isinstance(root, bool) or not 0 <= root < self._channel.size:
-                raise ValueError(f"root must be a rank from 0 to {self._channel.size - 1}, not {root!r}")
+            self.root = check_root(root, self._channel.size)
             return f"ParameterServer with root {root}"
 
-        agree_on(self._channel, check)
+        self._channel.agree_on(check)
 
     def broadcast_params(self, params: Sequence[Array]) -> list[Array]:
         """Return new arrays with the root's values; collective.
@@ -130,8 +129,8 @@ class ParameterServer(Elementwise):
     def _plan(
         self, vector: Array, tag: int = SHARED_TAG, *, collective: Collective = Collective.ALLREDUCE
     ) -> Plan[Any]:
-        working = working_dtype(vector.dtype)
-        how = reduction("avg", working, self._channel.size) if collective.reduces else Reduction(np.add, working)
+        reduces = collective.reduces
+        how = reduction("avg", vector.dtype, self._channel.size) if reduces else Reduction(np.add, vector.dtype)
         return self._prepare(vector, collective, how, _CENTRAL, root=self.root, tag=tag)
 
 

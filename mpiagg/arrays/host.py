@@ -56,6 +56,11 @@ def address(array: Array) -> int:
     return pointer
 
 
+def same_memory(x: Array, view: Array) -> bool:
+    """Return whether a contiguous view and ``x`` are the same elements in the same order, so that no copy is needed."""
+    return x.dtype == view.dtype and x.shape == view.shape and x.flags.c_contiguous and address(x) == address(view)
+
+
 def borrow(start: int, length: int, dtype: npt.DTypeLike) -> Array:
     """Return an array over memory that somebody else owns and keeps alive while it is used."""
     wanted = np.dtype(dtype)

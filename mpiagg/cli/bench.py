@@ -80,9 +80,9 @@ mpiexec -n 8 mpiagg bench                 is a rank of that job
 @click.option("--dtype", type=click.Choice(DTYPES), default="float32")
 @click.option("--op", type=click.Choice(["sum", "avg", "min", "max", "prod"]), default="sum")
 @click.option("--root", type=click.IntRange(min=0), default=0, help="Of reduce and broadcast.")
-@click.option("--lanes", type=click.IntRange(min=1), help="Interleaved parts.  [default: the algorithm's choice]")
+@click.option("--lanes", type=click.IntRange(1, 64), help="Interleaved parts.  [default: the algorithm's choice]")
 @click.option("--plan/--call", "planned", default=True, help="Time persistent plans, or blocking calls.")
-@click.option("--json", "json_file", type=click.Path(dir_okay=False, path_type=Path), help="Save the rows.")
+@click.option("--json", "json_file", type=job.OutputFile(), help="Save the rows.")
 def bench(ranks: int, json_file: Path | None, **options: object) -> None:
     """Time hand-written collectives beside the MPI library's own, and check their results.
 

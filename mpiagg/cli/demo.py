@@ -38,12 +38,12 @@ mpiexec -n 8 mpiagg demo   is a rank of that job
 @click.option("--seed", type=click.IntRange(min=0), default=0, help="Of the weights, the split and the batches.")
 @click.option(
     "--plot",
-    type=click.Path(dir_okay=False, path_type=Path),
+    type=job.OutputFile(),
     default=Path("mpiagg-loss.png"),
     show_default=True,
     help="Where the loss curve goes, as a PNG; needs the extra `plot`.",
 )
-@click.option("--json", "json_file", type=click.Path(dir_okay=False, path_type=Path), help="Save the numbers.")
+@click.option("--json", "json_file", type=job.OutputFile(), help="Save the numbers.")
 def demo(ranks: int, plot: Path, json_file: Path | None, **options: object) -> None:
     """Train a network on handwritten digits across the ranks of an MPI job.
 

@@ -8,7 +8,8 @@ import sys
 import traceback
 import warnings
 from collections.abc import Callable
-from typing import TYPE_CHECKING, NoReturn
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 import mpi4py
@@ -89,6 +90,20 @@ def ranks_option(default: int) -> Callable[[Callable[..., None]], Callable[..., 
         default=default,
         help="Ranks to start; without effect where mpiexec or srun has started them.",
     )
+
+
+class OutputFile(click.Path):
+    """A file to write at the end: what stands in its way is told at the beginning."""
+
+    def __init__(self) -> None:
+        super().__init__(dir_okay=False, writable=True, path_type=Path)
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Path:
+        """Return the path, if its folder is there."""
+        path = Path(os.fsdecode(super().convert(value, param, ctx)))
+        if not path.absolute().parent.is_dir():
+            self.fail(f"folder {str(path.parent)!r} does not exist", param, ctx)
+        return path
 
 
 def vendor() -> str:

@@ -8,7 +8,7 @@ from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
-from mpiagg.arrays import Array, working_dtype
+from mpiagg.arrays import Array, same_memory, working_dtype
 
 
 @runtime_checkable
@@ -72,7 +72,7 @@ def check_gradient(index: int, gradient: object, data: Array) -> None:
     TypeError
         If it is not an array, or of another dtype than the parameter.
     ValueError
-        If it is of another shape, or read-only.
+        If it is of another shape, or read-only, or lies in the bucket in the place of another parameter.
     """
     if not isinstance(gradient, np.ndarray):
         raise TypeError(f"gradient {index} must be a NumPy array or None, not {type(gradient).__name__}")
@@ -82,3 +82,5 @@ def check_gradient(index: int, gradient: object, data: Array) -> None:
         raise ValueError(f"gradient {index} has shape {gradient.shape}, its parameter {data.shape}")
     if not gradient.flags.writeable:
         raise ValueError(f"gradient {index} is read-only")
+    if data.base is not None and not same_memory(gradient, data) and np.may_share_memory(gradient, data.base):
+        raise ValueError(f"gradient {index} lies in a bucket, in the place of another parameter")

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from mpiagg.arrays import Array, address, cuts_of, ranges
+from mpiagg.arrays import Array, cuts_of, ranges, same_memory
 
 Form = tuple[np.dtype[Any], tuple[int, ...]]
 """The dtype and shape of a parameter."""
@@ -64,16 +64,12 @@ class Bucket:
             gradient = gradients[index]
             if gradient is None:
                 view.fill(0)
-            elif not _same_memory(gradient, view):
+            elif not same_memory(gradient, view):
                 np.copyto(view, gradient)
 
     def unpack(self, gradients: Sequence[Array | None]) -> None:
         """Bring the gradients that are not missing back out, unless they are views of the bucket."""
         for index, view in self.views.items():
             gradient = gradients[index]
-            if gradient is not None and not _same_memory(gradient, view):
+            if gradient is not None and not same_memory(gradient, view):
                 np.copyto(gradient, view)
-
-
-def _same_memory(gradient: Array, view: Array) -> bool:
-    return address(gradient) == address(view) and gradient.flags.c_contiguous

@@ -10,7 +10,8 @@ from typing import Any, Final
 import numpy as np
 from mpi4py import MPI
 
-from mpiagg.aggregation import Aggregation, AllReduce, agree_on
+from mpiagg.aggregation import Aggregation, AllReduce
+from mpiagg.arguments import check_integer
 from mpiagg.arrays import Array
 from mpiagg.collectives import allreduce_init, broadcast
 from mpiagg.ddp.adapters import ArrayParameter, Parameter, check_gradient, parameters_of
@@ -69,7 +70,7 @@ class DDP:
         self._parameters: list[Parameter] = []
         self._syncing = True
         self._freed = False
-        agree_on(self._channel, lambda: self._check(aggregation, bucket_bytes))
+        self._channel.agree_on(lambda: self._check(aggregation, bucket_bytes))
         forms = [(parameter.data.dtype, parameter.data.shape) for parameter in self._parameters]
         self._buckets = [Bucket(members, forms) for members in fill_buckets(forms, bucket_bytes)]
         self._own_aggregation = aggregation is None
@@ -93,8 +94,7 @@ class DDP:
     def _check(self, aggregation: Aggregation | None, bucket_bytes: int) -> str:
         """Find fault with the arguments, or say in words what they are."""
         self._parameters = parameters_of(self.module)
-        if not isinstance(bucket_bytes, int) or isinstance(bucket_bytes, bool) or bucket_bytes < 0:
-            raise ValueError(f"bucket_bytes must be an integer of at least 0, not {bucket_bytes!r}")
+        check_integer("bucket_bytes", bucket_bytes, 0)
         kind = "AllReduce" if aggregation is None else type(aggregation).__name__
         if aggregation is not None:
             if not isinstance(aggregation, Aggregation):
@@ -177,7 +177,7 @@ class DDP:
         self._flags.fill(0)
         try:
             gradients = self._checked_gradients(given)
-        except (TypeError, ValueError) as error:
+        except Exception as error:  # noqa: BLE001 - whatever it is, the other ranks must not wait for this one
             fault = error
             self._flags[-1] = 1
         else:

@@ -10,13 +10,15 @@ from __future__ import annotations
 import atexit
 import contextlib
 from collections import OrderedDict
-from collections.abc import Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from typing import Any, Final, Protocol
 
+import numpy as np
 from mpi4py import MPI
 
-from mpiagg.arrays import Array
+from mpiagg.arrays import Array, cuts_of, ranges
 from mpiagg.errors import MismatchError, PlanError
+from mpiagg.transport.waiting import wait_patiently
 
 MOST_BYTES: Final = 2**30
 """Longer messages are cut: MPI counts are 32-bit integers in many libraries."""
@@ -94,6 +96,8 @@ class Channel:
             ``error``, where it is given.
         MismatchError
             On the other ranks, if any gave an error; on all ranks, if words differ. All say who said what.
+        StallError
+            If a rank does not come within the timeout.
         """
         words = self._gather(f"{type(error).__name__}: {error}" if error else word, failed=error is not None)
         if error is not None:
@@ -109,24 +113,35 @@ class Channel:
                 "ranks disagree: " + "; ".join(f"{_ranks(ranks)}: {text}" for text, ranks in said.items())
             )
 
+    def agree_on(self, say: Callable[[], str]) -> None:
+        """Go on only if ``say`` accepts on every rank, and says the same of what they are about to do; collective.
+
+        Raises
+        ------
+        Exception
+            What ``say`` raises, on the ranks where it does.
+        MismatchError
+            On the other ranks then; on all, if their words differ.
+        """
+        try:
+            word = say()
+        except Exception as error:  # noqa: BLE001 - whatever it is, the other ranks must not wait for this one
+            self.agree("", error)
+        else:
+            self.agree(word)
+
     def _gather(self, text: str, *, failed: bool) -> list[tuple[str, bool]]:
         """Return every rank's text, and whether it failed."""
-        data = bytes([failed]) + text.encode()
-        lengths = self._exchange_lengths(len(data))
-        everything = bytearray(sum(lengths))
-        self.comm.Allgatherv([data, MPI.BYTE], [everything, lengths, MPI.BYTE])
-        words, start = [], 0
-        for length in lengths:
-            part = everything[start : start + length]
-            words.append((part[1:].decode(errors="replace"), bool(part[0])))
-            start += length
-        return words
+        data = bytes([failed]) + text.encode(errors="replace")
+        lengths = np.empty(self.size, np.int64)
+        self._complete(self.comm.Iallgather(np.array([len(data)], np.int64), lengths))
+        everything = bytearray(lengths.sum())
+        self._complete(self.comm.Iallgatherv([data, MPI.BYTE], [everything, lengths.tolist(), MPI.BYTE]))
+        parts = [everything[start:stop] for start, stop in ranges(cuts_of(lengths.tolist()))]
+        return [(part[1:].decode(errors="replace"), bool(part[0])) for part in parts]
 
-    def _exchange_lengths(self, length: int) -> list[int]:
-        """Return every rank's ``length``."""
-        lengths = memoryview(bytearray(8 * self.size)).cast("q")
-        self.comm.Allgather([memoryview(length.to_bytes(8, "little")), MPI.BYTE], [lengths.cast("B"), MPI.BYTE])
-        return lengths.tolist()
+    def _complete(self, request: MPI.Request) -> None:
+        wait_patiently(request.Test, lambda: "all ranks to agree on what they are about to do")
 
     def free(self) -> None:
         """Free everything that was opened on the channel, in order, and the channel; a second call does nothing.

@@ -4,6 +4,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 from mpi4py import MPI
+from support import refused
 
 import mpiagg
 from mpiagg.aggregation import elementwise
@@ -77,13 +78,6 @@ def same(arrays, expected):
 def same_on_all_ranks(arrays):
     mine = b"".join(array.tobytes() for array in arrays)
     return all(other == mine for other in COMM.allgather(mine))
-
-
-def refused(error, words, call, *arguments, **keywords):
-    """The call raises this on all ranks."""
-    with pytest.raises(error, match=words):
-        call(*arguments, **keywords)
-    COMM.Barrier()
 
 
 # -- results
@@ -329,3 +323,13 @@ def test_the_server_s_two_ways_do_not_disturb_each_other():
             x = [np.full(30_000, float(RANK + turn))]
             assert (server.broadcast_params(x)[0] == SIZE - 1 + turn).all()
             assert (server.reduce_gradients(x)[0] == (SIZE - 1) / 2 + turn).all()
+
+
+def test_the_native_algorithm_takes_arrays_that_lie_elsewhere_on_each_rank():
+    one, other = np.empty(20_000), np.empty(20_000)
+    with mpiagg.AllReduce(op="sum", algorithm="native") as aggregation:
+        for step in range(4):
+            tensor = one if RANK == 0 or step % 2 else other
+            tensor[:] = RANK + 1
+            aggregation.aggregate([tensor])
+            assert (tensor == SIZE * (SIZE + 1) / 2).all()

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 from mpi4py import MPI
+from support import refused
 
 import mpiagg
 
@@ -10,13 +11,6 @@ pytestmark = pytest.mark.mpi
 
 COMM = MPI.COMM_WORLD
 RANK, SIZE = COMM.Get_rank(), COMM.Get_size()
-
-
-def refused(error, words, call, *arguments, **keywords):
-    """The call raises this on all ranks."""
-    with pytest.raises(error, match=words):
-        call(*arguments, **keywords)
-    COMM.Barrier()
 
 
 @pytest.mark.parametrize(
@@ -124,3 +118,13 @@ def test_what_is_freed_is_not_used(make):
     aggregation.free()
     refused(mpiagg.PlanError, f"{make.__name__} is freed", aggregation.aggregate, [x])
     refused(mpiagg.PlanError, f"{make.__name__} is freed", aggregation.aggregate_init, x)
+
+
+def test_what_one_rank_cannot_take_is_an_error_on_all():
+    denom = 10**400 if RANK == 0 else 2.0
+    refused(
+        ValueError if RANK == 0 else mpiagg.MismatchError,
+        "denom must be a finite number",
+        mpiagg.AllReduce,
+        denom=denom,
+    )

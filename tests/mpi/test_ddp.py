@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 from mpi4py import MPI
+from support import refused
 
 import mpiagg
 
@@ -74,12 +75,6 @@ def same(arrays, expected):
     for array, wanted in zip(arrays, expected, strict=True):
         assert array.dtype == wanted.dtype
         assert array.tobytes() == wanted.tobytes()
-
-
-def refused(error, words, call, *arguments, **keywords):
-    with pytest.raises(error, match=words):
-        call(*arguments, **keywords)
-    COMM.Barrier()
 
 
 # -- training

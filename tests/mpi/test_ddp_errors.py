@@ -5,6 +5,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from mpi4py import MPI
+from support import refused
 
 import mpiagg
 
@@ -19,13 +20,6 @@ SHAPES = [(4, 8), (8,), (8, 3), (3,)]
 
 def arrays(dtype=np.float64):
     return [np.zeros(shape, dtype) for shape in SHAPES]
-
-
-def refused(error, words, call, *arguments, **keywords):
-    """The call raises this on all ranks."""
-    with pytest.raises(error, match=words):
-        call(*arguments, **keywords)
-    COMM.Barrier()
 
 
 @pytest.mark.parametrize(
@@ -116,3 +110,12 @@ def test_what_is_freed_is_not_used():
     ddp.free()
     for method in (ddp.sync_gradients, ddp.overlapped_sync_gradients, ddp.broadcast_parameters):
         refused(mpiagg.PlanError, "DDP is freed", method)
+
+
+def test_gradients_in_the_places_of_others_are_refused():
+    with mpiagg.DDP([np.zeros(2), np.zeros(2)]) as ddp:
+        first, second = ddp.gradient_views()
+        first[:], second[:] = 1, 2
+        refused(ValueError, "gradient 0 lies in a bucket", ddp.sync_gradients, [second, first])
+        assert [first.tolist(), second.tolist()] == [[1, 1], [2, 2]]
+        ddp.sync_gradients([first, second])

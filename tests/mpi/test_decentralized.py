@@ -6,6 +6,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 from mpi4py import MPI
+from support import refused
 
 import mpiagg
 from mpiagg.aggregation import decentralized
@@ -51,12 +52,6 @@ def same(arrays, expected):
 
 def weights_of(rank, dtypes=(np.float32,)):
     return [noise(rank + 10 * number, shape, dtype) for dtype in dtypes for number, shape in enumerate([(3, 4), (), 5])]
-
-
-def refused(error, words, call, *arguments, **keywords):
-    with pytest.raises(error, match=words):
-        call(*arguments, **keywords)
-    COMM.Barrier()
 
 
 @pytest.mark.parametrize(

@@ -173,3 +173,29 @@ def test_a_bad_argument_on_one_rank_is_told_to_all(comm, rank, size, what):
     assert words in told
     assert rank == 0 or told.startswith(f"rank 0 raised {kind.__name__}: ")
     assert np.array_equal(mpiagg.allreduce(np.arange(6.0), comm=comm), np.arange(6.0) * size)
+
+
+def test_agreeing_has_a_deadline(world, rank, size, monkeypatch):
+    comm = world.Dup()
+    channel = channel_of(comm)
+    if rank == 0 and size > 1:
+        monkeypatch.setattr(channel.agree.__globals__["wait_patiently"], "__defaults__", (0.01,))
+        with pytest.raises(mpiagg.StallError, match="in vain for all ranks to agree"):
+            channel.agree("early")
+        monkeypatch.undo()
+    world.Barrier()
+    if rank and size > 1:
+        # The first rank's call is still under way: the others join it, so that it ends.
+        channel.comm.Iallgather(np.zeros(1, np.int64), np.empty(size, np.int64)).Wait()
+    comm.Free()
+
+
+def test_whatever_one_rank_raises_all_are_told(comm, rank):
+    def say():
+        if rank == 0:
+            raise RuntimeError("the disk is full")
+        return "well"
+
+    with pytest.raises(RuntimeError if rank == 0 else mpiagg.MismatchError, match="the disk is full"):
+        channel_of(comm).agree_on(say)
+    channel_of(comm).agree_on(lambda: "peace")

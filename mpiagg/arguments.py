@@ -1,0 +1,37 @@
+"""Checks of arguments that several rooms share."""
+
+from __future__ import annotations
+
+from operator import index
+
+
+def check_integer(name: str, value: object, least: int, most: int | None = None) -> int:
+    """Return ``value`` as an int, if it is an integer of Python's or NumPy's in a range.
+
+    Raises
+    ------
+    ValueError
+        If it is not; a boolean is not.
+    """
+    try:
+        number = None if isinstance(value, bool) else index(value)  # type: ignore[arg-type]  # that is the question
+    except TypeError:
+        number = None
+    if number is None or number < least or (most is not None and number > most):
+        span = f"of at least {least}" if most is None else f"from {least} to {most}"
+        raise ValueError(f"{name} must be an integer {span}, not {value!r}")
+    return number
+
+
+def check_root(root: object, size: int) -> int:
+    """Return ``root`` as an int, if it is a rank.
+
+    Raises
+    ------
+    ValueError
+        If it is not.
+    """
+    try:
+        return check_integer("root", root, 0, size - 1)
+    except ValueError:
+        raise ValueError(f"root must be a rank from 0 to {size - 1}, not {root!r}") from None

@@ -1,0 +1,24 @@
+import numpy as np
+import pytest
+
+from mpiagg.arguments import check_integer, check_root
+
+
+@pytest.mark.parametrize("value", [0, 3, np.int64(2), np.uint8(1)])
+def test_integers_in_range(value):
+    assert check_integer("count", value, 0, 3) == value
+    assert type(check_integer("count", value, 0)) is int
+
+
+@pytest.mark.parametrize("value", [-1, 4, 1.0, True, None, "1", np.ones(1), 10**400])
+def test_what_is_none_or_out_of_range(value):
+    with pytest.raises(ValueError, match="count must be an integer from 0 to 3, not "):
+        check_integer("count", value, 0, 3)
+    with pytest.raises(ValueError, match="root must be a rank from 0 to 3, not "):
+        check_root(value, 4)
+
+
+def test_no_upper_end():
+    assert check_integer("count", 10**400, 1) == 10**400
+    with pytest.raises(ValueError, match="count must be an integer of at least 1, not 0"):
+        check_integer("count", 0, 1)
