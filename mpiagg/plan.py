@@ -13,6 +13,7 @@ from typing import Any, Final, Generic, TypeVar
 
 from mpiagg.errors import PlanError
 from mpiagg.program import Awaited, BoundRound, Interleaved, Program, run
+from mpiagg.straight import Waiting, straight_line
 from mpiagg.transport import DEFAULT_TIMEOUT, Channel, wait_patiently
 
 SPINS: Final = 20
@@ -67,11 +68,10 @@ class Plan(Generic[Result]):
         self.timeout = timeout
         self._channel = channel
         self._requests = program.requests
-        rounds = [*_alone(load), *program.rounds, *_alone(store)]
-        # Plain tuples, which Python unpacks faster than named ones.
-        self._rounds: Sequence[BoundRound] = tuple(tuple(a_round) for a_round in rounds)  # type: ignore[misc]
-        # The rounds while the plan is idle; None while it runs, after an error in the middle, and when it is freed.
-        self._idle: Sequence[BoundRound] | None = self._rounds
+        self._rounds = (*_alone(load), *program.rounds, *_alone(store))
+        self._run = straight_line(self._rounds)
+        # Whether it can be started: not while it runs, nor after an error in the middle, nor when it is freed.
+        self._idle = True
         self._running: Iterator[Awaited] | None = None
         self._awaited: Awaited | Interleaved | None = None
         self._freed = False
@@ -94,25 +94,11 @@ class Plan(Generic[Result]):
         StallError
             If a message does not complete within the timeout.
         """
-        # What start and wait do, without a generator: this is the path that has to be short.
-        rounds = self._idle
-        if rounds is None:
+        if not self._idle:
             raise self._unusable()
-        self._idle = None
-        for starts, tests, folds, awaited in rounds:
-            for start in starts:
-                start()
-            for test in tests:
-                spins = 0
-                while not test():
-                    spins += 1
-                    if spins == SPINS:
-                        self._awaited = awaited[tests.index(test)]
-                        self._wait(test)
-                        break
-            for fold in folds:
-                fold()
-        self._idle = rounds
+        self._idle = False
+        self._run(self)
+        self._idle = True
         return self.result
 
     def start(self) -> None:
@@ -123,9 +109,9 @@ class Plan(Generic[Result]):
         PlanError
             If the plan is freed, or runs already.
         """
-        if self._idle is None:
+        if not self._idle:
             raise self._unusable()
-        self._idle = None
+        self._idle = False
         self._running = run(self._rounds)
         self.test()
 
@@ -137,7 +123,7 @@ class Plan(Generic[Result]):
         PlanError
             If the plan is freed, or an error has left it in the middle.
         """
-        if self._idle is not None:
+        if self._idle:
             return True
         if self._running is None:
             raise self._unusable()
@@ -145,7 +131,7 @@ class Plan(Generic[Result]):
         if self._awaited is not None:
             return False
         self._running = None
-        self._idle = self._rounds
+        self._idle = True
         return True
 
     def wait(self, meanwhile: Sequence[Plan[Any]] = ()) -> Result:
@@ -173,6 +159,14 @@ class Plan(Generic[Result]):
             self._wait(test)
         return self.result
 
+    def wait_for(self, test: Callable[[], bool], awaited: Awaited | Interleaved) -> None:
+        """Wait within a run until ``test()`` succeeds; ``awaited`` says what that is for."""
+        self._awaited = awaited
+        for _ in range(SPINS):
+            if test():
+                return
+        self._wait(test)
+
     def _wait(self, test: Callable[[], bool]) -> None:
         wait_patiently(test, self._awaited_now, self.timeout)
 
@@ -198,10 +192,10 @@ class Plan(Generic[Result]):
         """
         if self._freed:
             return
-        if self._idle is None:
+        if not self._idle:
             raise self._unusable()
         self._freed = True
-        self._idle, self._rounds = None, ()
+        self._idle, self._rounds, self._run = False, (), _nothing
         requests, self._requests = self._requests, ()
         for request in requests:
             request.Free()
@@ -215,8 +209,12 @@ class Plan(Generic[Result]):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         """Free the plan, unless an error left it running."""
-        if self._idle is not None or error is None:
+        if self._idle or error is None:
             self.free()
+
+
+def _nothing(waiting: Waiting) -> None:
+    """Take the place of what a freed plan ran, and let go of its memory."""
 
 
 def _alone(step: Callable[[], object] | None) -> Iterator[BoundRound]:

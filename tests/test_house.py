@@ -53,6 +53,7 @@ FLOORS = {
     "datatypes": 2,
     "program": 3,
     "plan": 3,
+    "straight": 3,
     "tuning": 3,
     "operations": 3,
     "collectives": 4,
