@@ -115,7 +115,7 @@ class Group:
 class Packing:
     """What is kept for one layout: its groups, one for each dtype, and the plans that run on their vectors."""
 
-    def __init__(self, layout: Layout, *, in_place: bool) -> None:
+    def __init__(self, layout: Layout, *, in_place: bool = True) -> None:
         members: dict[np.dtype[Any], dict[int, tuple[int, ...]]] = {}
         for index, (dtype, shape) in enumerate(layout):
             members.setdefault(dtype, {})[index] = shape

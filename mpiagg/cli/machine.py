@@ -19,7 +19,7 @@ def facts() -> dict[str, Any]:
     return {
         "cpu": _cpu_model(),
         "cores": os.cpu_count(),
-        "system": f"{platform.system()} {platform.release()}",
+        "system": platform.system(),
         "mpi": job.vendor(),
         "mpiagg": mpiagg.__version__,
         "mpi4py": mpi4py.__version__,

@@ -65,6 +65,14 @@ def test_a_long_tensor_alone_is_not_packed():
         assert vector.shape == (x.size,)
 
 
+def test_a_long_tensor_alone_is_packed_where_its_own_memory_will_not_do():
+    (group,) = Packing(layout_of([np.zeros(LONG)]), in_place=False).groups
+    x = np.arange(float(LONG))
+    vector = group.pack([x])
+    assert not np.shares_memory(vector, x)
+    assert np.array_equal(vector, x)
+
+
 @pytest.mark.parametrize(
     "tensors",
     [

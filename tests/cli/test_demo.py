@@ -82,10 +82,10 @@ def test_faults_are_found():
         assert "the training diverged" in summary.fault(replace(RESULT, losses=[1.0, loss]))
 
 
-def test_a_fault_is_the_exit_status(monkeypatch, capsys):
+def test_a_fault_is_the_exit_status(monkeypatch, capsys, tmp_path):
     monkeypatch.setattr(summary.job, "vendor", lambda: "Some MPI 1.0")
-    assert summary.report(RESULT, None, None) == 0
-    assert summary.report(replace(RESULT, losses=[math.nan]), None, None) == 1
+    assert summary.report(RESULT, tmp_path / "loss.png", None) == 0
+    assert summary.report(replace(RESULT, losses=[math.nan]), tmp_path / "loss.png", None) == 1
     assert "Error: the training diverged" in capsys.readouterr().err
 
 
