@@ -14,7 +14,7 @@ RANK, SIZE = COMM.Get_rank(), COMM.Get_size()
 MEAN = (SIZE - 1) / 2
 
 SHAPES = [(4, 8), (8,), (8, 3), (3,)]
-SAMPLES = 8 * 15
+SAMPLES = 840  # as many for each rank, for any number of ranks up to 8
 """As many for every rank, on 1, 2, 3, 4, 5 and 8 ranks."""
 
 
