@@ -29,7 +29,7 @@ from mpiagg.arrays import (
 )
 from mpiagg.plan import Plan, Result, find_plan
 from mpiagg.program import Awaited, BoundRound, Lane, Program, bind
-from mpiagg.schedules import Collective, algorithm, algorithms, send
+from mpiagg.schedules import Collective, algorithm, send
 from mpiagg.transport import MOST_LANES, SHARED_TAG, Channel
 from mpiagg.tuning import Choice, choose
 
@@ -139,11 +139,9 @@ def pick(name: str, lanes: int | None, collective: Collective, nbytes: int) -> C
         return Choice(NATIVE)
     if name == "auto":
         chosen = choose(collective, nbytes)
-    elif collective in algorithm(name).schedules:
-        chosen = Choice(name)
     else:
-        known = ", ".join(algorithms(collective))
-        raise ValueError(f"algorithm {name!r} does not serve {collective.value}; these do: {known}")
+        algorithm(name).generator(collective)  # refuses what it does not serve
+        chosen = Choice(name)
     return chosen if lanes is None else chosen._replace(lanes=check_integer("lanes", lanes, 1, MOST_LANES))
 
 

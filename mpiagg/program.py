@@ -165,13 +165,14 @@ class _Binder:
         self.sent_bytes = 0
 
     def bind(self, schedule: Sequence[Round]) -> tuple[BoundRound, ...]:
-        most = max((self._elements(a_round, Action.REDUCE) for a_round in schedule), default=0)
+        most = max((self._reduced(a_round) for a_round in schedule), default=0)
         self.spare = scratch(most, self.buffer.dtype)
         rounds = [self._bind_round(index, a_round) for index, a_round in enumerate(schedule)]
         return tuple(a_round for a_round in rounds if a_round.starts or a_round.folds)
 
-    def _elements(self, a_round: Round, action: Action) -> int:
-        return sum(len(run) for step in a_round if step.action is action for run in self._runs(step))
+    def _reduced(self, a_round: Round) -> int:
+        """Return how many elements a round receives for reduction."""
+        return sum(len(run) for step in a_round if step.action is Action.REDUCE for run in self._runs(step))
 
     def _bind_round(self, index: int, a_round: Round) -> BoundRound:
         sends: list[tuple[MPI.Prequest, Awaited]] = []

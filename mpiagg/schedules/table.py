@@ -43,6 +43,19 @@ class Algorithm:
     schedules: Mapping[Collective, Generator]
     needs: str
 
+    def generator(self, collective: Collective) -> Generator:
+        """Return the generator of rounds for a collective.
+
+        Raises
+        ------
+        ValueError
+            If the algorithm does not serve the collective; the message lists those that do.
+        """
+        if collective not in self.schedules:
+            known = ", ".join(algorithms(collective))
+            raise ValueError(f"algorithm {self.name!r} does not serve {collective.value}; these do: {known}")
+        return self.schedules[collective]
+
     def schedule(self, collective: Collective, rank: int, size: int, root: int = 0) -> list[Round]:
         """Return the rounds of ``rank`` of ``size``, with true peers and contiguous chunks.
 
@@ -51,11 +64,8 @@ class Algorithm:
         ValueError
             If the algorithm does not serve the collective.
         """
-        if collective not in self.schedules:
-            known = ", ".join(algorithms(collective))
-            raise ValueError(f"algorithm {self.name!r} does not serve {collective.value}; these do: {known}")
         chunks = self.chunks(size)
-        rounds = self.schedules[collective]((rank - root) % size, size)
+        rounds = self.generator(collective)((rank - root) % size, size)
         return [
             Round(*(piece for step in steps for piece in _settle(step, size, chunks, root)))
             for steps in rounds
