@@ -150,10 +150,10 @@ def test_a_job_that_hangs_is_ended(tmp_path):
 
 def test_processes_that_outlive_their_launcher_are_found_and_ended():
     mark = uuid.uuid4().hex
-    # The shell ends at once and leaves a process behind, in a session of its own.
-    subprocess.run(
-        ["/bin/sh", "-c", "setsid sleep 1000 > /dev/null 2>&1 &"], env={**os.environ, MARK: mark}, check=True
-    )
+    # The shell ends at once and leaves another behind, in a session of its own, which says when it is there.
+    left = "setsid sh -c 'echo there; sleep 1000; :' &"
+    with subprocess.Popen(["/bin/sh", "-c", left], env={**os.environ, MARK: mark}, stdout=subprocess.PIPE) as shell:
+        shell.stdout.readline()
     assert not all_gone(mark, seconds=0.5)
     end_processes(mark)
     assert all_gone(mark, seconds=20)
