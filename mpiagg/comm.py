@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING, TypeGuard
 from mpi4py import MPI
 
 from mpiagg import calls
+from mpiagg.background import threads_allowed
 from mpiagg.calls import Call
-from mpiagg.requests import Prequest, Request, threads_allowed
+from mpiagg.requests import Prequest, Request
 from mpiagg.transport import channel_of
 
 if TYPE_CHECKING:

@@ -27,8 +27,8 @@ from mpiagg.arrays import (
     same_memory,
     scratch,
 )
-from mpiagg.plan import Plan, Result, find_plan
-from mpiagg.program import Awaited, BoundRound, Lane, Program, bind
+from mpiagg.plan import Plan, find_plan
+from mpiagg.program import Awaited, BoundRound, Lane, Program, bind, in_turn
 from mpiagg.schedules import Collective, algorithm, send
 from mpiagg.transport import MOST_LANES, SHARED_TAG, Channel
 from mpiagg.tuning import Choice, choose
@@ -180,51 +180,32 @@ def run(channel: Channel, operation: Operation, x: Array | None, out: Array | No
         _drain(operation, buffer, out)
 
 
-def prepare(
-    channel: Channel,
-    operation: Operation,
-    x: Array | None,
-    out: Array | None,
-    tag: int,
-    *,
-    before: Callable[[Array], object] | None = None,
-) -> Plan[Array | None]:
-    """Return a plan that carries an operation out, from ``x`` to ``out``, each time it runs.
-
-    ``before`` changes the buffer in place once the input is in it, before anything is sent.
-    """
+def prepare(channel: Channel, operation: Operation, x: Array | None, out: Array | None, tag: int) -> Plan[Array | None]:
+    """Return a plan that carries an operation out, from ``x`` to ``out``, each time it runs."""
     mapped = _mapped(operation, out)
     buffer = _own_buffer(operation) if mapped is None else mapped
     load = None if _lies_in(x, buffer, operation.source) else partial(_fill, operation, buffer, x)
-    if before is not None:
-        load = partial(_in_turn, load, partial(before, buffer))
     store = None if out is None or mapped is not None else partial(_drain, operation, buffer, out)
-    return _plan(channel, operation, buffer, out, tag=tag, load=load, store=store)
+    program = in_turn(load, bind_operation(channel, operation, buffer, tag), store)
+    return Plan(channel, program, result=out, label=operation.label)
 
 
-def _plan(
-    channel: Channel,
-    operation: Operation,
-    buffer: Array,
-    result: Result,
-    *,
-    tag: int = SHARED_TAG,
-    load: Callable[[], object] | None = None,
-    store: Callable[[], object] | None = None,
-) -> Plan[Result]:
-    """Return a plan for an operation on a buffer of its length and dtype."""
+def bind_operation(channel: Channel, operation: Operation, buffer: Array, tag: int = SHARED_TAG) -> Program:
+    """Return the program of an operation, in place on a buffer of its length and dtype."""
     o = operation
     if o.choice.algorithm == NATIVE:
-        program = _bind_native(channel.comm, o, buffer)
-    else:
-        schedule = algorithm(o.choice.algorithm).schedule(o.collective, o.rank, o.size, o.root)
-        program = bind(channel, schedule, buffer, o.lanes(), o.reduction, label=o.label, tag=tag)
-    return Plan(channel, program, result=result, label=o.label, load=load, store=store)
+        return _bind_native(channel.comm, o, buffer)
+    schedule = algorithm(o.choice.algorithm).schedule(o.collective, o.rank, o.size, o.root)
+    return bind(channel, schedule, buffer, o.lanes(), o.reduction, label=o.label, tag=tag)
+
+
+def _plan_in_place(channel: Channel, operation: Operation, buffer: Array) -> Plan[Array]:
+    return Plan(channel, bind_operation(channel, operation, buffer), result=buffer, label=operation.label)
 
 
 def _plan_on_own_buffer(channel: Channel, operation: Operation) -> Plan[Array]:
     buffer = _own_buffer(operation)
-    plan = _plan(channel, operation, buffer, buffer)
+    plan = _plan_in_place(channel, operation, buffer)
     plan.nbytes += buffer.nbytes
     return plan
 
@@ -233,7 +214,7 @@ def _plan_on_borrowed_memory(channel: Channel, operation: Operation, place: int)
     # The plan outlives the caller's array and must not keep it alive. It only touches the memory again when a
     # call comes with an array in the same place.
     memory = borrow(place, operation.length, operation.reduction.dtype)
-    return _plan(channel, operation, memory, memory)
+    return _plan_in_place(channel, operation, memory)
 
 
 def _own_buffer(operation: Operation) -> Array:
@@ -258,12 +239,6 @@ def _fill(operation: Operation, buffer: Array, x: Array | None) -> None:
     """Bring the input into the buffer."""
     if x is not None and operation.source is not None:
         np.copyto(buffer[operation.source].reshape(x.shape), x, casting="unsafe")
-
-
-def _in_turn(first: Callable[[], object] | None, second: Callable[[], object]) -> None:
-    if first is not None:
-        first()
-    second()
 
 
 def _drain(operation: Operation, buffer: Array, out: Array | None) -> None:

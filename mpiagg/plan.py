@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import suppress
 from types import TracebackType
-from typing import Any, Final, Generic, TypeVar
+from typing import Final, Generic, Protocol, TypeVar
 
 from mpiagg.errors import PlanError
-from mpiagg.program import Awaited, BoundRound, Interleaved, Program, run
+from mpiagg.program import Awaited, Interleaved, Program, run
 from mpiagg.straight import Waiting, straight_line
 from mpiagg.transport import DEFAULT_TIMEOUT, Channel, wait_patiently
 
@@ -26,6 +26,13 @@ CACHED_BYTES: Final = 64 * 2**20
 """How much memory of their own these plans may have together."""
 
 Result = TypeVar("Result")
+
+
+class Testable(Protocol):
+    """Something under way that goes on when it is tested."""
+
+    def test(self) -> bool:
+        """Go as far as possible without waiting, and return whether it is done."""
 
 
 class Plan(Generic[Result]):
@@ -44,8 +51,6 @@ class Plan(Generic[Result]):
         What running the plan returns.
     label : str
         What the plan is, for messages to people.
-    load, store : callable, optional
-        Called before the first message and after the last, to bring data into the buffer and out of it.
     timeout : float
         Seconds that a wait may last without any message completing.
     """
@@ -57,8 +62,6 @@ class Plan(Generic[Result]):
         *,
         result: Result,
         label: str,
-        load: Callable[[], object] | None = None,
-        store: Callable[[], object] | None = None,
         timeout: float = DEFAULT_TIMEOUT,
     ) -> None:
         self.label = label
@@ -68,7 +71,7 @@ class Plan(Generic[Result]):
         self.timeout = timeout
         self._channel = channel
         self._requests = program.requests
-        self._rounds = (*_alone(load), *program.rounds, *_alone(store))
+        self._rounds = program.rounds
         self._run = straight_line(self._rounds)
         # Whether it can be started: not while it runs, nor after an error in the middle, nor when it is freed.
         self._idle = True
@@ -134,13 +137,13 @@ class Plan(Generic[Result]):
         self._idle = True
         return True
 
-    def wait(self, meanwhile: Sequence[Plan[Any]] = ()) -> Result:
+    def wait(self, meanwhile: Sequence[Testable] = ()) -> Result:
         """Wait until the plan is done and return its result.
 
         Parameters
         ----------
         meanwhile : sequence of Plan
-            Other started plans, which are brought forward while this one waits.
+            Other started plans, or what has ``test()`` as they do, which are brought forward while this one waits.
 
         Raises
         ------
@@ -215,12 +218,6 @@ class Plan(Generic[Result]):
 
 def _nothing(waiting: Waiting) -> None:
     """Take the place of what a freed plan ran, and let go of its memory."""
-
-
-def _alone(step: Callable[[], object] | None) -> Iterator[BoundRound]:
-    """Yield a round that does nothing but ``step``, if there is one."""
-    if step is not None:
-        yield BoundRound((step,), (), (), ())
 
 
 def find_plan(channel: Channel, key: Hashable, make: Callable[[], Plan[Result]]) -> Plan[Result]:

@@ -108,6 +108,22 @@ class Program:
     sent_bytes: int = 0
 
 
+def in_turn(*parts: Program | Callable[[], object] | None) -> Program:
+    """Return the program that runs programs one after the other, with calls between them; None is nothing."""
+    rounds: list[BoundRound] = []
+    requests: list[MPI.Prequest] = []
+    nbytes = sent_bytes = 0
+    for part in parts:
+        if isinstance(part, Program):
+            rounds += part.rounds
+            requests += part.requests
+            nbytes += part.nbytes
+            sent_bytes += part.sent_bytes
+        elif part is not None:
+            rounds.append(BoundRound((part,), (), (), ()))
+    return Program(tuple(rounds), tuple(requests), nbytes, sent_bytes)
+
+
 Lane = Sequence[tuple[int, int]]
 """The range (start, stop) of every chunk of a schedule in the buffer."""
 

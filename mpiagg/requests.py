@@ -4,8 +4,7 @@ A plan is Python, and MPI's own waits know nothing of it. So the handle of every
 empty message of the process to itself, which is received once the plan is done. With it ``MPI.Request.Waitall`` and
 its siblings wait as long as they have to, for our requests alone or among others.
 
-Somebody must drive the plans meanwhile: a thread, which sleeps when there is nothing to do. It also lets them go on
-while the program computes. It needs an MPI library that several threads may call at once; see :func:`threads_allowed`.
+Somebody must drive the plans meanwhile: the thread in :mod:`mpiagg.background`.
 """
 
 # ruff: noqa: N802 - the names are mpi4py's
@@ -14,7 +13,6 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import sys
 import threading
 from collections.abc import Iterable, Sequence
 from functools import cache, partial
@@ -24,27 +22,17 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 import numpy as np
 from mpi4py import MPI
 
+from mpiagg.background import driver
 from mpiagg.errors import PlanError, StallError
 from mpiagg.plan import Plan
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-RUNNING_PAUSE: Final = 1e-3
-"""Seconds that the thread sleeps while a plan runs."""
-
-IDLE_PAUSE: Final = 1e-2
-"""Seconds that it sleeps while persistent requests wait to be started, which MPI does without telling us."""
-
 _QUIET: Final = partial(np.errstate, all="ignore")
 """MPI does not warn of what becomes of numbers."""
 
 _EMPTY: Final = (None, 0, MPI.BYTE)
-
-
-def threads_allowed() -> bool:
-    """Whether several threads may call the MPI library at once."""
-    return MPI.Query_thread() == MPI.THREAD_MULTIPLE
 
 
 class Request(MPI.Request):
@@ -59,8 +47,8 @@ class Request(MPI.Request):
     def __new__(cls, plan: Plan[Any]) -> Self:
         """Return a request whose handle is a token."""
         del plan
-        tag = _driver().new_tag()
-        self = MPI.Request.__new__(cls, cls._new_token(_driver().comm, tag))
+        tag = _tokens().new_tag()
+        self = MPI.Request.__new__(cls, cls._new_token(_tokens().comm, tag))
         self._tag = tag
         return self
 
@@ -68,12 +56,12 @@ class Request(MPI.Request):
 
     def __init__(self, plan: Plan[Any]) -> None:
         self._plan = plan
-        self._driver = _driver()
+        self._tokens = _tokens()
         self._lock = threading.RLock()
         self._error: Exception | None = None
         self._running = False
         self._begin()
-        self._driver.add(self._tag, self)
+        self._tokens.add(self._tag, self)
 
     @staticmethod
     def _new_token(comm: MPI.Intracomm, tag: int) -> MPI.Request:
@@ -92,8 +80,8 @@ class Request(MPI.Request):
         """Let MPI's waits return, now that the plan is done."""
         # The plan goes first: who waits may free the communicator next.
         self._plan.free()
-        self._driver.receive(self._tag)
-        self._driver.remove(self._tag)
+        self._tokens.receive(self._tag)
+        self._tokens.remove(self._tag)
 
     def drive(self, *, wait: bool) -> None:
         """Let the plan go on: as far as it can without waiting, or to its end.
@@ -119,7 +107,7 @@ class Request(MPI.Request):
                 raise
             except Exception as error:
                 self._error = error
-                self._driver.remove(self._tag)
+                self._tokens.remove(self._tag)
                 raise
             self._running = False
             self._complete()
@@ -226,13 +214,13 @@ class Prequest(Request, MPI.Prequest):
 
     def _started(self) -> bool:
         # MPI.Prequest.Startall starts the token alone: it is on its way, and nobody has received it.
-        if not self._running and self._driver.comm.Iprobe(0, self._tag):
+        if not self._running and self._tokens.comm.Iprobe(0, self._tag):
             super()._begin()
         return self._running
 
     def _complete(self) -> None:
         """Let MPI's waits return, and stay ready for the next start."""
-        self._driver.receive(self._tag)
+        self._tokens.receive(self._tag)
 
     def Start(self) -> None:
         """Start the collective.
@@ -251,10 +239,10 @@ class Prequest(Request, MPI.Prequest):
             try:
                 super()._begin()
             except PlanError:
-                self._driver.receive(self._tag)
+                self._tokens.receive(self._tag)
                 MPI.Request.Wait(self)
                 raise
-        self._driver.wake()
+        driver().wake()
 
     @classmethod
     def Startall(cls, requests: list[MPI.Prequest]) -> None:
@@ -272,7 +260,7 @@ class Prequest(Request, MPI.Prequest):
         """
         with self._lock:
             self._plan.free()
-            self._driver.remove(self._tag)
+            self._tokens.remove(self._tag)
             MPI.Request.Free(self)
 
 
@@ -282,18 +270,15 @@ def _drive_all(requests: Iterable[MPI.Request], *, wait: bool) -> None:
             request.drive(wait=wait)
 
 
-class _Driver:
-    """The thread that drives requests, and the communicator on which their tokens travel."""
+class _Tokens:
+    """The communicator on which tokens travel, and the requests that they stand for."""
 
     def __init__(self) -> None:
         self.comm = MPI.COMM_SELF.Dup()
         self._tags = cycle(range(32768))
         self._requests: dict[int, Request] = {}
-        self._changed = threading.Condition()
-        self._stopped = False
-        self._thread = threading.Thread(target=self._run, name="mpiagg requests", daemon=True)
-        self._thread.start()
-        atexit.register(self.stop)
+        self._driver = driver()
+        atexit.register(self.free)
 
     def new_tag(self) -> int:
         """Return a tag that no open request has."""
@@ -302,44 +287,21 @@ class _Driver:
     def add(self, tag: int, request: Request) -> None:
         """Drive a request from now on."""
         self._requests[tag] = request
-        self.wake()
+        self._driver.add(request)
 
     def remove(self, tag: int) -> None:
         """Drive a request no longer."""
-        self._requests.pop(tag, None)
+        request = self._requests.pop(tag, None)
+        if request is not None:
+            self._driver.remove(request)
 
     def receive(self, tag: int) -> None:
         """Receive the token of a request."""
         self.comm.Recv(_EMPTY, 0, tag)
 
-    def wake(self) -> None:
-        """Look at the requests at once."""
-        with self._changed:
-            self._changed.notify()
-
-    def _run(self) -> None:
-        pause = RUNNING_PAUSE
-        while True:
-            with self._changed:
-                if self._stopped:
-                    return
-                self._changed.wait(pause if self._requests else None)
-            running = [self._drive(request) for request in list(self._requests.values())]
-            pause = RUNNING_PAUSE if any(running) else IDLE_PAUSE
-
-    def _drive(self, request: Request) -> bool:
-        try:
-            return request.drive_if_free()
-        except Exception:  # noqa: BLE001 - the request keeps it for its own Wait; who waits by MPI's must see it too
-            threading.excepthook(threading.ExceptHookArgs((*sys.exc_info(), self._thread)))
-            return False
-
-    def stop(self) -> None:
-        """End the thread, and free the persistent requests that the program has left."""
-        with self._changed:
-            self._stopped = True
-            self._changed.notify()
-        self._thread.join()
+    def free(self) -> None:
+        """Free the persistent requests that the program has left."""
+        self._driver.stop()
         if MPI.Is_finalized():
             return
         for request in list(self._requests.values()):
@@ -350,5 +312,5 @@ class _Driver:
 
 
 @cache
-def _driver() -> _Driver:
-    return _Driver()
+def _tokens() -> _Tokens:
+    return _Tokens()

@@ -55,6 +55,7 @@ FLOORS = {
     "plan": 3,
     "straight": 3,
     "tuning": 3,
+    "background": 3,
     "operations": 3,
     "collectives": 4,
     "buffers": 4,

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from numbers import Real
 from typing import Any, Final
 
@@ -15,7 +15,7 @@ from mpi4py import MPI
 from mpiagg.aggregation.elementwise import Elementwise
 from mpiagg.arrays import Array, reduction, working_dtype
 from mpiagg.operations import NATIVE, pick
-from mpiagg.plan import Plan
+from mpiagg.program import Program, in_turn
 from mpiagg.schedules import Collective
 from mpiagg.transport import SHARED_TAG
 from mpiagg.tuning import Choice
@@ -84,40 +84,6 @@ class AllReduce(Elementwise):
 
         self._channel.agree_on(check)
 
-    def aggregate(self, tensors: Sequence[Array]) -> None:
-        """Reduce every array of the list, in place.
-
-        Parameters
-        ----------
-        tensors : sequence of numpy.ndarray
-            Arrays of any shapes and layouts, the same number, shapes and dtypes on all ranks.
-
-        Raises
-        ------
-        TypeError
-            For what is not an array of numbers, or of a dtype that the op is not for.
-        ValueError
-            For a read-only array.
-        MismatchError
-            On all ranks, if the layout is new and not the same everywhere.
-        PlanError
-            If the aggregation is freed.
-        StallError
-            If a message does not complete within the timeout.
-        """
-        self._run(tensors, self._plan)
-
-    def aggregate_init(self, vector: Array) -> Plan[Any]:
-        """Plan the reduction of one array, in place, each time the plan runs; collective.
-
-        Raises
-        ------
-        TypeError, ValueError, MismatchError, PlanError
-            As :meth:`aggregate`.
-        """
-        self._agree_on_vector(vector)
-        return self._plan(vector, self._channel.new_tag(self._choice(vector).lanes))
-
     def _check_dtype(self, dtype: np.dtype[Any]) -> None:
         reduction(self.op, dtype, self.denom)
 
@@ -125,12 +91,15 @@ class AllReduce(Elementwise):
         # The MPI library's persistent collectives are made by all ranks together.
         return self.algorithm != NATIVE
 
-    def _plan(self, vector: Array, tag: int = SHARED_TAG) -> Plan[Any]:
+    def _tags(self, vector: Array) -> int:
+        return self._choice(vector).lanes
+
+    def _bind(self, vector: Array, tag: int = SHARED_TAG) -> Program:
         how = reduction(self.op, vector.dtype, self.denom)
         before = None
         if self.divide_before:
-            how, before = replace(how, divisor=None), how.finish
-        return self._prepare(vector, Collective.ALLREDUCE, how, self._choice(vector), tag=tag, before=before)
+            how, before = replace(how, divisor=None), partial(how.finish, vector)
+        return in_turn(before, self._collective(vector, Collective.ALLREDUCE, how, self._choice(vector), tag=tag))
 
     def _choice(self, vector: Array) -> Choice:
         return pick(self.algorithm, None, Collective.ALLREDUCE, vector.size * working_dtype(vector.dtype).itemsize)

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from types import TracebackType
 from typing import Any, ClassVar, Literal, TypeVar
 
+import numpy as np
 from mpi4py import MPI
 
-from mpiagg.arrays import Array
+from mpiagg.aggregation.packing import Layout, check_tensors, layout_in_words, layout_of
+from mpiagg.arrays import Array, reduction
 from mpiagg.errors import PlanError
 from mpiagg.plan import Plan
+from mpiagg.program import Program, in_turn
 from mpiagg.transport import channel_of
 
 Self = TypeVar("Self", bound="Aggregation")
@@ -56,24 +60,42 @@ class Aggregation(ABC):
         ----------
         tensors : sequence of numpy.ndarray
             Arrays of any shapes and layouts, the same number, shapes and dtypes on all ranks.
+
+        Raises
+        ------
+        TypeError
+            For what is not an array of numbers, or of a dtype that cannot be aggregated so.
+        ValueError
+            For a read-only array.
+        MismatchError
+            On all ranks, if the layout is new and not the same everywhere.
+        PlanError
+            If the aggregation is freed.
+        StallError
+            If a message does not complete within the timeout.
         """
 
-    def aggregate_init(self, vector: Array) -> Plan[Any] | None:
-        """Plan the aggregation of one array, in place, each time the plan runs; collective.
+    def aggregate_init(self, tensors: Sequence[Array]) -> Plan[None]:
+        """Plan the aggregation of arrays that stay where they are, in place, each time the plan runs; collective.
 
         Parameters
         ----------
-        vector : numpy.ndarray
-            Any array that stays where it is; of the same shape and dtype on all ranks.
+        tensors : sequence of numpy.ndarray
+            As for :meth:`aggregate`.
 
         Returns
         -------
-        Plan or None
-            A plan, to be freed by the caller; None if this aggregation cannot be started and waited for
-            separately, or must see the tensors that a vector is made of.
+        Plan
+            To be started and waited for, or called; to be freed by the caller. An aggregation that cannot start and
+            wait separately does all of it when the plan is started.
+
+        Raises
+        ------
+        TypeError, ValueError, MismatchError, PlanError
+            As :meth:`aggregate`.
         """
-        del vector
-        return None
+        self._agree_on_tensors(tensors)
+        return self._plan(in_turn(partial(self.aggregate, tensors)))
 
     def state_dict(self) -> dict[str, Any]:
         """Return what must be saved to go on later exactly as if nothing had happened."""
@@ -109,6 +131,32 @@ class Aggregation(ABC):
     ) -> None:
         """Free the aggregation."""
         self.free()
+
+    def _plan(self, program: Program) -> Plan[None]:
+        return Plan(self._channel, program, result=None, label=type(self).__name__)
+
+    def _check_dtype(self, dtype: np.dtype[Any]) -> None:
+        """Raise TypeError if tensors of this dtype cannot be aggregated."""
+        reduction("avg", dtype, 1)
+
+    def _check_tensors(self, tensors: Sequence[Array], check_dtype: Callable[[np.dtype[Any]], object]) -> None:
+        check_tensors(tensors)
+        for dtype in {x.dtype for x in tensors}:
+            check_dtype(dtype)
+
+    def _agree_on_tensors(
+        self, tensors: Sequence[Array], check_dtype: Callable[[np.dtype[Any]], object] | None = None
+    ) -> Layout:
+        """Return the layout of tensors, once all ranks have found theirs good and the same."""
+        self._require_open()
+        layout = layout_of(tensors)
+
+        def check() -> str:
+            self._check_tensors(tensors, check_dtype or self._check_dtype)
+            return f"{type(self).__name__} of {layout_in_words(layout)}"
+
+        self._channel.agree_on(check)
+        return layout
 
     def _require_open(self) -> None:
         if self._freed:

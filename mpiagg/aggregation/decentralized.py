@@ -17,8 +17,9 @@ from mpiagg.arguments import check_integer
 from mpiagg.arrays import Array, even_ranges, reduction
 from mpiagg.operations import pick
 from mpiagg.plan import Plan
-from mpiagg.program import bind
+from mpiagg.program import Program, bind, in_turn
 from mpiagg.schedules import Collective, Round
+from mpiagg.transport import SHARED_TAG
 
 PIECE_BYTES: Final = 2**20
 """Vectors are exchanged in pieces of at most this length, so that a plan needs no more scratch than one."""
@@ -109,6 +110,11 @@ class Decentralized(Elementwise):
             self.communications += 1
         self.calls += 1
 
+    def aggregate_init(self, tensors: Sequence[Array]) -> Plan[None]:
+        """Plan the average of arrays that stay where they are; the plan communicates when it is started."""
+        self._agree_on_tensors(tensors)
+        return self._plan(in_turn(partial(self.aggregate, tensors)))
+
     def state_dict(self) -> dict[str, int]:
         """Return how many calls and communications there have been: they decide who the next peer is."""
         return {"calls": self.calls, "communications": self.communications}
@@ -138,23 +144,22 @@ class Decentralized(Elementwise):
 
     def _communicate(self, tensors: Sequence[Array]) -> None:
         if self.peer_selection == "all" and not self.hierarchical:
-            self._run(tensors, self._plan_all)
+            self._run(tensors, self._bind)
             return
         rounds, divisor = gossip(self._channel.rank, self._nodes, self.communications, self.peer_selection)
-        make = partial(self._plan, rounds=rounds, divisor=divisor)
-        self._run(tensors, make, variant=(tuple(rounds), divisor))
+        self._run(tensors, partial(self._bind_rounds, rounds=rounds, divisor=divisor), variant=(tuple(rounds), divisor))
 
-    def _plan(self, vector: Array, rounds: Sequence[Round], divisor: int) -> Plan[None]:
+    def _bind_rounds(self, vector: Array, rounds: Sequence[Round], divisor: int) -> Program:
         pieces = max(1, ceil(vector.nbytes / PIECE_BYTES))
         lane = even_ranges(0, vector.size, pieces)
         how = reduction("avg", vector.dtype, divisor)
         label = f"gossip with {self.peer_selection}"
-        program = bind(self._channel, list(in_pieces(rounds, pieces)), vector, [lane], how, label=label)
-        return Plan(self._channel, program, result=None, label=label)
+        return bind(self._channel, list(in_pieces(rounds, pieces)), vector, [lane], how, label=label)
 
-    def _plan_all(self, vector: Array) -> Plan[Any]:
+    def _bind(self, vector: Array, tag: int = SHARED_TAG) -> Program:
         how = reduction("avg", vector.dtype, self._channel.size)
-        return self._prepare(vector, Collective.ALLREDUCE, how, pick("auto", None, Collective.ALLREDUCE, vector.nbytes))
+        choice = pick("auto", None, Collective.ALLREDUCE, vector.nbytes)
+        return self._collective(vector, Collective.ALLREDUCE, how, choice, tag=tag)
 
 
 def nodes_of(comm: MPI.Intracomm) -> Nodes:

@@ -5,17 +5,19 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Sequence
+from functools import partial
 from typing import Any, Final
 
 import numpy as np
 from mpi4py import MPI
 
 from mpiagg.aggregation.base import Aggregation
-from mpiagg.aggregation.packing import Layout, Packing, check_tensors, layout_in_words, layout_of
+from mpiagg.aggregation.packing import Layout, Packing, layout_of
 from mpiagg.arrays import Array, Reduction
 from mpiagg.mpi_ops import mpi_op
-from mpiagg.operations import Operation, prepare
+from mpiagg.operations import Operation, bind_operation
 from mpiagg.plan import Plan
+from mpiagg.program import Program, in_turn
 from mpiagg.schedules import Collective
 from mpiagg.transport import SHARED_TAG
 from mpiagg.tuning import Choice
@@ -36,13 +38,40 @@ class Elementwise(Aggregation):
     until the timeout.
     """
 
-    def __init__(self, comm: MPI.Intracomm | None = None) -> None:
+    def __init__(self, comm: MPI.Intracomm | None = None, *, by_layer: bool = False) -> None:
         super().__init__(comm)
+        self._by_layer = by_layer
         self._packings: OrderedDict[Layout, Packing] = OrderedDict()
 
+    def aggregate(self, tensors: Sequence[Array]) -> None:
+        """Aggregate every array of the list, in place; see :meth:`Aggregation.aggregate`."""
+        self._run(tensors, self._bind)
+
+    def aggregate_init(self, tensors: Sequence[Array]) -> Plan[None]:
+        """Plan the aggregation of arrays that stay where they are; see :meth:`Aggregation.aggregate_init`.
+
+        Arrays that lie one after the other in memory are aggregated there; others are packed.
+        """
+        layout = self._agree_on_tensors(tensors)
+        parts: list[Program | Callable[[], object]] = []
+        for group in Packing(layout, in_place=False, by_layer=self._by_layer).groups:
+            own = group.joined(tensors)
+            vector = group.pack(tensors) if own is None else own
+            program = self._bind(vector, self._channel.new_tag(self._tags(vector)))
+            if own is None:
+                parts += [partial(group.pack, tensors), program, partial(group.unpack, vector, tensors)]
+            else:
+                parts.append(program)
+        return self._plan(in_turn(*parts))
+
     @abstractmethod
-    def _check_dtype(self, dtype: np.dtype[Any]) -> None:
-        """Raise TypeError if tensors of this dtype cannot be aggregated."""
+    def _bind(self, vector: Array, tag: int = SHARED_TAG) -> Program:
+        """Return the program that aggregates a vector, in place."""
+
+    def _tags(self, vector: Array) -> int:
+        """Return how many tags such a program needs."""
+        del vector
+        return 1
 
     def _in_place(self) -> bool:
         """Whether plans can be made on one rank alone, when it has one for other memory than the others."""
@@ -58,28 +87,28 @@ class Elementwise(Aggregation):
     def _run(
         self,
         tensors: Sequence[Array],
-        make: Callable[[Array], Plan[Any]],
+        bind: Callable[[Array], Program],
         *,
         variant: Hashable = None,
         check_dtype: Callable[[np.dtype[Any]], object] | None = None,
     ) -> None:
-        """Run a plan on the vectors of the tensors.
+        """Run a program on the vectors of the tensors.
 
         Parameters
         ----------
         tensors : sequence of numpy.ndarray
             The arrays to change.
-        make : callable
-            Returns a plan that works in place on a vector.
+        bind : callable
+            Returns a program that works in place on a vector.
         variant : hashable
-            What tells this plan from others of the same aggregation.
+            What tells this program from others of the same aggregation.
         check_dtype : callable, optional
             Takes the place of the aggregation's own check.
         """
         packing = self._packing(tensors, check_dtype or self._check_dtype)
         for group in packing.groups:
             vector = group.pack(tensors)
-            plan = packing.plan(vector, variant, make)
+            plan = packing.plan(vector, variant, lambda memory: self._plan(bind(memory)))
             plan()
             self.bytes_sent += plan.sent_bytes
             group.unpack(vector, tensors)
@@ -87,38 +116,19 @@ class Elementwise(Aggregation):
     def _packing(self, tensors: Sequence[Array], check_dtype: Callable[[np.dtype[Any]], object]) -> Packing:
         """Return what is kept for the layout of these tensors, once they are found good."""
         self._require_open()
-
-        def check() -> str:
-            check_tensors(tensors)
-            for dtype in {dtype for dtype, _ in layout}:
-                check_dtype(dtype)
-            return f"{type(self).__name__} of {layout_in_words(layout)}"
-
-        layout = layout_of(tensors)
-        packing = self._packings.get(layout)
+        packing = self._packings.get(layout_of(tensors))
         if packing is not None:
-            check()
-            self._packings.move_to_end(layout)
+            self._check_tensors(tensors, check_dtype)
+            self._packings.move_to_end(layout_of(tensors))
             return packing
-        self._channel.agree_on(check)
-        packing = self._packings[layout] = Packing(layout, in_place=self._in_place())
+        layout = self._agree_on_tensors(tensors, check_dtype)
+        packing = self._packings[layout] = Packing(layout, in_place=self._in_place(), by_layer=self._by_layer)
         if len(self._packings) > KEPT_LAYOUTS:
             _, oldest = self._packings.popitem(last=False)
             oldest.free()
         return packing
 
-    def _agree_on_vector(self, vector: Array) -> None:
-        """Check an array that a plan is to be made for."""
-        self._require_open()
-
-        def check() -> str:
-            check_tensors([vector])
-            self._check_dtype(vector.dtype)
-            return f"a plan for {type(self).__name__} of {layout_in_words(layout_of([vector]))}"
-
-        self._channel.agree_on(check)
-
-    def _prepare(
+    def _collective(
         self,
         vector: Array,
         collective: Collective,
@@ -127,10 +137,9 @@ class Elementwise(Aggregation):
         *,
         root: int = 0,
         tag: int = SHARED_TAG,
-        before: Callable[[Array], object] | None = None,
-    ) -> Plan[Any]:
-        """Return a plan of a collective on a vector, in place."""
+    ) -> Program:
+        """Return the program of a collective on a vector, in place."""
         channel = self._channel
         counts, op = (vector.size,), mpi_op(how.name, how.dtype)
         operation = Operation(collective, channel.rank, channel.size, root, counts, how, choice, op)
-        return prepare(channel, operation, vector, vector, tag, before=before)
+        return bind_operation(channel, operation, vector, tag)

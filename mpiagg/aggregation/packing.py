@@ -10,7 +10,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from mpiagg.arrays import Array, address, borrow, cuts_of, flat, ranges, scratch, working_dtype
+from mpiagg.arrays import Array, address, borrow, cuts_of, flat, joined, ranges, scratch, working_dtype
 from mpiagg.errors import PlanError
 from mpiagg.operations import STAGED_BYTES
 from mpiagg.plan import Plan
@@ -96,6 +96,10 @@ class Group:
             for index, view in self._views:
                 np.copyto(tensors[index], view, casting="unsafe")
 
+    def joined(self, tensors: Sequence[Array]) -> Array | None:
+        """Return the group's tensors as one vector if they lie one after the other, and need no other dtype."""
+        return joined([tensors[index] for index in self._members]) if self.dtype == self.working else None
+
     def _own_memory(self, tensors: Sequence[Array]) -> Array | None:
         if not self._in_place or len(self._members) > 1 or self.dtype != self.working:
             return None
@@ -113,13 +117,16 @@ class Group:
 
 
 class Packing:
-    """What is kept for one layout: its groups, one for each dtype, and the plans that run on their vectors."""
+    """What is kept for one layout: its groups, and the plans that run on their vectors.
 
-    def __init__(self, layout: Layout, *, in_place: bool = True) -> None:
-        members: dict[np.dtype[Any], dict[int, tuple[int, ...]]] = {}
+    There is a group for each dtype; or, by layer, for each tensor.
+    """
+
+    def __init__(self, layout: Layout, *, in_place: bool = True, by_layer: bool = False) -> None:
+        members: dict[Hashable, dict[int, tuple[int, ...]]] = {}
         for index, (dtype, shape) in enumerate(layout):
-            members.setdefault(dtype, {})[index] = shape
-        self.groups = [Group(dtype, group, in_place=in_place) for dtype, group in members.items()]
+            members.setdefault(index if by_layer else dtype, {})[index] = shape
+        self.groups = [Group(layout[min(group)][0], group, in_place=in_place) for group in members.values()]
         self._plans: OrderedDict[Hashable, Plan[Any]] = OrderedDict()
 
     def plan(self, vector: Array, variant: Hashable, make: Callable[[Array], Plan[Any]]) -> Plan[Any]:

@@ -12,7 +12,7 @@ from mpi4py import MPI
 from mpiagg.aggregation.elementwise import Elementwise
 from mpiagg.arguments import check_root
 from mpiagg.arrays import Array, Reduction, reduction, working_dtype
-from mpiagg.plan import Plan
+from mpiagg.program import Program
 from mpiagg.schedules import Collective
 from mpiagg.transport import SHARED_TAG
 from mpiagg.tuning import Choice
@@ -68,8 +68,8 @@ class ParameterServer(Elementwise):
             As :meth:`aggregate`; but arrays of all numbers can be given, also read-only ones.
         """
         given = _copies(params)
-        make = partial(self._plan, collective=Collective.BROADCAST)
-        self._run(given, make, variant=Collective.BROADCAST, check_dtype=working_dtype)
+        bind = partial(self._bind, collective=Collective.BROADCAST)
+        self._run(given, bind, variant=Collective.BROADCAST, check_dtype=working_dtype)
         return given
 
     def reduce_gradients(self, grads: Sequence[Array]) -> list[Array]:
@@ -89,49 +89,13 @@ class ParameterServer(Elementwise):
         self.aggregate(means)
         return means
 
-    def aggregate(self, tensors: Sequence[Array]) -> None:
-        """Average every array of the list, in place.
-
-        Parameters
-        ----------
-        tensors : sequence of numpy.ndarray
-            Arrays of any shapes and layouts, the same number, shapes and dtypes on all ranks.
-
-        Raises
-        ------
-        TypeError
-            For what is not an array of numbers, or an array of integers.
-        ValueError
-            For a read-only array.
-        MismatchError
-            On all ranks, if the layout is new and not the same everywhere.
-        PlanError
-            If the parameter server is freed.
-        StallError
-            If a message does not complete within the timeout.
-        """
-        self._run(tensors, self._plan)
-
-    def aggregate_init(self, vector: Array) -> Plan[Any]:
-        """Plan the average of one array, in place, each time the plan runs; collective.
-
-        Raises
-        ------
-        TypeError, ValueError, MismatchError, PlanError
-            As :meth:`aggregate`.
-        """
-        self._agree_on_vector(vector)
-        return self._plan(vector, self._channel.new_tag())
-
     def _check_dtype(self, dtype: np.dtype[Any]) -> None:
         reduction("avg", dtype, self._channel.size)
 
-    def _plan(
-        self, vector: Array, tag: int = SHARED_TAG, *, collective: Collective = Collective.ALLREDUCE
-    ) -> Plan[Any]:
+    def _bind(self, vector: Array, tag: int = SHARED_TAG, *, collective: Collective = Collective.ALLREDUCE) -> Program:
         reduces = collective.reduces
         how = reduction("avg", vector.dtype, self._channel.size) if reduces else Reduction(np.add, vector.dtype)
-        return self._prepare(vector, collective, how, _CENTRAL, root=self.root, tag=tag)
+        return self._collective(vector, collective, how, _CENTRAL, root=self.root, tag=tag)
 
 
 def _copies(tensors: Sequence[Array]) -> list[Array]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -61,12 +62,26 @@ def same_memory(x: Array, view: Array) -> bool:
     return x.dtype == view.dtype and x.shape == view.shape and x.flags.c_contiguous and address(x) == address(view)
 
 
-def borrow(start: int, length: int, dtype: npt.DTypeLike) -> Array:
-    """Return an array over memory that somebody else owns and keeps alive while it is used."""
+def joined(arrays: Sequence[Array]) -> Array | None:
+    """Return arrays that lie one after the other in memory as one vector, or None where they do not."""
+    filled = [x for x in arrays if x.size]
+    if not filled or not all(x.flags.c_contiguous and x.dtype == filled[0].dtype for x in filled):
+        return None
+    start = end = address(filled[0])
+    for x in filled:
+        if address(x) != end:
+            return None
+        end += x.nbytes
+    return borrow(start, sum(x.size for x in filled), filled[0].dtype, filled)
+
+
+def borrow(start: int, length: int, dtype: npt.DTypeLike, owner: object = None) -> Array:
+    """Return an array over memory that somebody else owns: ``owner``, or who keeps it alive while it is used."""
     wanted = np.dtype(dtype)
     if length == 0:
         return np.empty(0, wanted)
     memory = (ctypes.c_char * (length * wanted.itemsize)).from_address(start)
+    memory.owner = owner  # type: ignore[attr-defined]  # kept alive with the memory
     borrowed: Array = np.frombuffer(memoryview(memory), wanted)
     return borrowed
 

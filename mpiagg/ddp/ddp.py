@@ -7,13 +7,13 @@ from contextlib import contextmanager, suppress
 from types import TracebackType
 from typing import Any, Final
 
-import numpy as np
 from mpi4py import MPI
 
 from mpiagg.aggregation import Aggregation, AllReduce
+from mpiagg.aggregation.flags import Flags
 from mpiagg.arguments import check_integer
 from mpiagg.arrays import Array
-from mpiagg.collectives import allreduce_init, broadcast
+from mpiagg.collectives import broadcast
 from mpiagg.ddp.adapters import ArrayParameter, Parameter, check_gradient, parameters_of
 from mpiagg.ddp.buckets import Bucket, fill_buckets
 from mpiagg.errors import PlanError
@@ -75,13 +75,11 @@ class DDP:
         self._buckets = [Bucket(members, forms) for members in fill_buckets(forms, bucket_bytes)]
         self._own_aggregation = aggregation is None
         self.aggregation = AllReduce(self.comm) if aggregation is None else aggregation
-        # Which gradients there are, and whether this rank has found a fault in its own.
-        self._flags = np.zeros(len(forms) + 1, np.uint8)
-        self._share_flags = allreduce_init(self._flags, "max", out=self._flags, comm=self.comm)
-        self._plans: list[Plan[Any] | None] = []
+        self._flags = Flags(self.comm, len(forms))
+        self._plans: list[Plan[None]] = []
         try:
             for bucket in self._buckets:
-                self._plans.append(self.aggregation.aggregate_init(bucket.vector))
+                self._plans.append(self.aggregation.aggregate_init(list(bucket.views.values())))
         except Exception:
             self.free()
             raise
@@ -133,10 +131,7 @@ class DDP:
         self._sync(gradients, self._one_by_one)
 
     def overlapped_sync_gradients(self, gradients: list[Array | None] | None = None) -> None:
-        """Do as :meth:`sync_gradients`, with the same bits, but with all buckets on their way at the same time.
-
-        Where the aggregation cannot start and wait separately, the buckets go one after the other.
-        """
+        """Do as :meth:`sync_gradients`, with the same bits, but with all buckets on their way at the same time."""
         self._sync(gradients, self._all_at_once)
 
     def gradient_views(self) -> list[Array]:
@@ -160,33 +155,22 @@ class DDP:
         self._require_open()
         if not self._syncing:
             return
-        gradients = self._gradients(given)
+        gradients: list[Array | None] = []
+
+        def which() -> list[bool]:
+            gradients[:] = self._checked_gradients(given)
+            return [gradient is not None for gradient in gradients]
+
+        present = self._flags.share(which)
+        self.aggregation.bytes_sent += self._flags.sent_bytes
         aggregate(gradients)
         for index, gradient in enumerate(gradients):
-            if gradient is None and self._flags[index]:
+            if gradient is None and present[index]:
                 aggregated = self._views[index].copy()
                 if given is None:
                     self._parameters[index].grad = aggregated
                 else:
                     given[index] = aggregated
-
-    def _gradients(self, given: list[Array | None] | None) -> list[Array | None]:
-        """Return the gradients of this rank, once all ranks have found theirs good and know which there are."""
-        fault: Exception | None = None
-        gradients: list[Array | None] = []
-        self._flags.fill(0)
-        try:
-            gradients = self._checked_gradients(given)
-        except Exception as error:  # noqa: BLE001 - whatever it is, the other ranks must not wait for this one
-            fault = error
-            self._flags[-1] = 1
-        else:
-            self._flags[:-1] = [gradient is not None for gradient in gradients]
-        self._share_flags()
-        self.aggregation.bytes_sent += self._share_flags.sent_bytes
-        if self._flags[-1]:
-            self._channel.agree("", fault)
-        return gradients
 
     def _checked_gradients(self, given: list[Array | None] | None) -> list[Array | None]:
         if given is None:
@@ -237,10 +221,10 @@ class DDP:
         if self._freed:
             return
         self._freed = True
-        for plan in (self._share_flags, *self._plans):
-            if plan is not None:
-                with suppress(PlanError):  # an error has left it in the middle: freeing it could hang
-                    plan.free()
+        self._flags.free()
+        for plan in self._plans:
+            with suppress(PlanError):  # an error has left it in the middle: freeing it could hang
+                plan.free()
         if self._own_aggregation:
             self.aggregation.free()
 
@@ -259,24 +243,17 @@ class DDP:
     def _one_by_one(self, gradients: Sequence[Array | None]) -> None:
         for bucket, plan in zip(self._buckets, self._plans, strict=True):
             bucket.pack(gradients)
-            if plan is None:
-                self.aggregation.aggregate(list(bucket.views.values()))
-            else:
-                plan()
-                self.aggregation.bytes_sent += plan.sent_bytes
+            plan()
+            self.aggregation.bytes_sent += plan.sent_bytes
             bucket.unpack(gradients)
 
     def _all_at_once(self, gradients: Sequence[Array | None]) -> None:
-        plans = [plan for plan in self._plans if plan is not None]
-        if len(plans) < len(self._plans):
-            self._one_by_one(gradients)
-            return
-        for bucket, plan in zip(self._buckets, plans, strict=True):
+        for bucket, plan in zip(self._buckets, self._plans, strict=True):
             bucket.pack(gradients)
             plan.start()
         for number, bucket in enumerate(self._buckets):
-            plans[number].wait(meanwhile=plans[number + 1 :])
-            self.aggregation.bytes_sent += plans[number].sent_bytes
+            self._plans[number].wait(meanwhile=self._plans[number + 1 :])
+            self.aggregation.bytes_sent += self._plans[number].sent_bytes
             bucket.unpack(gradients)
 
     def _require_open(self) -> None:

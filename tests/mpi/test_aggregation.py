@@ -258,7 +258,7 @@ def test_plans_can_run_at_the_same_time(make, dtype):
         aggregation.aggregate(wanted[:1])
         aggregation.aggregate(wanted[1:2])
         aggregation.aggregate(wanted[2:])
-        plans = [aggregation.aggregate_init(x) for x in vectors]
+        plans = [aggregation.aggregate_init([x]) for x in vectors]
         for plan in plans:
             plan.start()
         for plan in reversed(plans):
@@ -275,7 +275,12 @@ def test_an_aggregation_need_not_have_plans():
                 np.multiply(x, 2, out=x)
 
     with Doubling() as aggregation:
-        assert aggregation.aggregate_init(np.zeros(3)) is None
+        x = np.ones(3)
+        with aggregation.aggregate_init([x]) as plan:
+            plan()
+            plan.start()
+            plan.wait()
+        assert x.tolist() == [4.0] * 3
         aggregation.load_state_dict(aggregation.state_dict())
         refused(ValueError, "unknown", aggregation.load_state_dict, {"unknown": 1})
     with pytest.raises(TypeError, match="abstract"):

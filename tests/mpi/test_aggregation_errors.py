@@ -105,7 +105,7 @@ def test_a_fault_on_one_rank_is_an_error_on_all():
     error, words = (ValueError, "read-only") if RANK == 0 else (mpiagg.MismatchError, "rank 0 raised ValueError")
     with mpiagg.AllReduce() as aggregation:
         refused(error, words, aggregation.aggregate, tensors)
-        refused(error, words, aggregation.aggregate_init, tensors[0])
+        refused(error, words, aggregation.aggregate_init, tensors)
     assert tensors[0].tolist() == [5.0] * 3
 
 
@@ -117,7 +117,7 @@ def test_what_is_freed_is_not_used(make):
     aggregation.free()
     aggregation.free()
     refused(mpiagg.PlanError, f"{make.__name__} is freed", aggregation.aggregate, [x])
-    refused(mpiagg.PlanError, f"{make.__name__} is freed", aggregation.aggregate_init, x)
+    refused(mpiagg.PlanError, f"{make.__name__} is freed", aggregation.aggregate_init, [x])
 
 
 def test_what_one_rank_cannot_take_is_an_error_on_all():

@@ -248,5 +248,5 @@ def test_an_error_in_the_thread_is_raised_by_who_waits(monkeypatch):
             request.Wait()
         with pytest.raises(RuntimeError, match="broken"):
             request.Test()
-    requests._driver().receive(request._tag)
+    requests._tokens().receive(request._tag)
     MPI.Request.Wait(request)

@@ -1,0 +1,144 @@
+"""Aggregations that keep something for each list of tensors from one call to the next, such as what was not sent."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from typing import Any, Generic, Protocol, TypeVar
+
+from mpi4py import MPI
+
+from mpiagg.aggregation.base import Aggregation, expect_keys
+from mpiagg.aggregation.packing import Layout, layout_in_words, layout_of
+from mpiagg.arrays import Array
+from mpiagg.errors import PlanError
+from mpiagg.plan import Plan
+
+
+class Memory(Protocol):
+    """What an aggregation keeps for one list of tensors.
+
+    Attributes
+    ----------
+    tensors : sequence of numpy.ndarray
+        The tensors that the plan aggregates when it runs next.
+    plan : Plan
+        Aggregates the tensors, in place. Its ``sent_bytes`` are those of its last run.
+    """
+
+    tensors: Sequence[Array]
+    plan: Plan[None]
+
+    def state(self) -> dict[str, Any]:
+        """Return copies of what is kept: arrays, numbers, and lists of them."""
+
+    def check_state(self, state: Mapping[str, Any]) -> None:
+        """Raise ValueError or TypeError if this is not what :meth:`state` returns."""
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        """Go on from what :meth:`state` returned."""
+
+
+M = TypeVar("M", bound=Memory)
+
+
+class Remembering(Aggregation, Generic[M]):
+    """An aggregation with a memory for each list of tensors.
+
+    :meth:`aggregate` has one memory for each layout: lists of the same dtypes and shapes are taken for the same
+    tensors. :meth:`aggregate_init` makes a new memory for each plan. A state holds them in the order in which they
+    were made, and is given to new memories in that order.
+    """
+
+    def __init__(self, comm: MPI.Intracomm | None = None) -> None:
+        super().__init__(comm)
+        self._memories: list[tuple[Layout, M]] = []
+        self._by_layout: dict[Layout, M] = {}
+        self._loaded: list[Mapping[str, Any]] = []
+
+    @abstractmethod
+    def _new_memory(self, layout: Layout, tensors: Sequence[Array]) -> M:
+        """Return an empty memory for tensors of a layout on which the ranks have agreed; all ranks do so together."""
+
+    def aggregate(self, tensors: Sequence[Array]) -> None:
+        """Aggregate every array of the list, in place; see :meth:`Aggregation.aggregate`."""
+        self._require_open()
+        memory = self._by_layout.get(layout_of(tensors))
+        if memory is None:
+            memory = self._add_memory(tensors)
+            self._by_layout[layout_of(tensors)] = memory
+        else:
+            self._check_tensors(tensors, self._check_dtype)
+        memory.tensors = tensors
+        memory.plan()
+        self.bytes_sent += memory.plan.sent_bytes
+
+    def aggregate_init(self, tensors: Sequence[Array]) -> Plan[None]:
+        """Plan the aggregation of arrays that stay where they are; see :meth:`Aggregation.aggregate_init`."""
+        return self._add_memory(tensors).plan
+
+    def _add_memory(self, tensors: Sequence[Array]) -> M:
+        """Return a new memory, with what was loaded for it."""
+        layout = self._agree_on_tensors(tensors)
+        memory = self._new_memory(layout, tensors)
+        place = len(self._memories)
+        if place < len(self._loaded):
+            state = self._loaded[place]
+            self._channel.agree_on(lambda: _checked(memory, layout, state))
+            memory.load(state["state"])
+        self._memories.append((layout, memory))
+        return memory
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what is kept, for each list of tensors: ``{"memories": [{"layout": ..., "state": {...}}, ...]}``.
+
+        The arrays are copies, of this rank alone.
+        """
+        own = [{"layout": layout_in_words(layout), "state": memory.state()} for layout, memory in self._memories]
+        return {"memories": own + list(self._loaded[len(own) :])}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from what :meth:`state_dict` returned on this rank; collective.
+
+        Raises
+        ------
+        ValueError, TypeError
+            If ``state`` is not of this aggregation, or not of tensors like those it has seen.
+        MismatchError
+            On all ranks, if the states are of different tensors.
+        """
+        self._require_open()
+
+        def check() -> str:
+            expect_keys(state, ("memories",))
+            if not isinstance(state["memories"], list):
+                raise TypeError(f"memories must be a list, not {type(state['memories']).__name__}")
+            for each in state["memories"]:
+                expect_keys(each, ("layout", "state"))
+            if len(state["memories"]) < len(self._memories):
+                raise ValueError(f"{len(self._memories)} lists of tensors, but {len(state['memories'])} memories")
+            for (layout, memory), each in zip(self._memories, state["memories"], strict=False):
+                _checked(memory, layout, each)
+            layouts = [str(each["layout"]) for each in state["memories"]]
+            return f"{type(self).__name__} with memories of {'; '.join(layouts) or 'nothing'}"
+
+        self._channel.agree_on(check)
+        self._loaded = list(state["memories"])
+        for (_, memory), each in zip(self._memories, self._loaded, strict=False):
+            memory.load(each["state"])
+
+    def free(self) -> None:
+        """Free the plans, those of :meth:`aggregate_init` too; a second call does nothing."""
+        super().free()
+        while self._memories:
+            with suppress(PlanError):  # an error has left it in the middle: freeing it could hang
+                self._memories.pop()[1].plan.free()
+
+
+def _checked(memory: Memory, layout: Layout, each: Mapping[str, Any]) -> str:
+    words = layout_in_words(layout)
+    if each["layout"] != words:
+        raise ValueError(f"the memory is of {each['layout']}, not of {words}")
+    memory.check_state(each["state"])
+    return words
