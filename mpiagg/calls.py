@@ -16,11 +16,11 @@ from mpi4py import MPI
 from mpiagg.arrays import Array, Reduction
 from mpiagg.buffers import Message, read
 from mpiagg.datatypes import reduction_of
-from mpiagg.operations import NATIVE, Operation, pick, prepare, run
+from mpiagg.operations import Operation, prepare, run
 from mpiagg.plan import Plan
 from mpiagg.schedules import Collective
 from mpiagg.transport import Channel, channel_of
-from mpiagg.tuning import Choice
+from mpiagg.tuning import NATIVE, Choice, pick
 
 _BYTES: Final = Reduction(np.bitwise_or, np.dtype(np.uint8))
 """How bytes travel. The operator is for barriers, which reduce a byte that nobody reads."""

@@ -28,13 +28,13 @@ import numpy.typing as npt
 from mpi4py import MPI
 
 from mpiagg.arguments import check_root
-from mpiagg.arrays import Array, Reduction, as_input, check_output
+from mpiagg.arrays import Array, Reduction, as_input, check_output, check_wire_dtype
 from mpiagg.mpi_ops import resolve
-from mpiagg.operations import NATIVE, Operation, even_counts, pick, prepare, run
+from mpiagg.operations import Operation, even_counts, prepare, run
 from mpiagg.plan import Plan
 from mpiagg.schedules import Collective
 from mpiagg.transport import Channel, channel_of
-from mpiagg.tuning import Choice
+from mpiagg.tuning import NATIVE, Choice, pick
 
 Op = str | MPI.Op
 ArrayPlan = Plan[Any]
@@ -65,6 +65,7 @@ def allreduce(
     comm: MPI.Intracomm | None = None,
     algorithm: str = "auto",
     lanes: int | None = None,
+    wire: str | None = None,
 ) -> Array:
     """Reduce the arrays of all ranks, element by element; every rank gets the result.
 
@@ -76,6 +77,9 @@ def allreduce(
         How values are combined; ``"avg"`` is the sum divided by the number of ranks.
     out, comm, algorithm, lanes
         See :mod:`mpiagg.collectives`.
+    wire : {None, "fp16", "bf16", "u8"}
+        How values travel: as they are, or in the fewer bytes of a codec (:mod:`mpiagg.arrays.codecs`). They are
+        combined in the dtype they have, or in float32, all the same.
 
     Returns
     -------
@@ -85,9 +89,10 @@ def allreduce(
     Raises
     ------
     ValueError
-        For an unknown op or algorithm, or an ``out`` that is read-only or of another shape.
+        For an unknown op, algorithm or wire, a wire that is not for the algorithm, or an ``out`` that is read-only
+        or of another shape.
     TypeError
-        For a dtype that the op is not for, or an ``out`` that is no array or of another dtype.
+        For a dtype that the op or the wire is not for, or an ``out`` that is no array or of another dtype.
     StallError
         If a message does not complete within the timeout.
 
@@ -95,7 +100,7 @@ def allreduce(
     -----
     Long vectors take 2 (n-1)/n times their bytes on every link, the least there is; see ``docs/algorithms.md``.
     """
-    return _everywhere(_run(_Arguments(Collective.ALLREDUCE, x, op, 0, out, algorithm, lanes), comm))
+    return _everywhere(_run(_Arguments(Collective.ALLREDUCE, x, op, 0, out, algorithm, lanes, wire), comm))
 
 
 def reduce(
@@ -237,6 +242,7 @@ def allreduce_init(
     comm: MPI.Intracomm | None = None,
     algorithm: str = "auto",
     lanes: int | None = None,
+    wire: str | None = None,
 ) -> ArrayPlan:
     """Plan an :func:`allreduce` of ``x`` as it is whenever the plan runs; collective.
 
@@ -252,7 +258,7 @@ def allreduce_init(
     MismatchError
         On all ranks, if the ranks disagree on any argument.
     """
-    return _prepare(_Arguments(Collective.ALLREDUCE, x, op, 0, out, algorithm, lanes), comm)
+    return _prepare(_Arguments(Collective.ALLREDUCE, x, op, 0, out, algorithm, lanes, wire), comm)
 
 
 def reduce_init(
@@ -320,6 +326,7 @@ class _Arguments(NamedTuple):
     out: Array | None
     algorithm: str
     lanes: int | None
+    wire: str | None = None
 
     def checked(self, channel: Channel) -> _Call:
         """Return the call that they mean, if they are good; nothing is sent for that."""
@@ -330,12 +337,12 @@ class _Arguments(NamedTuple):
         else:
             how, op, only_native = Reduction(np.add, x.dtype), MPI.SUM, False
         counts, shape = _layout(self.collective, x, channel)
-        choice = pick(self.algorithm, self.lanes, self.collective, sum(counts) * how.dtype.itemsize)
+        choice = pick(self.algorithm, self.lanes, self.collective, sum(counts) * how.dtype.itemsize, self.wire)
+        check_wire_dtype(self.wire, x.dtype)
         if only_native:
-            if self.algorithm not in ("auto", NATIVE):
-                raise ValueError(
-                    f"algorithm {self.algorithm!r} cannot apply an op that is not predefined; 'native' can"
-                )
+            if self.algorithm not in ("auto", NATIVE) or self.wire is not None:
+                how_asked = f"algorithm {self.algorithm!r} with wire {self.wire!r}"
+                raise ValueError(f"{how_asked} cannot apply an op that is not predefined; 'native' can, without wire")
             choice = Choice(NATIVE)
         operation = Operation(self.collective, channel.rank, channel.size, root, counts, how, choice, op)
         # A bad one is an error on every rank that gives it, also where there is nothing to be written to it.

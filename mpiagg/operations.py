@@ -13,12 +13,12 @@ from typing import Final
 import numpy as np
 from mpi4py import MPI
 
-from mpiagg.arguments import check_integer
 from mpiagg.arrays import (
     Array,
     Reduction,
     address,
     borrow,
+    codec,
     cuts_of,
     even_cuts,
     even_ranges,
@@ -27,14 +27,12 @@ from mpiagg.arrays import (
     same_memory,
     scratch,
 )
+from mpiagg.binding import Lane, Wire, bind
 from mpiagg.plan import Plan, find_plan
-from mpiagg.program import Awaited, BoundRound, Lane, Program, bind, in_turn
+from mpiagg.program import Awaited, BoundRound, Program, in_turn
 from mpiagg.schedules import Collective, algorithm, send
-from mpiagg.transport import MOST_LANES, SHARED_TAG, Channel
-from mpiagg.tuning import Choice, choose
-
-NATIVE: Final = "native"
-"""The algorithm that is the MPI library's own collective."""
+from mpiagg.transport import SHARED_TAG, Channel
+from mpiagg.tuning import NATIVE, Choice, pick  # noqa: F401 TEMPORARY
 
 STAGED_BYTES: Final = 32 * 2**10
 """Vectors up to this length are copied into a plan's own buffer, which costs less than a plan for each address."""
@@ -75,7 +73,8 @@ class Operation:
     @property
     def label(self) -> str:
         """The operation in words."""
-        return f"{self.collective.value} by {self.choice.algorithm}"
+        wire = f" with wire {self.choice.wire}" if self.choice.wire else ""
+        return f"{self.collective.value} by {self.choice.algorithm}{wire}"
 
     def key(self) -> Hashable:
         """Return what a plan for this operation depends on, beside the buffer's address."""
@@ -127,24 +126,6 @@ class Operation:
         return [even_ranges(start, stop, chunks) for start, stop in even_ranges(0, self.length, lanes)]
 
 
-def pick(name: str, lanes: int | None, collective: Collective, nbytes: int) -> Choice:
-    """Return the algorithm and the lanes that a caller's words mean.
-
-    Raises
-    ------
-    ValueError
-        If the name is unknown, or not for this collective, or the lanes are none or too many.
-    """
-    if name == NATIVE:
-        return Choice(NATIVE)
-    if name == "auto":
-        chosen = choose(collective, nbytes)
-    else:
-        algorithm(name).generator(collective)  # refuses what it does not serve
-        chosen = Choice(name)
-    return chosen if lanes is None else chosen._replace(lanes=check_integer("lanes", lanes, 1, MOST_LANES))
-
-
 def even_counts(length: int, size: int) -> tuple[int, ...]:
     """Return the lengths of ``size`` even parts of ``length`` elements."""
     return tuple(stop - start for start, stop in ranges(even_cuts(length, size)))
@@ -190,13 +171,19 @@ def prepare(channel: Channel, operation: Operation, x: Array | None, out: Array 
     return Plan(channel, program, result=out, label=operation.label)
 
 
-def bind_operation(channel: Channel, operation: Operation, buffer: Array, tag: int = SHARED_TAG) -> Program:
-    """Return the program of an operation, in place on a buffer of its length and dtype."""
+def bind_operation(
+    channel: Channel, operation: Operation, buffer: Array, tag: int = SHARED_TAG, *, residual: Array | None = None
+) -> Program:
+    """Return the program of an operation, in place on a buffer of its length and dtype.
+
+    With a wire, what the codec loses of this rank's contributions is left in ``residual``, if that is given.
+    """
     o = operation
     if o.choice.algorithm == NATIVE:
         return _bind_native(channel.comm, o, buffer)
     schedule = algorithm(o.choice.algorithm).schedule(o.collective, o.rank, o.size, o.root)
-    return bind(channel, schedule, buffer, o.lanes(), o.reduction, label=o.label, tag=tag)
+    wire = None if o.choice.wire is None else Wire(codec(o.choice.wire), residual)
+    return bind(channel, schedule, buffer, o.lanes(), o.reduction, label=o.label, tag=tag, wire=wire)
 
 
 def _plan_in_place(channel: Channel, operation: Operation, buffer: Array) -> Plan[Array]:

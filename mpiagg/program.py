@@ -1,17 +1,14 @@
-"""Binding: a schedule becomes a program, with views of a buffer and a persistent request for every message."""
+"""Programs: what a plan runs, round by round."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import NamedTuple
 
 from mpi4py import MPI
 
-from mpiagg.arrays import Array, Reduction, scratch
-from mpiagg.schedules import Action, Round, Step
-from mpiagg.transport import SHARED_TAG, Channel
+from mpiagg.schedules import Action, Step
 
 
 class Awaited(NamedTuple):
@@ -124,110 +121,7 @@ def in_turn(*parts: Program | Callable[[], object] | None) -> Program:
     return Program(tuple(rounds), tuple(requests), nbytes, sent_bytes)
 
 
-Lane = Sequence[tuple[int, int]]
-"""The range (start, stop) of every chunk of a schedule in the buffer."""
+def __getattr__(name):  # TEMPORARY
+    from mpiagg import binding
 
-
-def bind(
-    channel: Channel,
-    schedule: Sequence[Round],
-    buffer: Array,
-    lanes: Sequence[Lane],
-    reduction: Reduction,
-    *,
-    label: str,
-    tag: int = SHARED_TAG,
-) -> Program:
-    """Bind a schedule to a buffer.
-
-    Parameters
-    ----------
-    channel : Channel
-        Where its messages travel.
-    schedule : sequence of Round
-        What this rank does.
-    buffer : numpy.ndarray
-        One-dimensional and contiguous; the schedule's chunks are ranges of it.
-    lanes : sequence of Lane
-        For each lane the ranges of its chunks. Lanes are independent runs of the same schedule on parts of the
-        buffer, interleaved, so that one reduces while another's messages travel; each has a tag of its own.
-    reduction : Reduction
-        How values are combined.
-    label : str
-        What it is, for messages to people.
-    tag : int
-        The first of ``len(lanes)`` tags.
-    """
-    binders = [
-        _Binder(channel, buffer, lane, reduction, label=label, tag=tag + number) for number, lane in enumerate(lanes)
-    ]
-    bound = [binder.bind(schedule) for binder in binders]
-    rounds = bound[0] if len(bound) == 1 else (Interleaved(bound).as_round(),)
-    requests = tuple(request for binder in binders for request in binder.requests)
-    sent = sum(binder.sent_bytes for binder in binders)
-    return Program(rounds, requests, sum(binder.spare.nbytes for binder in binders), sent)
-
-
-class _Binder:
-    """Binds a schedule to one lane."""
-
-    def __init__(
-        self, channel: Channel, buffer: Array, lane: Lane, reduction: Reduction, *, label: str, tag: int
-    ) -> None:
-        self.channel, self.buffer, self.lane, self.reduction = channel, buffer, lane, reduction
-        self.label, self.tag = label, tag
-        self.requests: list[MPI.Prequest] = []
-        self.spare = scratch(0, buffer.dtype)
-        self.sent_bytes = 0
-
-    def bind(self, schedule: Sequence[Round]) -> tuple[BoundRound, ...]:
-        most = max((self._reduced(a_round) for a_round in schedule), default=0)
-        self.spare = scratch(most, self.buffer.dtype)
-        rounds = [self._bind_round(index, a_round) for index, a_round in enumerate(schedule)]
-        return tuple(a_round for a_round in rounds if a_round.starts or a_round.folds)
-
-    def _reduced(self, a_round: Round) -> int:
-        """Return how many elements a round receives for reduction."""
-        return sum(len(run) for step in a_round if step.action is Action.REDUCE for run in self._runs(step))
-
-    def _bind_round(self, index: int, a_round: Round) -> BoundRound:
-        sends: list[tuple[MPI.Prequest, Awaited]] = []
-        receives: list[tuple[MPI.Prequest, Awaited]] = []
-        folds: list[Callable[[], object]] = []
-        used = 0
-        for step in a_round:
-            for own in self._runs(step):
-                awaited = Awaited(self.label, index, step, own.nbytes)
-                if step.action is Action.FINISH:
-                    if self.reduction.divisor is not None:
-                        folds.append(partial(self.reduction.finish, own))
-                elif step.action is Action.SEND:
-                    self.sent_bytes += own.nbytes
-                    sends += ((r, awaited) for r in self.channel.send_init(own, step.peer, self.tag))
-                elif step.action is Action.RECEIVE:
-                    receives += ((r, awaited) for r in self.channel.receive_init(own, step.peer, self.tag))
-                else:
-                    arrived = self.spare[used : used + own.size]
-                    used += own.size
-                    receives += ((r, awaited) for r in self.channel.receive_init(arrived, step.peer, self.tag))
-                    pair = (arrived, own) if step.received_first else (own, arrived)
-                    folds.append(partial(self.reduction.combine, *pair, own))
-        # Receives come first, so that messages find them posted.
-        posted = receives + sends
-        self.requests += (request for request, _ in posted)
-        return BoundRound(
-            tuple(request.Start for request, _ in posted),
-            tuple(request.Test for request, _ in posted),
-            tuple(folds),
-            tuple(awaited for _, awaited in posted),
-        )
-
-    def _runs(self, step: Step) -> Iterator[Array]:
-        """Yield the contiguous parts of the buffer that a step's chunks make up, without the empty ones."""
-        start = stop = 0
-        for first, last in self.lane[step.chunk : step.chunk + step.count]:
-            if first != stop and start < stop:
-                yield self.buffer[start:stop]
-            start, stop = (start if first == stop else first), last
-        if start < stop:
-            yield self.buffer[start:stop]
+    return getattr(binding, name)

@@ -2,20 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
 
-from mpiagg.arguments import check_integer
-from mpiagg.arrays import Array, Reduction, as_input, even_ranges, reduction
-from mpiagg.schedules import Action, Collective, Message, RoundDone, Step, schedules, walk
+from mpiagg.arrays import (
+    Array,
+    Codec,
+    Reduction,
+    as_input,
+    check_wire_dtype,
+    codec,
+    even_ranges,
+    reduction,
+    scratch,
+)
+from mpiagg.schedules import Action, Collective, Message, Step, schedules, walk
 from mpiagg.schedules import algorithm as find_algorithm
-from mpiagg.tuning import Choice, choose
+from mpiagg.tuning import Choice, pick
 
 
 def simulate(
-    vectors: Sequence[npt.ArrayLike], op: str = "sum", algorithm: str = "auto", *, lanes: int | None = None
+    vectors: Sequence[npt.ArrayLike],
+    op: str = "sum",
+    algorithm: str = "auto",
+    *,
+    lanes: int | None = None,
+    wire: str | None = None,
 ) -> list[Array]:
     """All-reduce a list of arrays, one for each rank, exactly as the ranks of an MPI job would.
 
@@ -27,7 +41,7 @@ def simulate(
         How values are combined.
     algorithm : str
         A name from :func:`mpiagg.algorithms`, or ``"auto"``.
-    lanes : int, optional
+    lanes, wire
         As for :func:`mpiagg.allreduce`.
 
     Returns
@@ -51,41 +65,71 @@ def simulate(
             raise ValueError(f"rank {rank} has {x.dtype} {x.shape}, rank 0 has {first.dtype} {first.shape}")
     how = reduction(op, first.dtype, len(inputs))
     nbytes = first.size * how.dtype.itemsize
-    choice = choose(Collective.ALLREDUCE, nbytes) if algorithm == "auto" else Choice(algorithm)
-    if lanes is not None:
-        choice = choice._replace(lanes=check_integer("lanes", lanes, 1))
+    choice = pick(algorithm, lanes, Collective.ALLREDUCE, nbytes, wire)
+    check_wire_dtype(wire, first.dtype)
     buffers = [x.ravel().astype(how.dtype) for x in inputs]
     for start, stop in even_ranges(0, first.size, choice.lanes):
-        _run_lane([buffer[start:stop] for buffer in buffers], choice.algorithm, how)
+        _run_lane([buffer[start:stop] for buffer in buffers], choice, how)
     return [buffer.astype(first.dtype).reshape(first.shape) for buffer in buffers]
 
 
-def _run_lane(buffers: Sequence[Array], algorithm: str, how: Reduction) -> None:
+def _run_lane(buffers: Sequence[Array], choice: Choice, how: Reduction) -> None:
     """Run the ranks' schedules on their buffers, in place."""
     size = len(buffers)
-    lane = even_ranges(0, buffers[0].size, find_algorithm(algorithm).chunks(size))
+    lane = even_ranges(0, buffers[0].size, find_algorithm(choice.algorithm).chunks(size))
+    images = None if choice.wire is None else _Images(codec(choice.wire))
     arrived: dict[tuple[int, int], Array] = {}
 
     def part(rank: int, step: Step) -> Array:
         return buffers[rank][lane[step.chunk][0] : lane[step.chunk + step.count - 1][1]]
 
-    for event in walk(schedules(algorithm, Collective.ALLREDUCE, size)):
+    for event in walk(schedules(choice.algorithm, Collective.ALLREDUCE, size)):
         if isinstance(event, Message):
-            arrived[event.target, event.slot] = part(event.source, event.sent).copy()
+            own = part(event.source, event.sent)
+            if images is not None:
+                images.replace(event.source, event.sent, own)
+            arrived[event.target, event.slot] = own.copy()
         else:
-            _apply(event, arrived, part, how)
+            for slot, step in enumerate(event.steps):
+                received = arrived.pop((event.rank, slot), None)
+                _apply(step, part(event.rank, step), received, how)
+                if images is not None:
+                    images.follow(event.rank, step, part(event.rank, step))
 
 
-def _apply(
-    done: RoundDone, arrived: dict[tuple[int, int], Array], part: Callable[[int, Step], Array], how: Reduction
-) -> None:
-    for slot, step in enumerate(done.steps):
-        own = part(done.rank, step)
-        if step.action is Action.FINISH:
-            how.finish(own)
-        elif step.action is Action.RECEIVE:
-            np.copyto(own, arrived.pop((done.rank, slot)))
-        elif step.action is Action.REDUCE:
-            received = arrived.pop((done.rank, slot))
-            pair = (received, own) if step.received_first else (own, received)
-            how.combine(*pair, own)
+def _apply(step: Step, own: Array, received: Array | None, how: Reduction) -> None:
+    if step.action is Action.FINISH:
+        how.finish(own)
+    elif received is not None and step.action is Action.RECEIVE:
+        np.copyto(own, received)
+    elif received is not None:
+        pair = (received, own) if step.received_first else (own, received)
+        how.combine(*pair, own)
+
+
+class _Images:
+    """Puts what an image would be decoded to in the place of values, where the ranks do so."""
+
+    def __init__(self, codec: Codec) -> None:
+        self._codec = codec
+        self._images: set[tuple[int, int]] = set()
+        """The chunks of ranks that hold what an image was decoded to."""
+
+    def replace(self, rank: int, step: Step, own: Array) -> None:
+        """Round the values of some chunks, unless they have been."""
+        chunks = {(rank, chunk) for chunk in range(step.chunk, step.chunk + step.count)}
+        if not chunks <= self._images:
+            image = scratch(self._codec.nbytes(own.size), np.uint8)
+            self._codec.encode(own, image)
+            self._codec.decode(image, own)
+            self._images |= chunks
+
+    def follow(self, rank: int, step: Step, own: Array) -> None:
+        """Take note of what a step has made of some chunks."""
+        chunks = {(rank, chunk) for chunk in range(step.chunk, step.chunk + step.count)}
+        if step.action is Action.RECEIVE:
+            self._images |= chunks
+        elif step.action is not Action.SEND:
+            self._images -= chunks
+            if step.action is Action.FINISH:
+                self.replace(rank, step, own)

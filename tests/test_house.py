@@ -52,6 +52,7 @@ FLOORS = {
     "mpi_ops": 2,
     "datatypes": 2,
     "program": 3,
+    "binding": 3,
     "plan": 3,
     "straight": 3,
     "tuning": 3,

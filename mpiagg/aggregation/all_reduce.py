@@ -12,13 +12,13 @@ from typing import Any, Final
 import numpy as np
 from mpi4py import MPI
 
+from mpiagg.aggregation.backends import Backend
 from mpiagg.aggregation.elementwise import Elementwise
-from mpiagg.arrays import Array, reduction, working_dtype
-from mpiagg.operations import NATIVE, pick
+from mpiagg.arrays import Array, check_wire_dtype, reduction
 from mpiagg.program import Program, in_turn
 from mpiagg.schedules import Collective
 from mpiagg.transport import SHARED_TAG
-from mpiagg.tuning import Choice
+from mpiagg.tuning import NATIVE, Choice, pick
 
 OPS: Final = ("sum", "avg", "min", "max")
 
@@ -38,21 +38,33 @@ class AllReduce(Elementwise):
         With ``op="avg"``, divide every rank's own values first and add them then: where the sum would overflow.
     algorithm : str
         A name from :func:`mpiagg.algorithms`; ``"auto"`` chooses by length, ``"native"`` is the MPI library's own.
-    wire : None
-        In which form values travel; as they are.
+    wire : {None, "fp16", "bf16", "u8"}
+        How values travel: as they are, or by a codec (:mod:`mpiagg.arrays.codecs`). ``"u8"`` takes the algorithm
+        ``"direct"``, so that a value is quantised once on each way.
+    by_layer : bool
+        Reduce every tensor by itself, and not all of a dtype together.
+    backend : callable, optional
+        Another library's all-reduce to use in place of an algorithm; see :mod:`mpiagg.aggregation.backends`.
 
     Raises
     ------
     ValueError
-        For an unknown op, algorithm or wire; a denom that is not a number other than zero; a denom or divide_before
-        with another op than ``"avg"``.
+        For an unknown op, algorithm or wire; a denom that is not a number other than zero; arguments that are not for
+        one another.
+    TypeError
+        For a backend that is not callable.
     MismatchError
         On all ranks, if they disagree on any argument.
 
     Notes
     -----
-    All ranks end with the same bits. Values of float16 and bfloat16 are combined in float32. Tensors of B bytes cost
-    what an all-reduce of B bytes costs; memory: B where they must be packed, and the algorithm's scratch.
+    All ranks end with the same bits (a backend may do otherwise). Values of float16 and bfloat16 are combined in
+    float32. Tensors of B bytes cost what an all-reduce of B bytes costs, a wire less than that: B/2 for float32 with
+    fp16 or bf16, about B/4 with u8. Memory: B where tensors must be packed, the algorithm's scratch, and with a wire a
+    copy in the codec's form. What a wire loses can be kept for the next time: :class:`ErrorFeedback`.
+
+    The form of reduction with u8 is that of ByteGrad in Bagua (Gan et al., VLDB 2021): scatter quantised parts, add
+    up in float32, gather the quantised result.
     """
 
     def __init__(  # noqa: PLR0917 - the documented order
@@ -62,47 +74,76 @@ class AllReduce(Elementwise):
         denom: float | None = None,
         divide_before: bool = False,
         algorithm: str = "auto",
-        wire: None = None,
+        wire: str | None = None,
+        *,
+        by_layer: bool = False,
+        backend: Backend | None = None,
     ) -> None:
-        super().__init__(comm)
-        self.op, self.divide_before, self.algorithm = op, divide_before, algorithm
-
+        super().__init__(comm, by_layer=bool(by_layer))
+        self.op, self.divide_before, self.algorithm, self.wire = op, divide_before, algorithm, wire
+        self.by_layer, self.backend = bool(by_layer), backend
         self.denom: float = self._channel.size
 
         def check() -> str:
-            if op not in OPS:
-                raise ValueError(f"unknown op {op!r}; known: {', '.join(OPS)}")
-            if op != "avg" and (denom is not None or divide_before):
-                raise ValueError(f"denom and divide_before are for op 'avg', not for {op!r}")
-            if wire is not None:
-                raise ValueError(f"wire must be None, not {wire!r}")
-            pick(algorithm, None, Collective.ALLREDUCE, 0)
-            if denom is not None:
-                self.denom = _checked_denom(denom)
+            self._check_arguments(denom)
             how = "divide, then add" if divide_before else op
-            return f"AllReduce by {algorithm}: {how}, denom {self.denom}"
+            each = "each tensor" if by_layer else "all tensors"
+            by = "a backend" if backend else algorithm
+            return f"AllReduce of {each} by {by}: {how}, denom {self.denom}, wire {wire}"
 
         self._channel.agree_on(check)
 
+    def _check_arguments(self, denom: float | None) -> None:
+        if self.op not in OPS:
+            raise ValueError(f"unknown op {self.op!r}; known: {', '.join(OPS)}")
+        if self.op != "avg" and (denom is not None or self.divide_before):
+            raise ValueError(f"denom and divide_before are for op 'avg', not for {self.op!r}")
+        if denom is not None:
+            self.denom = _checked_denom(denom)
+        if self.backend is not None and not callable(self.backend):
+            raise TypeError(f"backend must be callable, not {type(self.backend).__name__}")
+        if self.backend is not None and (self.algorithm != "auto" or self.wire is not None):
+            raise ValueError("a backend takes the place of an algorithm, and sends values as it likes: no wire")
+        pick(self.algorithm, None, Collective.ALLREDUCE, 0, self.wire)
+
     def _check_dtype(self, dtype: np.dtype[Any]) -> None:
+        self.check_dtype(dtype)
+
+    def check_dtype(self, dtype: np.dtype[Any]) -> None:
+        """Raise TypeError if tensors of this dtype cannot be reduced so."""
         reduction(self.op, dtype, self.denom)
+        check_wire_dtype(self.wire, dtype)
 
     def _in_place(self) -> bool:
         # The MPI library's persistent collectives are made by all ranks together.
         return self.algorithm != NATIVE
 
     def _tags(self, vector: Array) -> int:
-        return self._choice(vector).lanes
+        return self.choice(vector).lanes
 
     def _bind(self, vector: Array, tag: int = SHARED_TAG) -> Program:
+        return self.bind(vector, tag)
+
+    def bind(self, vector: Array, tag: int, residual: Array | None = None) -> Program:
+        """Return the program that reduces a vector of a dtype in which values are combined, in place.
+
+        With a ``residual`` as long as the vector, that is added to it first; what the codec loses is left there.
+        """
         how = reduction(self.op, vector.dtype, self.denom)
         before = None
         if self.divide_before:
             how, before = replace(how, divisor=None), partial(how.finish, vector)
-        return in_turn(before, self._collective(vector, Collective.ALLREDUCE, how, self._choice(vector), tag=tag))
+        if self.backend is not None:
+            name = "sum" if self.op == "avg" else self.op
+            return in_turn(before, partial(self.backend, vector, name), partial(how.finish, vector))
+        add = None if residual is None else partial(np.add, vector, residual, vector)
+        choice = self.choice(vector)
+        program = self._collective(vector, Collective.ALLREDUCE, how, choice, tag=tag, residual=residual)
+        return in_turn(before, add, program)
 
-    def _choice(self, vector: Array) -> Choice:
-        return pick(self.algorithm, None, Collective.ALLREDUCE, vector.size * working_dtype(vector.dtype).itemsize)
+    def choice(self, vector: Array) -> Choice:
+        """Return how a vector is reduced."""
+        return pick(self.algorithm, None, Collective.ALLREDUCE, vector.nbytes, self.wire)
 
 
 def _checked_denom(denom: object) -> float:

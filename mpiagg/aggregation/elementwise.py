@@ -41,7 +41,7 @@ class Elementwise(Aggregation):
     def __init__(self, comm: MPI.Intracomm | None = None, *, by_layer: bool = False) -> None:
         super().__init__(comm)
         self._by_layer = by_layer
-        self._packings: OrderedDict[Layout, Packing] = OrderedDict()
+        self._packings: OrderedDict[tuple[Layout, bool], Packing] = OrderedDict()
 
     def aggregate(self, tensors: Sequence[Array]) -> None:
         """Aggregate every array of the list, in place; see :meth:`Aggregation.aggregate`."""
@@ -105,7 +105,7 @@ class Elementwise(Aggregation):
         check_dtype : callable, optional
             Takes the place of the aggregation's own check.
         """
-        packing = self._packing(tensors, check_dtype or self._check_dtype)
+        packing = self._packing(tensors, check_dtype or self._check_dtype, in_place=self._in_place())
         for group in packing.groups:
             vector = group.pack(tensors)
             plan = packing.plan(vector, variant, lambda memory: self._plan(bind(memory)))
@@ -113,16 +113,22 @@ class Elementwise(Aggregation):
             self.bytes_sent += plan.sent_bytes
             group.unpack(vector, tensors)
 
-    def _packing(self, tensors: Sequence[Array], check_dtype: Callable[[np.dtype[Any]], object]) -> Packing:
-        """Return what is kept for the layout of these tensors, once they are found good."""
+    def _packing(
+        self, tensors: Sequence[Array], check_dtype: Callable[[np.dtype[Any]], object], *, in_place: bool
+    ) -> Packing:
+        """Return what is kept for the layout of these tensors, once they are found good.
+
+        Vectors are of their own, and never a tensor's memory, if not ``in_place``.
+        """
         self._require_open()
-        packing = self._packings.get(layout_of(tensors))
+        key = (layout_of(tensors), in_place)
+        packing = self._packings.get(key)
         if packing is not None:
             self._check_tensors(tensors, check_dtype)
-            self._packings.move_to_end(layout_of(tensors))
+            self._packings.move_to_end(key)
             return packing
         layout = self._agree_on_tensors(tensors, check_dtype)
-        packing = self._packings[layout] = Packing(layout, in_place=self._in_place(), by_layer=self._by_layer)
+        packing = self._packings[key] = Packing(layout, in_place=in_place, by_layer=self._by_layer)
         if len(self._packings) > KEPT_LAYOUTS:
             _, oldest = self._packings.popitem(last=False)
             oldest.free()
@@ -137,9 +143,10 @@ class Elementwise(Aggregation):
         *,
         root: int = 0,
         tag: int = SHARED_TAG,
+        residual: Array | None = None,
     ) -> Program:
-        """Return the program of a collective on a vector, in place."""
+        """Return the program of a collective on a vector, in place; ``residual`` as for :func:`bind_operation`."""
         channel = self._channel
         counts, op = (vector.size,), mpi_op(how.name, how.dtype)
         operation = Operation(collective, channel.rank, channel.size, root, counts, how, choice, op)
-        return bind_operation(channel, operation, vector, tag)
+        return bind_operation(channel, operation, vector, tag, residual=residual)

@@ -1,6 +1,6 @@
 """Arrays behind one small face: views, memory, cuts and reductions."""
 
-from mpiagg.arrays.codecs import CODECS, Codec, codec
+from mpiagg.arrays.codecs import CODECS, Codec, check_wire_dtype, codec
 from mpiagg.arrays.cuts import cuts_of, even_cuts, even_ranges, ranges
 from mpiagg.arrays.host import address, as_input, borrow, check_output, flat, joined, same_memory, scratch
 from mpiagg.arrays.reductions import OPS, Array, Combine, Reduction, reduction, working_dtype
@@ -16,6 +16,7 @@ __all__ = [
     "as_input",
     "borrow",
     "check_output",
+    "check_wire_dtype",
     "codec",
     "cuts_of",
     "even_cuts",

@@ -14,7 +14,7 @@ from typing import Any, ClassVar, Final, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from mpiagg.arrays.reductions import Array
+from mpiagg.arrays.reductions import Array, working_dtype
 
 BLOCK: Final = 2**15
 """How many values are converted at once: what lies between stays in the cache."""
@@ -218,3 +218,9 @@ def codec(name: str) -> Codec:
     if not isinstance(name, str) or name not in CODECS:
         raise ValueError(f"unknown wire {name!r}; known: {', '.join(CODECS)}, or None")
     return CODECS[name]
+
+
+def check_wire_dtype(wire: str | None, dtype: np.dtype[Any]) -> None:
+    """Raise TypeError if values of ``dtype`` are combined in a dtype that no codec takes."""
+    if wire is not None and working_dtype(dtype).kind != "f":
+        raise TypeError(f"wire {wire!r} is for real floating-point numbers, not for {dtype}")

@@ -14,8 +14,9 @@ from mpi4py import MPI
 import mpiagg
 from mpiagg.arrays import Array, working_dtype
 from mpiagg.mpi_ops import mpi_op
-from mpiagg.operations import NATIVE, even_counts
+from mpiagg.operations import even_counts
 from mpiagg.schedules import Collective
+from mpiagg.tuning import NATIVE
 
 PERIOD: Final = 251
 """Test data repeats after so many elements: a prime, so that chunks that are mixed up do not look alike."""

@@ -7,11 +7,12 @@ and ``picture`` draws them, on the walk through all ranks that ``walk`` takes.
 from mpiagg.schedules.check import Count, check, count, prove
 from mpiagg.schedules.model import Cluster, price
 from mpiagg.schedules.picture import picture
-from mpiagg.schedules.steps import Action, Collective, Round, Step, finish, receive, reduce_from, send
+from mpiagg.schedules.steps import MOST_LANES, Action, Collective, Round, Step, finish, receive, reduce_from, send
 from mpiagg.schedules.table import TABLE, Algorithm, algorithm, algorithms, schedules
 from mpiagg.schedules.walk import Message, RoundDone, walk
 
 __all__ = [
+    "MOST_LANES",
     "TABLE",
     "Action",
     "Algorithm",

@@ -60,8 +60,8 @@ def scratch_chunks(a_round: Round) -> int:
     return sum(step.count for step in a_round if step.action is Action.REDUCE)
 
 
-def check(name: str, collective: Collective | str, size: int, root: int = 0) -> list[Count]:
-    """Prove an algorithm of the table right for ``size`` ranks.
+def check(name: str, collective: Collective | str, size: int, root: int = 0, *, rounded: bool = False) -> list[Count]:
+    """Prove an algorithm of the table right for ``size`` ranks; ``rounded`` as for :func:`prove`.
 
     Returns
     -------
@@ -77,11 +77,13 @@ def check(name: str, collective: Collective | str, size: int, root: int = 0) -> 
     """
     goal = Collective(collective)
     programs = schedules(name, goal, size, root)
-    prove(programs, goal, algorithm(name).chunks(size), root)
+    prove(programs, goal, algorithm(name).chunks(size), root, rounded=rounded)
     return [count(program) for program in programs]
 
 
-def prove(programs: Sequence[Sequence[Round]], collective: Collective, chunks: int, root: int = 0) -> None:
+def prove(
+    programs: Sequence[Sequence[Round]], collective: Collective, chunks: int, root: int = 0, *, rounded: bool = False
+) -> None:
     """Prove that the schedules of all ranks together carry out a collective.
 
     Parameters
@@ -94,6 +96,9 @@ def prove(programs: Sequence[Sequence[Round]], collective: Collective, chunks: i
         Into how many chunks the buffer is cut.
     root : int
         The root of a rooted collective.
+    rounded : bool
+        Whether values are rounded when they are sent, and when they are finished, and the sender goes on with what it
+        has sent; as they are where they travel by a codec.
 
     Raises
     ------
@@ -105,7 +110,7 @@ def prove(programs: Sequence[Sequence[Round]], collective: Collective, chunks: i
     for rank, program in enumerate(programs):
         for index, a_round in enumerate(program):
             _check_round(a_round, rank, index, chunks)
-    state = _State(len(programs), chunks, collective, root)
+    state = _State(len(programs), chunks, collective, root, rounded=rounded)
     for event in walk(programs):
         if isinstance(event, Message):
             state.carry(event)
@@ -146,8 +151,9 @@ class _State:
     Expressions are numbered: equal numbers are equal expressions. 0 is "nothing yet", 1 + r is what rank r brings.
     """
 
-    def __init__(self, size: int, chunks: int, collective: Collective, root: int) -> None:
-        self.size, self.chunks, self.collective, self.root = size, chunks, collective, root
+    def __init__(self, size: int, chunks: int, collective: Collective, root: int, *, rounded: bool) -> None:
+        self.size, self.chunks, self.collective, self.root, self.rounded = size, chunks, collective, root, rounded
+        self.is_rounded: set[int] = set()
         self.members = [0] + [1 << rank for rank in range(size)]
         self.finished = [False] * (size + 1)
         self.numbers: dict[tuple[int, int], int] = {}
@@ -170,6 +176,9 @@ class _State:
                 round=message.source_round,
                 chunk=chunk,
             )
+        if self.rounded:
+            content = [self._round(value) for value in content]
+            self.held[message.source][step.chunk : step.chunk + step.count] = content
         self.arrived[message.target, message.slot] = content
 
     def apply(self, done: RoundDone) -> None:
@@ -179,7 +188,8 @@ class _State:
             chunks = range(step.chunk, step.chunk + step.count)
             if step.action is Action.FINISH:
                 for chunk in chunks:
-                    held[chunk] = self._finish(held[chunk], done, chunk)
+                    finished = self._finish(held[chunk], done, chunk)
+                    held[chunk] = self._round(finished) if self.rounded else finished
             elif step.action is not Action.SEND:
                 content = self.arrived.pop((done.rank, slot))
                 for chunk, value in zip(chunks, content, strict=True):
@@ -215,6 +225,17 @@ class _State:
         if missing:
             raise ScheduleError(f"{place}: finished without rank {missing.bit_length() - 1}", **where)
         return self._new(pair, self.members[own], finished=True)
+
+    def _round(self, own: int) -> int:
+        """Return the expression rounded; what has been rounded is the same when it is rounded again."""
+        if own in self.is_rounded:
+            return own
+        pair = (own, -2)
+        number = self.numbers.get(pair)
+        if number is None:
+            number = self._new(pair, self.members[own], finished=self.finished[own])
+            self.is_rounded.add(number)
+        return number
 
     def _new(self, pair: tuple[int, int], members: int, *, finished: bool) -> int:
         number = self.numbers[pair] = len(self.members)

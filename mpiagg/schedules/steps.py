@@ -11,6 +11,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from enum import Enum
+from typing import Final
+
+MOST_LANES: Final = 64
+"""Into how many parts a buffer can be cut, so that a schedule runs on each and the runs are interleaved."""
 
 
 class Action(Enum):

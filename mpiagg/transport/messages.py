@@ -18,16 +18,14 @@ from mpi4py import MPI
 
 from mpiagg.arrays import Array, cuts_of, ranges
 from mpiagg.errors import MismatchError, PlanError
+from mpiagg.schedules import MOST_LANES
 from mpiagg.transport.waiting import wait_patiently
 
 MOST_BYTES: Final = 2**30
 """Longer messages are cut: MPI counts are 32-bit integers in many libraries."""
 
-MOST_LANES: Final = 64
-"""How many tags one operation can have, and so how many lanes."""
-
 SHARED_TAG: Final = 0
-"""The first of the ``MOST_LANES`` tags of blocking calls: they follow one another, so they can share them."""
+"""The first of the tags of blocking calls, one for each lane: they follow one another, so they can share them."""
 
 
 class Freeable(Protocol):

@@ -7,7 +7,8 @@ import pytest
 from mpi4py import MPI
 
 import mpiagg
-from mpiagg.transport import MOST_LANES, channel_of, messages
+from mpiagg.schedules import MOST_LANES
+from mpiagg.transport import channel_of, messages
 
 pytestmark = pytest.mark.mpi
 

@@ -4,6 +4,7 @@ import pytest
 
 from mpiagg.errors import ScheduleError
 from mpiagg.schedules import TABLE, Collective, Round, check, finish, prove, receive, reduce_from, schedules, send
+from mpiagg.schedules.check import _State
 
 
 def refused(programs, collective="allreduce", chunks=1, root=0):
@@ -304,3 +305,27 @@ def test_check_takes_names_and_refuses_others():
         check("tree", "allgather", 3)
     with pytest.raises(ValueError, match="alltoall"):
         check("ring", "alltoall", 3)
+
+
+# -- rounded values
+
+
+def test_all_ranks_round_alike_with_every_algorithm_for_every_n_to_64():
+    for name, entry in TABLE.items():
+        for collective in entry.schedules:
+            for n in range(1, 65):
+                check(name, collective, n, rounded=True)
+
+
+def test_a_sender_that_keeps_what_it_has_not_sent_ends_otherwise(monkeypatch):
+    carry = _State.carry
+
+    def keeping(state, message):
+        before = list(state.held[message.source])
+        carry(state, message)
+        state.held[message.source][:] = before
+
+    monkeypatch.setattr(_State, "carry", keeping)
+    check("recursive_doubling", "allreduce", 4)
+    with pytest.raises(ScheduleError, match="ends with another expression"):
+        check("recursive_doubling", "allreduce", 4, rounded=True)

@@ -1,0 +1,298 @@
+"""Binding: a schedule becomes a program, with views of a buffer and a persistent request for every message."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import NamedTuple
+
+import numpy as np
+from mpi4py import MPI
+
+from mpiagg.arrays import Array, Codec, Reduction, scratch
+from mpiagg.program import Awaited, BoundRound, Interleaved, Program
+from mpiagg.schedules import Action, Round, Step
+from mpiagg.transport import SHARED_TAG, Channel
+
+Run = tuple[int, int]
+"""A range (start, stop) of the buffer."""
+
+Lane = Sequence[Run]
+"""The range of every chunk of a schedule in the buffer."""
+
+
+@dataclass(frozen=True)
+class Wire:
+    """How values travel other than as they are.
+
+    Attributes
+    ----------
+    codec : Codec
+        Turns values into what travels, and back.
+    residual : numpy.ndarray, optional
+        As long as the buffer: where what the codec loses of this rank's contributions is left.
+    """
+
+    codec: Codec
+    residual: Array | None = None
+
+
+def bind(
+    channel: Channel,
+    schedule: Sequence[Round],
+    buffer: Array,
+    lanes: Sequence[Lane],
+    reduction: Reduction,
+    *,
+    label: str,
+    tag: int = SHARED_TAG,
+    wire: Wire | None = None,
+) -> Program:
+    """Bind a schedule to a buffer.
+
+    Parameters
+    ----------
+    channel : Channel
+        Where its messages travel.
+    schedule : sequence of Round
+        What this rank does.
+    buffer : numpy.ndarray
+        One-dimensional and contiguous; the schedule's chunks are ranges of it.
+    lanes : sequence of Lane
+        For each lane the ranges of its chunks. Lanes are independent runs of the same schedule on parts of the
+        buffer, interleaved, so that one reduces while another's messages travel; each has a tag of its own.
+    reduction : Reduction
+        How values are combined.
+    label : str
+        What it is, for messages to people.
+    tag : int
+        The first of ``len(lanes)`` tags.
+    wire : Wire, optional
+        How values travel.
+    """
+    binders: list[_Binder] = []
+    for number, lane in enumerate(lanes):
+        place = _Place(channel, buffer, lane, reduction, label, tag + number)
+        binders.append(_Binder(place) if wire is None else _WireBinder(place, wire))
+    bound = [binder.bind(schedule) for binder in binders]
+    rounds = bound[0] if len(bound) == 1 else (Interleaved(bound).as_round(),)
+    requests = tuple(request for binder in binders for request in binder.requests)
+    sent = sum(binder.sent_bytes for binder in binders)
+    return Program(rounds, requests, sum(binder.nbytes for binder in binders), sent)
+
+
+class _Place(NamedTuple):
+    """Where a lane of a schedule runs."""
+
+    channel: Channel
+    buffer: Array
+    lane: Lane
+    reduction: Reduction
+    label: str
+    tag: int
+
+
+class _Draft:
+    """A round while it is bound."""
+
+    def __init__(self) -> None:
+        self.receives: list[tuple[MPI.Prequest, Awaited]] = []
+        self.sends: list[tuple[MPI.Prequest, Awaited]] = []
+        self.encodings: list[Callable[[], object]] = []
+        self.folds: list[Callable[[], object]] = []
+
+    def done(self) -> BoundRound:
+        """Return the round. Receives come first, so that messages find them posted."""
+        posted = self.receives + self.sends
+        receives, sends = ([request.Start for request, _ in some] for some in (self.receives, self.sends))
+        return BoundRound(
+            (*receives, *self.encodings, *sends),
+            tuple(request.Test for request, _ in posted),
+            tuple(self.folds),
+            tuple(awaited for _, awaited in posted),
+        )
+
+
+class _Binder:
+    """Binds a schedule to one lane; values travel as they are."""
+
+    def __init__(self, place: _Place) -> None:
+        self.place = place
+        self.requests: list[MPI.Prequest] = []
+        self.sent_bytes = 0
+        self.spare = scratch(0, place.buffer.dtype)
+
+    @property
+    def nbytes(self) -> int:
+        """The memory that belongs to the program alone."""
+        return self.spare.nbytes
+
+    def bind(self, schedule: Sequence[Round]) -> tuple[BoundRound, ...]:
+        self.spare = scratch(max(map(self._arriving, schedule), default=0), self.spare.dtype)
+        rounds = [self._bind_round(index, a_round) for index, a_round in enumerate(schedule)]
+        return tuple(a_round for a_round in rounds if a_round.starts or a_round.folds)
+
+    def _arriving(self, a_round: Round) -> int:
+        """Return how much scratch a round needs for what it receives to reduce."""
+        return sum(stop - start for step in a_round if step.action is Action.REDUCE for start, stop in self._runs(step))
+
+    def _bind_round(self, index: int, a_round: Round) -> BoundRound:
+        draft, used = _Draft(), 0
+        for step in a_round:
+            for run in self._runs(step):
+                if step.action is Action.FINISH:
+                    self._bind_finish(draft, run)
+                elif step.action is Action.SEND:
+                    self._bind_send(draft, index, step, run)
+                elif step.action is Action.RECEIVE:
+                    self._bind_receive(draft, index, step, run)
+                else:
+                    used += self._bind_reduce(draft, index, step, run, used)
+        self.requests += (request for request, _ in draft.receives + draft.sends)
+        return draft.done()
+
+    def _bind_finish(self, draft: _Draft, run: Run) -> None:
+        if self.place.reduction.divisor is not None:
+            draft.folds.append(partial(self.place.reduction.finish, self._own(run)))
+
+    def _bind_send(self, draft: _Draft, index: int, step: Step, run: Run) -> None:
+        self._post_send(draft, index, step, self._own(run))
+
+    def _bind_receive(self, draft: _Draft, index: int, step: Step, run: Run) -> None:
+        self._post_receive(draft, index, step, self._own(run))
+
+    def _bind_reduce(self, draft: _Draft, index: int, step: Step, run: Run, used: int) -> int:
+        """Receive into the scratch from ``used`` on, and return how much of it that takes."""
+        own = self._own(run)
+        arrived = self.spare[used : used + own.size]
+        self._post_receive(draft, index, step, arrived)
+        draft.folds.append(self._combining(step, own, arrived))
+        return own.size
+
+    def _combining(self, step: Step, own: Array, arrived: Array) -> Callable[[], object]:
+        pair = (arrived, own) if step.received_first else (own, arrived)
+        return partial(self.place.reduction.combine, *pair, own)
+
+    def _post_send(self, draft: _Draft, index: int, step: Step, message: Array) -> None:
+        self.sent_bytes += message.nbytes
+        awaited = Awaited(self.place.label, index, step, message.nbytes)
+        draft.sends += ((r, awaited) for r in self.place.channel.send_init(message, step.peer, self.place.tag))
+
+    def _post_receive(self, draft: _Draft, index: int, step: Step, message: Array) -> None:
+        awaited = Awaited(self.place.label, index, step, message.nbytes)
+        draft.receives += ((r, awaited) for r in self.place.channel.receive_init(message, step.peer, self.place.tag))
+
+    def _own(self, run: Run) -> Array:
+        return self.place.buffer[run[0] : run[1]]
+
+    def _runs(self, step: Step) -> Iterator[Run]:
+        """Yield the contiguous ranges of the buffer that a step's chunks make up, without the empty ones."""
+        start = stop = 0
+        for first, last in self.place.lane[step.chunk : step.chunk + step.count]:
+            if first != stop and start < stop:
+                yield start, stop
+            start, stop = (start if first == stop else first), last
+        if start < stop:
+            yield start, stop
+
+
+class _WireBinder(_Binder):
+    """Binds a schedule to one lane; images of values travel.
+
+    Who sends values goes on with what the receiver gets, and who finishes a chunk goes on with what it will
+    send. So a schedule that leaves all ranks with the same values does so with images, too: ``prove`` shows it.
+    An image that was received, or is there of values that have not changed, is sent as it is.
+    """
+
+    def __init__(self, place: _Place, wire: Wire) -> None:
+        super().__init__(place)
+        self.wire = wire
+        self.spare = scratch(0, np.uint8)
+        self.images: dict[Run, Array] = {}
+        self.current: set[Run] = set()
+        self.goes_on: set[tuple[int, int]] = set()
+        self.decoded = scratch(0, place.buffer.dtype)
+
+    @property
+    def nbytes(self) -> int:
+        """The memory that belongs to the program alone."""
+        return self.spare.nbytes + self.decoded.nbytes + sum(image.nbytes for image in self.images.values())
+
+    def bind(self, schedule: Sequence[Round]) -> tuple[BoundRound, ...]:
+        self.goes_on = _going_on(schedule)
+        reduced = (step for a_round in schedule for step in a_round if step.action is Action.REDUCE)
+        lengths = (stop - start for step in reduced for start, stop in self._runs(step))
+        self.decoded = scratch(max(lengths, default=0), self.decoded.dtype)
+        return super().bind(schedule)
+
+    def _arriving(self, a_round: Round) -> int:
+        return sum(
+            self.wire.codec.nbytes(stop - start)
+            for step in a_round
+            if step.action is Action.REDUCE
+            for start, stop in self._runs(step)
+        )
+
+    def _bind_finish(self, draft: _Draft, run: Run) -> None:
+        super()._bind_finish(draft, run)
+        divisor = self.place.reduction.divisor
+        draft.folds += self._encoding(run, 1.0 if divisor is None else divisor)
+        draft.folds.append(partial(self.wire.codec.decode, self.images[run], self._own(run)))
+
+    def _bind_send(self, draft: _Draft, index: int, step: Step, run: Run) -> None:
+        if run not in self.current:
+            draft.encodings += self._encoding(run)
+        if any((index, chunk) in self.goes_on for chunk in range(step.chunk, step.chunk + step.count)):
+            draft.encodings.append(partial(self.wire.codec.decode, self.images[run], self._own(run)))
+        self._post_send(draft, index, step, self.images[run])
+
+    def _bind_receive(self, draft: _Draft, index: int, step: Step, run: Run) -> None:
+        image = self._image(run)
+        self._post_receive(draft, index, step, image)
+        draft.folds.append(partial(self.wire.codec.decode, image, self._own(run)))
+
+    def _bind_reduce(self, draft: _Draft, index: int, step: Step, run: Run, used: int) -> int:
+        own = self._own(run)
+        arrived = self.spare[used : used + self.wire.codec.nbytes(own.size)]
+        decoded = self.decoded[: own.size]
+        self._post_receive(draft, index, step, arrived)
+        draft.folds += [partial(self.wire.codec.decode, arrived, decoded), self._combining(step, own, decoded)]
+        self._changed(run)
+        return arrived.size
+
+    def _encoding(self, run: Run, unit: float = 1.0) -> list[Callable[[], object]]:
+        """Return the calls that make the image of our own values, and leave what it loses."""
+        own, image, residual = self._own(run), self._image(run), self.wire.residual
+        calls: list[Callable[[], object]] = [partial(self.wire.codec.encode, own, image)]
+        if residual is not None:
+            lost = residual[run[0] : run[1]]
+            calls += [partial(self.wire.codec.decode, image, lost), partial(np.subtract, own, lost, lost)]
+            calls += [partial(np.multiply, lost, unit, lost)] if unit != 1 else []
+        return calls
+
+    def _image(self, run: Run) -> Array:
+        """Return where the image of a run lies, which is about to be that of its values."""
+        self._changed(run)
+        self.current.add(run)
+        if run not in self.images:
+            self.images[run] = scratch(self.wire.codec.nbytes(run[1] - run[0]), np.uint8)
+        return self.images[run]
+
+    def _changed(self, run: Run) -> None:
+        self.current = {(start, stop) for start, stop in self.current if stop <= run[0] or start >= run[1]}
+
+
+def _going_on(schedule: Sequence[Round]) -> set[tuple[int, int]]:
+    """Return (round, chunk) for what is sent in a round and then combined or finished, not received anew."""
+    found: set[tuple[int, int]] = set()
+    combined: dict[int, bool] = {}
+    for index in reversed(range(len(schedule))):
+        for step in schedule[index]:
+            if step.action is not Action.SEND:
+                for chunk in range(step.chunk, step.chunk + step.count):
+                    combined[chunk] = step.action is not Action.RECEIVE
+        for step in schedule[index]:
+            if step.action is Action.SEND:
+                found |= {(index, chunk) for chunk in range(step.chunk, step.chunk + step.count) if combined.get(chunk)}
+    return found

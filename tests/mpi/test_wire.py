@@ -1,0 +1,293 @@
+"""Collectives and aggregations whose values travel by a codec."""
+
+import ml_dtypes
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from mpi4py import MPI
+from support import refused
+
+import mpiagg
+from mpiagg.aggregation import backends
+from mpiagg.arrays import codec
+
+pytestmark = pytest.mark.mpi
+
+COMM = MPI.COMM_WORLD
+RANK, SIZE = COMM.Get_rank(), COMM.Get_size()
+WIRES = ["fp16", "bf16", "u8"]
+CASES = [(wire, name) for wire in ("fp16", "bf16") for name in mpiagg.algorithms("allreduce")] + [("u8", "direct")]
+
+
+def noise(rank, length, dtype=np.float32, seed=0):
+    return np.random.default_rng([seed, rank]).standard_normal(length).astype(dtype)
+
+
+def everyones(length, dtype=np.float32, seed=0):
+    return [noise(rank, length, dtype, seed) for rank in range(SIZE)]
+
+
+def through(wire, values):
+    """What is left of values that have been encoded together."""
+    image, after = np.zeros(codec(wire).nbytes(len(values)), np.uint8), np.empty_like(values)
+    codec(wire).encode(values, image)
+    codec(wire).decode(image, after)
+    return after
+
+
+def chunks(length):
+    edges = [len(part) for part in np.array_split(np.empty(length), SIZE)]
+    stops = np.cumsum(edges)
+    return [slice(stop - edge, stop) for edge, stop in zip(edges, stops, strict=True)]
+
+
+def scattered_and_gathered(wire, vectors, divisor):
+    """Encode on each way once: every other rank's chunk on its way to its owner, and the owner's result."""
+    result = np.empty_like(vectors[0])
+    for owner, chunk in enumerate(chunks(len(result))):
+        total = vectors[owner][chunk].copy()
+        for distance in range(1, SIZE):
+            total = total + through(wire, vectors[(owner + distance) % SIZE][chunk])
+        result[chunk] = through(wire, total / vectors[0].dtype.type(divisor))
+    return result
+
+
+def same_everywhere(array):
+    return len(set(COMM.allgather(array.tobytes()))) == 1
+
+
+@pytest.mark.parametrize(("wire", "algorithm"), CASES)
+@pytest.mark.parametrize("dtype", [np.float32, np.float64, np.float16, ml_dtypes.bfloat16])
+def test_the_bits_are_those_of_the_simulation_on_all_ranks(wire, algorithm, dtype):
+    for op, length, lanes in [("avg", 1003, None), ("sum", 2, None), ("max", 257, 3), ("avg", 0, None)]:
+        vectors = everyones(length, dtype)
+        simulated = mpiagg.simulate(vectors, op, algorithm, lanes=lanes, wire=wire)
+        y = mpiagg.allreduce(vectors[RANK], op, algorithm=algorithm, lanes=lanes, wire=wire)
+        assert y.dtype == vectors[0].dtype
+        assert y.tobytes() == simulated[RANK].tobytes()
+        assert same_everywhere(y)
+
+
+@pytest.mark.parametrize("wire", WIRES)
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_scatter_reduce_and_gather_is_its_restatement(wire, dtype):
+    vectors = everyones(1001, dtype)
+    y = mpiagg.allreduce(vectors[RANK], "avg", algorithm="direct", wire=wire)
+    assert y.tobytes() == scattered_and_gathered(wire, vectors, SIZE).tobytes()
+
+
+@pytest.mark.parametrize(("wire", "digits"), [("fp16", 11), ("bf16", 8)])
+def test_sums_are_kept_in_float32(wire, digits):
+    """In half precision, ones would stop to count once the sum is 2**digits."""
+    x = np.full(64, 2.0**digits if RANK == 0 else 1.0, np.float32)
+    y = mpiagg.allreduce(x, "sum", algorithm="direct", wire=wire)
+    assert y[0] == through(wire, np.array([2.0**digits + SIZE - 1], np.float32))[0]
+    if SIZE == 4:
+        assert y[0] == 2.0**digits + 4  # 2**digits + 3 is between two, and this is the even one
+
+
+@pytest.mark.parametrize(("wire", "algorithm"), CASES)
+def test_plans_and_repeated_calls(wire, algorithm):
+    vectors = everyones(3001)
+    x = vectors[RANK].copy()
+    wanted = mpiagg.simulate(vectors, "avg", algorithm, wire=wire)[RANK]
+    with mpiagg.allreduce_init(x, "avg", out=x, algorithm=algorithm, wire=wire) as plan:
+        for _ in range(3):
+            x[:] = vectors[RANK]
+            plan()
+            assert x.tobytes() == wanted.tobytes()
+        bytes_sent = plan.sent_bytes
+    with mpiagg.allreduce_init(x, "avg", out=x, algorithm=algorithm) as plan:
+        if wire == "u8":
+            assert bytes_sent <= plan.sent_bytes / 4 + 2 * (SIZE - 1) * 64
+        else:
+            assert bytes_sent == plan.sent_bytes / 2
+
+
+@pytest.mark.parametrize("wire", WIRES)
+def test_infinities_and_nans_spread(wire):
+    x = np.ones(64, np.float32)
+    x[-1] = np.nan if RANK == SIZE - 1 else 1
+    y = mpiagg.allreduce(x, "sum", wire=wire)
+    assert np.isnan(y[-1])
+    assert same_everywhere(y)
+    x[-1] = np.inf if RANK == SIZE - 1 else 1
+    assert not np.isfinite(mpiagg.allreduce(x, "sum", wire=wire)[-1])
+
+
+def test_bad_wires_are_refused():
+    x = np.ones(3, np.float32)
+    for wire, more, words in [
+        ("fp8", {}, "unknown wire 'fp8'; known: fp16, bf16, u8"),
+        (16, {}, "unknown wire 16"),
+        ("u8", {"algorithm": "ring"}, "wire 'u8' is for algorithm 'direct'"),
+        ("fp16", {"algorithm": "native"}, "'native' sends values as they are"),
+        ("fp16", {"op": "nonsense"}, "unknown op"),
+    ]:
+        refused(ValueError, words, mpiagg.allreduce, x, wire=wire, **more)
+        refused(ValueError, words, mpiagg.allreduce_init, x, wire=wire, **more)
+        refused(ValueError, words, mpiagg.AllReduce, wire=wire, **more)
+        refused(ValueError, words, mpiagg.simulate, [x], wire=wire, **more)
+    for dtype in (np.int32, np.complex64, np.bool_):
+        refused(
+            TypeError,
+            "wire 'fp16' is for real",
+            mpiagg.allreduce,
+            np.ones(3, dtype),
+            "max" if dtype == np.bool_ else "sum",
+            wire="fp16",
+        )
+    with mpiagg.AllReduce(op="sum", wire="u8") as aggregation:
+        refused(TypeError, "wire 'u8' is for real", aggregation.aggregate, [np.ones(3, np.int32)])
+    assert x.tolist() == [1, 1, 1]
+
+
+# -- aggregations
+
+
+@pytest.mark.parametrize("wire", WIRES)
+@pytest.mark.parametrize("by_layer", [False, True])
+def test_tensors_travel_together_or_each_by_itself(wire, by_layer):
+    tensors = [noise(RANK, 600).reshape(20, 30), noise(RANK, 7, seed=1), noise(RANK, 50, np.float16, seed=2)]
+    groups = [everyones(600), everyones(7, seed=1)]
+    if not by_layer:
+        groups = [[np.concatenate(pair) for pair in zip(*groups, strict=True)]]
+    with mpiagg.AllReduce(wire=wire, algorithm="direct", by_layer=by_layer) as aggregation:
+        aggregation.aggregate(tensors)
+    together = np.concatenate([tensors[0].ravel(), tensors[1]])
+    wanted = np.concatenate([scattered_and_gathered(wire, group, SIZE) for group in groups])
+    assert together.tobytes() == wanted.tobytes()
+    halves = [x.astype(np.float32) for x in everyones(50, np.float16, seed=2)]
+    assert tensors[2].tobytes() == scattered_and_gathered(wire, halves, SIZE).astype(np.float16).tobytes()
+
+
+@pytest.mark.parametrize("divide_before", [False, True])
+@pytest.mark.parametrize("wire", ["fp16", "u8"])
+def test_error_feedback_loses_nothing(wire, divide_before):
+    """All that has come out, and all that is left, add up to all that went in."""
+    total_in, total_out = np.zeros(500), np.zeros(500)
+    with mpiagg.ErrorFeedback(
+        mpiagg.AllReduce(wire=wire, algorithm="direct", divide_before=divide_before)
+    ) as aggregation:
+        for step in range(20):
+            total_in += np.mean(everyones(500, np.float64, seed=step), axis=0)
+            x = noise(RANK, 500, np.float64, seed=step)
+            aggregation.aggregate([x])
+            total_out += x
+            assert same_everywhere(x)
+        (left,) = aggregation.state_dict()["memories"][0]["state"]["residuals"]
+    left = COMM.allreduce(left) / (1 if divide_before else SIZE)
+    assert np.allclose(total_out + left, total_in, rtol=0, atol=1e-12)
+    # The control: what is left is not nothing, and counts.
+    assert np.abs(total_out - total_in).max() > 1e-4
+
+
+@given(st.lists(st.floats(-1e3, 1e3, width=32), min_size=1, max_size=40), st.floats(0.1, 10))
+def test_what_is_left_stays_small(values, scale):
+    with mpiagg.ErrorFeedback(mpiagg.AllReduce(op="sum", wire="u8")) as aggregation:
+        for _ in range(4):
+            x = np.array(values, np.float32) * np.float32(scale * (1 + RANK))
+            aggregation.aggregate([x])
+        (left,) = aggregation.state_dict()["memories"][0]["state"]["residuals"]
+    most = max(map(abs, values)) * scale * SIZE**2
+    assert np.abs(left).max() <= most * 2 / 255 * 1.5 + 1e-6
+
+
+def test_error_feedback_goes_on_from_its_state():
+    def steps(aggregation, first, last):
+        x = np.empty(0)
+        for step in range(first, last):
+            x, y = noise(RANK, 700, seed=step), noise(RANK, 33, np.float64, seed=step)
+            aggregation.aggregate([x.reshape(70, 10), y])
+        return x
+
+    def make():
+        return mpiagg.ErrorFeedback(mpiagg.AllReduce(wire="u8"))
+
+    with make() as straight:
+        wanted = steps(straight, 0, 8)
+    with make() as before:
+        steps(before, 0, 5)
+        state = before.state_dict()
+    with make() as after:
+        after.load_state_dict(state)
+        assert steps(after, 5, 8).tobytes() == wanted.tobytes()
+    with make() as another:
+        another.load_state_dict(state)
+        refused(ValueError, "the memory is of", another.aggregate, [np.zeros(3, np.float32)])
+        refused(ValueError, "keys", another.load_state_dict, {"memories": [{}]})
+        refused(TypeError, "must be a list", another.load_state_dict, {"memories": {}})
+        state["memories"][0]["state"]["residuals"] = [np.zeros(1)]
+        steps(after := make(), 0, 1)
+        refused(ValueError, "the residuals must be", after.load_state_dict, state)
+        after.free()
+
+
+def test_error_feedback_in_ddp():
+    weights = [np.zeros((30, 20), np.float32), np.zeros(20, np.float32)]
+    results = []
+    for sync in ("sync_gradients", "overlapped_sync_gradients"):
+        gradients = [noise(RANK, 600).reshape(30, 20), noise(RANK, 20, seed=1)]
+        with (
+            mpiagg.ErrorFeedback(mpiagg.AllReduce(wire="u8")) as aggregation,
+            mpiagg.DDP(weights, aggregation=aggregation, bucket_bytes=100) as ddp,
+        ):
+            for _ in range(3):
+                getattr(ddp, sync)(gradients)
+        results.append([x.tobytes() for x in gradients])
+    assert results[0] == results[1]
+    wanted = np.mean(everyones(600), axis=0)
+    assert np.abs(gradients[0].ravel() - wanted).max() < 0.05
+
+
+@pytest.mark.parametrize(
+    ("make", "error", "words"),
+    [
+        (lambda: "no reduction", TypeError, "for an AllReduce, not for str"),
+        (mpiagg.AllReduce, ValueError, "with a wire"),
+        (lambda: mpiagg.AllReduce(op="max", wire="u8"), ValueError, "sums and averages"),
+        (lambda: mpiagg.AllReduce(wire="fp16"), ValueError, "algorithm 'direct', not 'auto'"),
+    ],
+)
+def test_what_error_feedback_is_not_for(make, error, words):
+    refused(error, words, mpiagg.ErrorFeedback, make())
+
+
+# -- other libraries' all-reduces
+
+
+@pytest.mark.parametrize("op", ["avg", "sum", "min", "max"])
+@pytest.mark.parametrize("dtype", [np.float32, np.float16])
+def test_a_backend_takes_the_place_of_an_algorithm(op, dtype):
+    tensors = [np.full((3, 4), RANK + 1, dtype), np.full(5, 2 * RANK, dtype)]
+    wanted = [np.empty_like(x) for x in tensors]
+    with mpiagg.AllReduce(op=op) as ours:
+        for x, y in zip(tensors, wanted, strict=True):
+            y[...] = x
+        ours.aggregate(wanted)
+    calls = []
+
+    def counted(vector, name):
+        calls.append((name, vector.dtype, vector.shape))
+        backends.native()(vector, name)
+
+    with mpiagg.AllReduce(op=op, backend=counted) as aggregation:
+        aggregation.aggregate(tensors)
+    assert [x.tolist() for x in tensors] == [x.tolist() for x in wanted]
+    assert calls == [("sum" if op == "avg" else op, np.float32, (17,))]
+
+
+def test_denominators_hold_with_a_backend_and_alone():
+    x = np.full(3, 8.0)
+    with mpiagg.AllReduce(backend=backends.native(COMM), denom=4 * SIZE, divide_before=True) as aggregation:
+        aggregation.aggregate([x])
+    assert x.tolist() == [2.0] * 3
+
+
+def test_backends_are_checked():
+    refused(TypeError, "backend must be callable", mpiagg.AllReduce, backend="horovod")
+    refused(ValueError, "a backend takes the place", mpiagg.AllReduce, backend=backends.native(), algorithm="ring")
+    refused(ValueError, "no wire", mpiagg.AllReduce, backend=backends.native(), wire="fp16")
+    if SIZE > 1:
+        refused(mpiagg.MismatchError, "by a backend", mpiagg.AllReduce, backend=backends.native() if RANK else None)
