@@ -4,7 +4,7 @@ Four faces, from the lowest to the highest:
 
 - :class:`Comm`, an mpi4py communicator whose collectives are the hand-written ones of this package;
 - :func:`allreduce` and its siblings, for arrays;
-- :class:`AllReduce`, :class:`ParameterServer` and :class:`Decentralized`, for lists of arrays;
+- :class:`AllReduce` and the other aggregations, for lists of arrays;
 - :class:`DDP`, for training.
 
 What needs MPI is imported when it is first asked for, so that the algorithms can be looked at, and jobs be launched,
@@ -19,7 +19,18 @@ from mpiagg.schedules import algorithms
 from mpiagg.simulation import simulate
 
 if TYPE_CHECKING:
-    from mpiagg.aggregation import Aggregation, AllReduce, Decentralized, ParameterServer
+    from mpiagg.aggregation import (
+        Aggregation,
+        AllReduce,
+        Decentralized,
+        ErrorFeedback,
+        LocalSGD,
+        LowPrecisionDecentralized,
+        NeighborAverage,
+        ParameterServer,
+        PowerSGD,
+        Sparsified,
+    )
     from mpiagg.collectives import (
         allgather,
         allgather_init,
@@ -45,11 +56,17 @@ __all__ = [
     "Comm",
     "Decentralized",
     "Error",
+    "ErrorFeedback",
+    "LocalSGD",
+    "LowPrecisionDecentralized",
     "MismatchError",
+    "NeighborAverage",
     "ParameterServer",
     "Plan",
     "PlanError",
+    "PowerSGD",
     "ScheduleError",
+    "Sparsified",
     "StallError",
     "algorithms",
     "allgather",
@@ -66,7 +83,18 @@ __all__ = [
 ]
 
 _HOMES = {
-    "mpiagg.aggregation": ("Aggregation", "AllReduce", "Decentralized", "ParameterServer"),
+    "mpiagg.aggregation": (
+        "Aggregation",
+        "AllReduce",
+        "Decentralized",
+        "ErrorFeedback",
+        "LocalSGD",
+        "LowPrecisionDecentralized",
+        "NeighborAverage",
+        "ParameterServer",
+        "PowerSGD",
+        "Sparsified",
+    ),
     "mpiagg.collectives": (
         "allgather",
         "allgather_init",
@@ -79,12 +107,6 @@ _HOMES = {
         "reduce_scatter",
         "reduce_scatter_init",
     ),
-    "mpiagg.aggregation.error_feedback": ("ErrorFeedback",),
-    "mpiagg.aggregation.sparsified": ("Sparsified",),
-    "mpiagg.aggregation.power_sgd": ("PowerSGD",),
-    "mpiagg.aggregation.neighbor_average": ("NeighborAverage",),
-    "mpiagg.aggregation.low_precision": ("LowPrecisionDecentralized",),
-    "mpiagg.aggregation.local_sgd": ("LocalSGD",),
     "mpiagg.comm": ("Comm",),
     "mpiagg.ddp": ("DDP",),
     "mpiagg.plan": ("Plan",),

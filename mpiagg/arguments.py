@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
+from contextlib import suppress
+from numbers import Real
 from operator import index
 
 
@@ -20,6 +24,32 @@ def check_integer(name: str, value: object, least: int, most: int | None = None)
     if number is None or number < least or (most is not None and number > most):
         span = f"of at least {least}" if most is None else f"from {least} to {most}"
         raise ValueError(f"{name} must be an integer {span}, not {value!r}")
+    return number
+
+
+def check_number(name: str, value: object, wanted: str, accept: Callable[[float], bool]) -> float:
+    """Return ``value`` as a float, if it is a finite number that is accepted.
+
+    Parameters
+    ----------
+    name, value
+        The argument.
+    wanted : str
+        What it must be, in words.
+    accept : callable
+        Whether a number is that.
+
+    Raises
+    ------
+    ValueError
+        If it is not; a boolean is not.
+    """
+    number = math.nan
+    if isinstance(value, Real) and not isinstance(value, bool):
+        with suppress(OverflowError):
+            number = float(value)
+    if not (math.isfinite(number) and accept(number)):
+        raise ValueError(f"{name} must be {wanted}, not {value!r}")
     return number
 
 

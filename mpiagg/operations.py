@@ -32,7 +32,7 @@ from mpiagg.plan import Plan, find_plan
 from mpiagg.program import Awaited, BoundRound, Program, in_turn
 from mpiagg.schedules import Collective, algorithm, send
 from mpiagg.transport import SHARED_TAG, Channel
-from mpiagg.tuning import NATIVE, Choice, pick  # noqa: F401 TEMPORARY
+from mpiagg.tuning import NATIVE, Choice
 
 STAGED_BYTES: Final = 32 * 2**10
 """Vectors up to this length are copied into a plan's own buffer, which costs less than a plan for each address."""

@@ -83,6 +83,25 @@ class Interleaved:
         return BoundRound((self.start,), (self.test,), (), (self,))
 
 
+class Deferred(Interleaved):
+    """A program that is chosen, or made, when its turn has come.
+
+    Parameters
+    ----------
+    choose : callable
+        Returns the program; who passes it keeps the program's requests, and frees them.
+    """
+
+    def __init__(self, choose: Callable[[], Program]) -> None:
+        super().__init__(())
+        self._choose = choose
+
+    def start(self) -> None:
+        """Choose, and start what is chosen."""
+        self._lanes = (self._choose().rounds,)
+        super().start()
+
+
 @dataclass(frozen=True)
 class Program:
     """What a plan runs, and what belongs to it.
@@ -119,9 +138,3 @@ def in_turn(*parts: Program | Callable[[], object] | None) -> Program:
         elif part is not None:
             rounds.append(BoundRound((part,), (), (), ()))
     return Program(tuple(rounds), tuple(requests), nbytes, sent_bytes)
-
-
-def __getattr__(name):  # TEMPORARY
-    from mpiagg import binding
-
-    return getattr(binding, name)

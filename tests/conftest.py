@@ -1,4 +1,4 @@
-"""Which tests run where: the ranks of an MPI job run tests/mpi, and nobody else does."""
+"""Which tests run where: the ranks of an MPI job run tests/mpi and tests/mpi_torch, and nobody else does."""
 
 from pathlib import Path
 
@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 from hypothesis import settings
 
-RANKS_TESTS = Path(__file__).parent / "mpi"
+HERE = Path(__file__).parent
+RANKS_TESTS = {HERE / "mpi", HERE / "mpi_torch"}
 
 # All ranks of a job must draw the same examples, and the machine may be busy.
 settings.register_profile("mpiagg", derandomize=True, database=None, deadline=None)
@@ -14,8 +15,8 @@ settings.load_profile("mpiagg")
 
 
 def pytest_ignore_collect(collection_path, config):
-    """Keep the tests of the ranks from a plain ``pytest``; test_ranks.py starts the jobs that run them."""
-    if collection_path == RANKS_TESTS and not config.getoption("--only-mpi"):
+    """Keep the tests of the ranks from a plain ``pytest``; test_ranks.py and test_torch.py start jobs for them."""
+    if collection_path in RANKS_TESTS and not config.getoption("--only-mpi"):
         return True
     return None
 

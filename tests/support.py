@@ -9,3 +9,15 @@ def refused(error, words, call, *arguments, **keywords):
     with pytest.raises(error, match=words):
         call(*arguments, **keywords)
     MPI.COMM_WORLD.Barrier()
+
+
+def resnet18():
+    """Return the shapes of a ResNet-18 for pictures of 32 by 32 pixels in 10 classes."""
+    shapes = [(64, 3, 3, 3), (64,), (64,)]
+    width = 64
+    for new, stride in [(64, 1), (64, 1), (128, 2), (128, 1), (256, 2), (256, 1), (512, 2), (512, 1)]:
+        shapes += [(new, width, 3, 3), (new,), (new,), (new, new, 3, 3), (new,), (new,)]
+        if stride == 2:
+            shapes += [(new, width, 1, 1), (new,), (new,)]
+        width = new
+    return [*shapes, (10, 512), (10,)]

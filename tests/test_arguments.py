@@ -1,7 +1,10 @@
+import math
+from fractions import Fraction
+
 import numpy as np
 import pytest
 
-from mpiagg.arguments import check_integer, check_root
+from mpiagg.arguments import check_integer, check_number, check_root
 
 
 @pytest.mark.parametrize("value", [0, 3, np.int64(2), np.uint8(1)])
@@ -22,3 +25,16 @@ def test_no_upper_end():
     assert check_integer("count", 10**400, 1) == 10**400
     with pytest.raises(ValueError, match="count must be an integer of at least 1, not 0"):
         check_integer("count", 0, 1)
+
+
+@pytest.mark.parametrize("value", [0.5, 1, np.float32(0.25), np.int8(1), Fraction(1, 3)])
+def test_numbers_that_are_accepted(value):
+    number = check_number("ratio", value, "above 0", lambda x: x > 0)
+    assert type(number) is float
+    assert number == float(value)
+
+
+@pytest.mark.parametrize("value", [0, -1.0, math.nan, math.inf, True, None, "1", 1j, np.ones(1), 10**400])
+def test_numbers_that_are_not(value):
+    with pytest.raises(ValueError, match="ratio must be above 0, not "):
+        check_number("ratio", value, "above 0", lambda x: x > 0)

@@ -166,5 +166,6 @@ def test_bad_arguments(arguments, error, words):
 
 
 def test_lanes_out_of_range():
-    with pytest.raises(ValueError, match="lanes must be an integer of at least 1, not 0"):
-        mpiagg.simulate([[1.0]], lanes=0)
+    for lanes in (0, 65):
+        with pytest.raises(ValueError, match=f"lanes must be an integer from 1 to 64, not {lanes}"):
+            mpiagg.simulate([[1.0]], lanes=lanes)

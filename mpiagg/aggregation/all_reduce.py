@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import math
-from contextlib import suppress
 from dataclasses import replace
 from functools import partial
-from numbers import Real
 from typing import Any, Final
 
 import numpy as np
@@ -14,6 +11,7 @@ from mpi4py import MPI
 
 from mpiagg.aggregation.backends import Backend
 from mpiagg.aggregation.elementwise import Elementwise
+from mpiagg.arguments import check_number
 from mpiagg.arrays import Array, check_wire_dtype, reduction
 from mpiagg.program import Program, in_turn
 from mpiagg.schedules import Collective
@@ -99,7 +97,7 @@ class AllReduce(Elementwise):
         if self.op != "avg" and (denom is not None or self.divide_before):
             raise ValueError(f"denom and divide_before are for op 'avg', not for {self.op!r}")
         if denom is not None:
-            self.denom = _checked_denom(denom)
+            self.denom = check_number("denom", denom, "a finite number other than zero", lambda x: x != 0)
         if self.backend is not None and not callable(self.backend):
             raise TypeError(f"backend must be callable, not {type(self.backend).__name__}")
         if self.backend is not None and (self.algorithm != "auto" or self.wire is not None):
@@ -144,13 +142,3 @@ class AllReduce(Elementwise):
     def choice(self, vector: Array) -> Choice:
         """Return how a vector is reduced."""
         return pick(self.algorithm, None, Collective.ALLREDUCE, vector.nbytes, self.wire)
-
-
-def _checked_denom(denom: object) -> float:
-    number = math.nan
-    if isinstance(denom, Real) and not isinstance(denom, bool):
-        with suppress(OverflowError):
-            number = float(denom)
-    if not math.isfinite(number) or number == 0:
-        raise ValueError(f"denom must be a finite number other than zero, not {denom!r}")
-    return number

@@ -12,11 +12,15 @@ import numpy as np
 from mpi4py import MPI
 
 from mpiagg.aggregation.packing import Layout, check_tensors, layout_in_words, layout_of
-from mpiagg.arrays import Array, reduction
+from mpiagg.arrays import Array, Reduction, reduction
 from mpiagg.errors import PlanError
+from mpiagg.mpi_ops import mpi_op
+from mpiagg.operations import Operation, bind_operation
 from mpiagg.plan import Plan
 from mpiagg.program import Program, in_turn
-from mpiagg.transport import channel_of
+from mpiagg.schedules import Collective
+from mpiagg.transport import SHARED_TAG, channel_of
+from mpiagg.tuning import Choice
 
 Self = TypeVar("Self", bound="Aggregation")
 
@@ -157,6 +161,23 @@ class Aggregation(ABC):
 
         self._channel.agree_on(check)
         return layout
+
+    def _collective(
+        self,
+        vector: Array,
+        collective: Collective,
+        how: Reduction,
+        choice: Choice,
+        *,
+        root: int = 0,
+        tag: int = SHARED_TAG,
+        residual: Array | None = None,
+    ) -> Program:
+        """Return the program of a collective on a vector, in place; ``residual`` as for :func:`bind_operation`."""
+        channel = self._channel
+        counts, op = (vector.size,), mpi_op(how.name, how.dtype)
+        operation = Operation(collective, channel.rank, channel.size, root, counts, how, choice, op)
+        return bind_operation(channel, operation, vector, tag, residual=residual)
 
     def _require_open(self) -> None:
         if self._freed:

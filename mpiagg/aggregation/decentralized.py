@@ -1,46 +1,40 @@
-"""Aggregation of weights without a centre: every rank averages with one peer at a time."""
+"""Aggregation of weights without a centre: every rank averages with another one each time."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from functools import partial
-from math import ceil
-from typing import Any, ClassVar, Final, Literal, get_args
+from typing import get_args
 
 import numpy as np
 from mpi4py import MPI
 
-from mpiagg.aggregation.base import expect_keys
-from mpiagg.aggregation.elementwise import Elementwise
-from mpiagg.aggregation.gossip import Nodes, PeerSelection, gossip, in_pieces
-from mpiagg.arguments import check_integer
-from mpiagg.arrays import Array, even_ranges, reduction
-from mpiagg.operations import pick
-from mpiagg.plan import Plan
-from mpiagg.program import Program, bind, in_turn
-from mpiagg.schedules import Collective, Round
+from mpiagg.aggregation.gossip import Nodes, PeerSelection, Phase, gossip
+from mpiagg.aggregation.mixing import Mixing
+from mpiagg.arrays import Array, reduction
+from mpiagg.program import Program
+from mpiagg.schedules import Collective
 from mpiagg.transport import SHARED_TAG
-
-PIECE_BYTES: Final = 2**20
-"""Vectors are exchanged in pieces of at most this length, so that a plan needs no more scratch than one."""
+from mpiagg.tuning import pick
 
 
-class Decentralized(Elementwise):
+class Decentralized(Mixing):
     """Average the weights of each rank with those of one peer, another one each time.
 
-    After a local training step, ``aggregate(weights)`` replaces the weights of a rank and of its peer by their mean.
-    The mean over all ranks is kept, and over the calls the ranks come together.
+    After a local training step, ``aggregate(weights)`` replaces the weights of a rank by their mean with a peer's. The
+    mean over all ranks is kept, and over the calls the ranks come together. ``start(weights)`` and ``wait()`` do the
+    same while the next gradient is computed; see :class:`mpiagg.aggregation.mixing.Mixing`.
 
     Parameters
     ----------
     comm : MPI.Intracomm, optional
         The ranks; the world by default.
-    peer_selection : {"shift_one", "all"}
-        ``"shift_one"`` pairs the ranks, differently each time (see :func:`mpiagg.aggregation.gossip.shift_one`); of
-        an odd number one is idle in its turn. ``"all"`` averages over all ranks.
+    peer_selection : {"shift_one", "one_peer_exponential", "all"}
+        ``"shift_one"`` pairs the ranks (see :func:`mpiagg.aggregation.gossip.shift_one`; from Bagua: Gan et al.,
+        VLDB 2021); of an odd number one is idle in its turn. With ``"one_peer_exponential"`` a rank sends to the one
+        2**k above and receives from the one 2**k below, k going round the log2 n powers of two below n (Assran et
+        al., ICML 2019; Ying et al., NeurIPS 2021). ``"all"`` averages over all ranks.
     hierarchical : bool
-        Average within each node, and let nodes be the peers of each other: little goes between nodes. A node counts as
-        much as it has ranks, so that the mean over all ranks is kept.
+        Average within each node, and let nodes be the peers of each other: little goes between nodes. Every rank counts
+        the same, so that the mean over all ranks is kept. With one node this is the mean over its ranks.
     communication_interval : int
         Communicate on the first call and then on every so many; the calls between only count.
 
@@ -53,11 +47,20 @@ class Decentralized(Elementwise):
 
     Notes
     -----
-    Both of a pair end with the same bits: (x + y) / 2 with the lower rank's x. Values of float16 and bfloat16 are
-    combined in float32. A pair sends B bytes each way for weights of B bytes, whatever the number of ranks.
-    """
+    Values of float16 and bfloat16 are combined in float32. For weights of B bytes a rank sends B bytes in one step,
+    whatever the number of ranks, and needs at most 1 MiB of scratch; ``"all"`` costs what an all-reduce does.
 
-    aggregates: ClassVar[Literal["gradients", "weights"]] = "weights"
+    Both of a pair of ``"shift_one"`` end with the same bits: (x + y) / 2 with the lower rank's x. The peers of
+    ``"one_peer_exponential"`` are no pairs, and after one communication all ranks differ in general. If n is a power of
+    two, log2 n communications in a row give every rank the mean of all, to rounding; ``"shift_one"`` does so for n = 2
+    and 4 alone. At other n both bring the ranks together only by and by.
+
+    Between nodes of different sizes ``"one_peer_exponential"`` moves half of the smallest node's share in a step: much
+    larger nodes come together slowly then, and ``"shift_one"`` is better.
+
+    It is wrong to use where all ranks must have the same weights after each step, and of little use on links so fast
+    that an all-reduce costs no more than a step of it.
+    """
 
     def __init__(
         self,
@@ -66,97 +69,24 @@ class Decentralized(Elementwise):
         hierarchical: bool = False,
         communication_interval: int = 1,
     ) -> None:
-        super().__init__(comm)
         self.peer_selection, self.hierarchical = peer_selection, bool(hierarchical)
-        self.communication_interval = communication_interval
-        self.calls = self.communications = 0
 
         def check() -> str:
             known = get_args(PeerSelection)
             if peer_selection not in known:
                 raise ValueError(f"unknown peer_selection {peer_selection!r}; known: {', '.join(known)}")
-            self.communication_interval = check_integer("communication_interval", communication_interval, 1)
-            where = "nodes" if hierarchical else "ranks"
-            return f"Decentralized with peers {peer_selection} among {where}, every {communication_interval} calls"
+            return f"Decentralized with peers {peer_selection} among {'nodes' if hierarchical else 'ranks'}"
 
-        self._channel.agree_on(check)
+        super().__init__(comm, communication_interval, check)
         comm = self._channel.comm
         self._nodes = nodes_of(comm) if self.hierarchical else tuple((rank,) for rank in range(comm.size))
 
-    def aggregate(self, tensors: Sequence[Array]) -> None:
-        """Average every array of the list with the peer's, in place; between communications, only count.
-
-        Parameters
-        ----------
-        tensors : sequence of numpy.ndarray
-            Arrays of any shapes and layouts, the same number, shapes and dtypes on all ranks.
-
-        Raises
-        ------
-        TypeError
-            For what is not an array of numbers, or an array of integers.
-        ValueError
-            For a read-only array.
-        MismatchError
-            On all ranks, if the layout is new and not the same everywhere.
-        PlanError
-            If the aggregation is freed.
-        StallError
-            If a message does not complete within the timeout.
-        """
-        self._require_open()
-        if self.calls % self.communication_interval == 0:
-            self._communicate(tensors)
-            self.communications += 1
-        self.calls += 1
-
-    def aggregate_init(self, tensors: Sequence[Array]) -> Plan[None]:
-        """Plan the average of arrays that stay where they are; the plan communicates when it is started."""
-        self._agree_on_tensors(tensors)
-        return self._plan(in_turn(partial(self.aggregate, tensors)))
-
-    def state_dict(self) -> dict[str, int]:
-        """Return how many calls and communications there have been: they decide who the next peer is."""
-        return {"calls": self.calls, "communications": self.communications}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from what :meth:`state_dict` returned; collective.
-
-        Raises
-        ------
-        ValueError
-            If the keys are others, or a value is not a count.
-        MismatchError
-            On all ranks, if their states differ.
-        """
-
-        def check() -> str:
-            expect_keys(state, ("calls", "communications"))
-            for key, count in state.items():
-                check_integer(key, count, 0)
-            return f"Decentralized after {state['calls']} calls and {state['communications']} communications"
-
-        self._channel.agree_on(check)
-        self.calls, self.communications = state["calls"], state["communications"]
-
-    def _check_dtype(self, dtype: np.dtype[Any]) -> None:
-        reduction("avg", dtype, 2)
-
-    def _communicate(self, tensors: Sequence[Array]) -> None:
-        if self.peer_selection == "all" and not self.hierarchical:
-            self._run(tensors, self._bind)
-            return
-        rounds, divisor = gossip(self._channel.rank, self._nodes, self.communications, self.peer_selection)
-        self._run(tensors, partial(self._bind_rounds, rounds=rounds, divisor=divisor), variant=(tuple(rounds), divisor))
-
-    def _bind_rounds(self, vector: Array, rounds: Sequence[Round], divisor: int) -> Program:
-        pieces = max(1, ceil(vector.nbytes / PIECE_BYTES))
-        lane = even_ranges(0, vector.size, pieces)
-        how = reduction("avg", vector.dtype, divisor)
-        label = f"gossip with {self.peer_selection}"
-        return bind(self._channel, list(in_pieces(rounds, pieces)), vector, [lane], how, label=label)
+    def _phases(self) -> tuple[Phase, ...]:
+        return gossip(self._channel.rank, self._nodes, self.communications, self.peer_selection)
 
     def _bind(self, vector: Array, tag: int = SHARED_TAG) -> Program:
+        if self.hierarchical or self.peer_selection != "all":
+            return super()._bind(vector, tag)
         how = reduction("avg", vector.dtype, self._channel.size)
         choice = pick("auto", None, Collective.ALLREDUCE, vector.nbytes)
         return self._collective(vector, Collective.ALLREDUCE, how, choice, tag=tag)

@@ -13,14 +13,10 @@ from mpi4py import MPI
 
 from mpiagg.aggregation.base import Aggregation
 from mpiagg.aggregation.packing import Layout, Packing, layout_of
-from mpiagg.arrays import Array, Reduction
-from mpiagg.mpi_ops import mpi_op
-from mpiagg.operations import Operation, bind_operation
+from mpiagg.arrays import Array
 from mpiagg.plan import Plan
 from mpiagg.program import Program, in_turn
-from mpiagg.schedules import Collective
 from mpiagg.transport import SHARED_TAG
-from mpiagg.tuning import Choice
 
 KEPT_LAYOUTS: Final = 64
 """How many layouts an aggregation remembers."""
@@ -133,20 +129,3 @@ class Elementwise(Aggregation):
             _, oldest = self._packings.popitem(last=False)
             oldest.free()
         return packing
-
-    def _collective(
-        self,
-        vector: Array,
-        collective: Collective,
-        how: Reduction,
-        choice: Choice,
-        *,
-        root: int = 0,
-        tag: int = SHARED_TAG,
-        residual: Array | None = None,
-    ) -> Program:
-        """Return the program of a collective on a vector, in place; ``residual`` as for :func:`bind_operation`."""
-        channel = self._channel
-        counts, op = (vector.size,), mpi_op(how.name, how.dtype)
-        operation = Operation(collective, channel.rank, channel.size, root, counts, how, choice, op)
-        return bind_operation(channel, operation, vector, tag, residual=residual)

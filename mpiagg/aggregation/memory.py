@@ -33,8 +33,11 @@ class Memory(Protocol):
     def state(self) -> dict[str, Any]:
         """Return copies of what is kept: arrays, numbers, and lists of them."""
 
-    def check_state(self, state: Mapping[str, Any]) -> None:
-        """Raise ValueError or TypeError if this is not what :meth:`state` returns."""
+    def check_state(self, state: Mapping[str, Any]) -> str | None:
+        """Raise ValueError or TypeError if this is not what :meth:`state` returns.
+
+        Return in words what of it must be the same on all ranks, if anything must.
+        """
 
     def load(self, state: Mapping[str, Any]) -> None:
         """Go on from what :meth:`state` returned."""
@@ -71,12 +74,16 @@ class Remembering(Aggregation, Generic[M]):
         else:
             self._check_tensors(tensors, self._check_dtype)
         memory.tensors = tensors
-        memory.plan()
-        self.bytes_sent += memory.plan.sent_bytes
+        self._run(memory)
 
     def aggregate_init(self, tensors: Sequence[Array]) -> Plan[None]:
         """Plan the aggregation of arrays that stay where they are; see :meth:`Aggregation.aggregate_init`."""
         return self._add_memory(tensors).plan
+
+    def _run(self, memory: M) -> None:
+        """Aggregate the tensors of a memory, in place."""
+        memory.plan()
+        self.bytes_sent += memory.plan.sent_bytes
 
     def _add_memory(self, tensors: Sequence[Array]) -> M:
         """Return a new memory, with what was loaded for it."""
@@ -118,10 +125,10 @@ class Remembering(Aggregation, Generic[M]):
                 expect_keys(each, ("layout", "state"))
             if len(state["memories"]) < len(self._memories):
                 raise ValueError(f"{len(self._memories)} lists of tensors, but {len(state['memories'])} memories")
-            for (layout, memory), each in zip(self._memories, state["memories"], strict=False):
-                _checked(memory, layout, each)
-            layouts = [str(each["layout"]) for each in state["memories"]]
-            return f"{type(self).__name__} with memories of {'; '.join(layouts) or 'nothing'}"
+            words = [str(each["layout"]) for each in state["memories"]]
+            for place, (layout, memory) in enumerate(self._memories):
+                words[place] = _checked(memory, layout, state["memories"][place])
+            return f"{type(self).__name__} with memories of {'; '.join(words) or 'nothing'}"
 
         self._channel.agree_on(check)
         self._loaded = list(state["memories"])
@@ -136,9 +143,17 @@ class Remembering(Aggregation, Generic[M]):
                 self._memories.pop()[1].plan.free()
 
 
+def check_arrays(name: str, given: object, wanted: Sequence[Array]) -> None:
+    """Raise ValueError if ``given`` is not a list of arrays of the same dtypes and shapes as those wanted."""
+    if layout_of(given) != layout_of(wanted):
+        raise ValueError(
+            f"{name} must be {layout_in_words(layout_of(wanted))}, not {layout_in_words(layout_of(given))}"
+        )
+
+
 def _checked(memory: Memory, layout: Layout, each: Mapping[str, Any]) -> str:
     words = layout_in_words(layout)
     if each["layout"] != words:
         raise ValueError(f"the memory is of {each['layout']}, not of {words}")
-    memory.check_state(each["state"])
-    return words
+    common = memory.check_state(each["state"])
+    return f"{words} ({common})" if common else words

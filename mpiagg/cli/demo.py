@@ -8,14 +8,12 @@ from typing import TYPE_CHECKING, Final
 import click
 
 from mpiagg.cli import job
+from mpiagg.cli.aggregators import AGGREGATORS
 from mpiagg.cli.settings import Settings
 from mpiagg.schedules import algorithms
 
 if TYPE_CHECKING:
     from mpi4py import MPI
-
-AGGREGATORS: Final = ("allreduce", "parameter-server", "decentralized")
-
 
 _EXAMPLES: Final = """\b
 mpiagg demo                starts 4 ranks on this machine
@@ -25,7 +23,9 @@ mpiexec -n 8 mpiagg demo   is a rank of that job
 
 @click.command(epilog=_EXAMPLES)
 @job.ranks_option(default=4)
-@click.option("--aggregator", type=click.Choice(AGGREGATORS), default="allreduce", help="What averages over the ranks.")
+@click.option(
+    "--aggregator", type=click.Choice(list(AGGREGATORS)), default="allreduce", help="What averages over the ranks."
+)
 @click.option(
     "--algorithm",
     type=click.Choice(["auto", "native", *algorithms("allreduce")]),
@@ -34,7 +34,11 @@ mpiexec -n 8 mpiagg demo   is a rank of that job
 )
 @click.option("--epochs", type=click.IntRange(min=1), default=20, help="How often each image is seen.")
 @click.option("--batch-size", type=click.IntRange(min=1), default=32, help="Images a step, over all ranks.")
-@click.option("--learning-rate", type=click.FloatRange(min=0, min_open=True), default=0.2)
+@click.option(
+    "--learning-rate",
+    type=click.FloatRange(min=0, min_open=True),
+    help="By default what suits the aggregator; 0.2 for most.",
+)
 @click.option("--seed", type=click.IntRange(min=0), default=0, help="Of the weights, the split and the batches.")
 @click.option(
     "--plot",
@@ -44,13 +48,17 @@ mpiexec -n 8 mpiagg demo   is a rank of that job
     help="Where the loss curve goes, as a PNG; needs the extra `plot`.",
 )
 @click.option("--json", "json_file", type=job.OutputFile(), help="Save the numbers.")
-def demo(ranks: int, plot: Path, json_file: Path | None, **options: object) -> None:
+def demo(
+    ranks: int, plot: Path, json_file: Path | None, learning_rate: float | None, aggregator: str, **options: object
+) -> None:
     """Train a network on handwritten digits across the ranks of an MPI job.
 
-    The ranks share every batch, and mpiagg averages their gradients (or, decentralized, their weights). Afterwards
-    rank 0 trains the same network alone: with allreduce and parameter-server the weights must agree within 1e-8.
+    The ranks share every batch, and mpiagg aggregates their gradients or their weights. Afterwards rank 0 trains the
+    same network alone: with allreduce and parameter-server the weights must agree within 1e-8.
     """
-    settings = Settings(**options)  # type: ignore[arg-type]  # click gives them as declared above
+    if learning_rate is None:
+        learning_rate = AGGREGATORS[aggregator].learning_rate
+    settings = Settings(aggregator=aggregator, learning_rate=learning_rate, **options)  # type: ignore[arg-type]  # as declared above
     if settings.aggregator != "allreduce" and settings.algorithm != "auto":
         raise click.UsageError(f"--algorithm is for --aggregator allreduce, not for {settings.aggregator}")
 

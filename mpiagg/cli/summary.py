@@ -15,6 +15,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from mpiagg.cli import job, machine
+from mpiagg.cli.aggregators import AGGREGATORS
 from mpiagg.cli.training import CLASSES, Result
 
 TOLERANCE: Final = 1e-8
@@ -60,7 +61,7 @@ def fault(result: Result) -> str | None:
         if not loss <= DIVERGED:  # also if it is not a number
             return f"the training diverged: the loss came to {loss:.3g}; try a smaller --learning-rate"
     difference = result.difference_from_serial
-    if result.settings.aggregator != "decentralized" and not difference <= TOLERANCE:
+    if AGGREGATORS[result.settings.aggregator].exact and not difference <= TOLERANCE:
         return (
             f"the weights differ from the serial training's by {difference:.3g}, which is more than {TOLERANCE:g}; "
             "a training on the edge of diverging lets rounding errors grow: does it with a smaller --learning-rate?"
@@ -71,7 +72,7 @@ def fault(result: Result) -> str | None:
 def _overview(result: Result) -> Table:
     settings = result.settings
     table = Table(title="Training on handwritten digits", show_header=False, title_justify="left")
-    table.add_row("aggregator", settings.aggregator)
+    table.add_row("aggregator", f"{settings.aggregator} ({AGGREGATORS[settings.aggregator].what})")
     if settings.aggregator == "allreduce":
         table.add_row("algorithm", settings.algorithm)
     table.add_row("ranks", str(result.ranks))

@@ -11,6 +11,7 @@ import numpy as np
 from sklearn.datasets import load_digits
 
 import mpiagg
+from mpiagg.cli.aggregators import AGGREGATORS
 from mpiagg.cli.network import Labels, Momentum, Network, Values
 from mpiagg.cli.settings import Settings
 
@@ -47,6 +48,10 @@ class Result:
         Seconds of each rank; communicating includes the wait for slower ranks.
     bytes_sent : list of int or None
         By each rank, for the aggregation; None where the MPI library does it, which does not tell.
+    bytes_by_epoch : list of float
+        What a rank had sent at the end of each epoch, on average.
+    steps : int
+        How often each rank has stepped its optimizer.
     """
 
     settings: Settings
@@ -57,6 +62,8 @@ class Result:
     computing: list[float]
     communicating: list[float]
     bytes_sent: list[int] | None
+    bytes_by_epoch: list[float]
+    steps: int
 
     @property
     def ranks(self) -> int:
@@ -96,6 +103,8 @@ class Trainer:
         self.settings, self.digits, self.rank, self.size = settings, digits, rank, size
         self.network = Network(digits.images.shape[1], HIDDEN, CLASSES, settings.seed)
         self.losses = np.zeros(settings.epochs)
+        self.bytes_by_epoch = np.zeros(settings.epochs)
+        self.steps = 0
         self.computing = self.communicating = 0.0
 
     def train(
@@ -103,8 +112,9 @@ class Trainer:
         before_step: Callable[[], object] = nothing,
         after_step: Callable[[], object] = nothing,
         after_epoch: Callable[[], object] = nothing,
+        bytes_sent: Callable[[], int] = int,
     ) -> None:
-        """Train for the epochs of the settings; the callbacks communicate, save the last."""
+        """Train for the epochs of the settings; the first two callbacks communicate, the last tells how much."""
         optimizer = Momentum(self.network.parameters(), self.settings.learning_rate)
         random = np.random.default_rng(self.settings.seed)
         for epoch in range(self.settings.epochs):
@@ -114,8 +124,10 @@ class Trainer:
                 self.losses[epoch] += self._backward(order[first : first + self.settings.batch_size]) / len(order)
                 self._communicate(before_step)
                 optimizer.step()
+                self.steps += 1
                 self._communicate(after_step)
             self.computing += time.perf_counter() - start - (self.communicating - before)
+            self.bytes_by_epoch[epoch] = bytes_sent()
             after_epoch()
 
     def _backward(self, batch: Labels) -> float:
@@ -147,40 +159,36 @@ def work(settings: Settings, comm: MPI.Intracomm, after_epoch: Callable[[], obje
     trainer = Trainer(settings, digits, comm.rank, comm.size)
     # A training that diverges is told of at the end; NumPy need not complain of it step by step.
     with np.errstate(all="ignore"):
-        bytes_sent = _train_together(trainer, comm, after_epoch)
+        _train_together(trainer, comm, after_epoch)
         weights = trainer.network.weights()
         accuracy = trainer.network.accuracy(digits.test_images, digits.test_labels)
-        facts = [accuracy, trainer.computing, trainer.communicating, bytes_sent, *trainer.losses]
+        facts = [accuracy, trainer.computing, trainer.communicating, *trainer.losses, *trainer.bytes_by_epoch]
         # The MPI library's own collective: what is checked must not take part in the check.
         everyone = np.empty((comm.size, weights.size + len(facts)))
         comm.Gather(np.concatenate([weights, facts]), everyone)
         return _compare(settings, digits, everyone, weights.size) if comm.rank == 0 else None
 
 
-def _train_together(trainer: Trainer, comm: MPI.Intracomm, after_epoch: Callable[[], object]) -> int:
-    """Train with the aggregator of the settings, and return how many bytes this rank has sent."""
-    parameters = trainer.network.parameters()
-    with _aggregation(trainer.settings, comm) as aggregation:
-        if aggregation.aggregates == "weights":
-            # Every rank steps on its own gradients, and then meets another one half-way.
-            weights = [parameter.data for parameter in parameters]
-            trainer.train(after_step=lambda: aggregation.aggregate(weights), after_epoch=after_epoch)
+def _train_together(trainer: Trainer, comm: MPI.Intracomm, after_epoch: Callable[[], object]) -> None:
+    """Train with the aggregator of the settings."""
+    settings, parameters = trainer.settings, trainer.network.parameters()
+    with AGGREGATORS[settings.aggregator].make(comm, settings.algorithm) as aggregation:
+
+        def bytes_sent() -> int:
             return aggregation.bytes_sent
+
+        if aggregation.aggregates == "weights":
+            # Every rank steps on its own gradients, and its weights meet those of others afterwards.
+            weights = [parameter.data for parameter in parameters]
+            trainer.train(
+                after_step=lambda: aggregation.aggregate(weights), after_epoch=after_epoch, bytes_sent=bytes_sent
+            )
+            return
         with mpiagg.DDP(trainer.network, comm, aggregation) as ddp:
             ddp.broadcast_parameters()
             for parameter, view in zip(parameters, ddp.gradient_views(), strict=True):
                 parameter.grad = view
-            trainer.train(before_step=ddp.sync_gradients, after_epoch=after_epoch)
-        return aggregation.bytes_sent
-
-
-def _aggregation(settings: Settings, comm: MPI.Intracomm) -> mpiagg.Aggregation:
-    """Return what the settings name."""
-    if settings.aggregator == "decentralized":
-        return mpiagg.Decentralized(comm, peer_selection="shift_one")
-    if settings.aggregator == "parameter-server":
-        return mpiagg.ParameterServer(comm)
-    return mpiagg.AllReduce(comm, op="avg", algorithm=settings.algorithm)
+            trainer.train(before_step=ddp.sync_gradients, after_epoch=after_epoch, bytes_sent=bytes_sent)
 
 
 def _compare(settings: Settings, digits: Digits, everyone: Values, count: int) -> Result:
@@ -188,14 +196,17 @@ def _compare(settings: Settings, digits: Digits, everyone: Values, count: int) -
     serial = Trainer(settings, digits)
     serial.train()
     weights, facts = everyone[:, :count], everyone[:, count:]
-    accuracies, computing, communicating, bytes_sent = facts[:, :4].T
+    accuracies, computing, communicating = facts[:, :3].T
+    losses, bytes_by_epoch = np.split(facts[:, 3:], 2, axis=1)
     return Result(
         settings=settings,
         test_accuracy=float(accuracies.min()),
         difference_from_serial=float(np.abs(weights - serial.network.weights()).max()),
         difference_between_ranks=float((weights.max(axis=0) - weights.min(axis=0)).max()),
-        losses=facts[:, 4:].sum(axis=0).tolist(),
+        losses=losses.sum(axis=0).tolist(),
         computing=computing.tolist(),
         communicating=communicating.tolist(),
-        bytes_sent=None if settings.algorithm == "native" else bytes_sent.astype(np.int64).tolist(),
+        bytes_sent=None if settings.algorithm == "native" else bytes_by_epoch[:, -1].astype(np.int64).tolist(),
+        bytes_by_epoch=bytes_by_epoch.mean(axis=0).tolist(),
+        steps=serial.steps,
     )

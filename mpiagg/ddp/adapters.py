@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import sys
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
@@ -15,8 +16,18 @@ from mpiagg.arrays import Array, same_memory, working_dtype
 class Parameter(Protocol):
     """What DDP asks of a parameter."""
 
-    data: Array
     grad: Array | None
+
+    @property
+    def data(self) -> Array:
+        """The values."""
+
+
+class HookedParameter(Parameter, Protocol):
+    """A parameter that tells when its gradient is complete."""
+
+    def on_gradient(self, call: Callable[[], None]) -> Callable[[], None]:
+        """Call this whenever a backward pass has completed the gradient; return what ends that."""
 
 
 @dataclass
@@ -25,6 +36,77 @@ class ArrayParameter:
 
     data: Array
     grad: Array | None = None
+
+
+class Adapter(Protocol):
+    """A module as DDP sees it.
+
+    Attributes
+    ----------
+    parameters : sequence of Parameter
+        Those whose gradients are aggregated.
+    hooked : sequence of HookedParameter
+        The same, if they tell when their gradients are complete, and their gradients can be views of the buckets.
+    """
+
+    @property
+    def parameters(self) -> Sequence[Parameter]:
+        """See above."""
+
+    @property
+    def hooked(self) -> Sequence[HookedParameter]:
+        """See above."""
+
+    def arrays(self) -> list[Array]:
+        """Return everything that makes two copies of the module equal, in its own memory."""
+
+    def words(self) -> list[str]:
+        """Return what it consists of: the names, dtypes and shapes."""
+
+    def check(self) -> None:
+        """Raise ValueError if the module has changed so that its gradients would be missed."""
+
+    def check_destination(self, *args: Any, **kwargs: Any) -> None:
+        """Raise TypeError if the module cannot be moved by ``to`` with these arguments."""
+
+
+class ArrayAdapter:
+    """A list of arrays, or an object whose ``parameters()`` are arrays or have arrays."""
+
+    hooked: Sequence[HookedParameter] = ()
+
+    def __init__(self, module: Any) -> None:
+        self._module = module
+        self.parameters = parameters_of(module)
+
+    def arrays(self) -> list[Array]:
+        """Return the parameters' arrays."""
+        return [parameter.data for parameter in self.parameters]
+
+    def words(self) -> list[str]:
+        """Return the parameters in words, with their names where the module has some."""
+        forms = [f"{parameter.data.dtype} {parameter.data.shape}" for parameter in self.parameters]
+        if not hasattr(self._module, "named_parameters"):
+            return forms
+        named = zip(self._module.named_parameters(), forms, strict=True)
+        return [f"{name} {form}" for (name, _), form in named]
+
+    def check(self) -> None:
+        """Find nothing: the parameters are those that there were at first."""
+
+    def check_destination(self, *_: Any, **__: Any) -> None:
+        """Refuse: arrays are trained as they are."""
+        raise TypeError("arrays stay as they are; only a module of torch's can be moved")
+
+
+def adapt(module: Any) -> Adapter:
+    """Return a module as DDP sees it; raises what :func:`parameters_of` does."""
+    torch = sys.modules.get("torch")  # who has a module of torch's has imported it
+    if torch is not None and isinstance(module, torch.nn.Module):
+        from mpiagg.ddp.torch_modules import TorchAdapter  # noqa: PLC0415 - torch is an extra
+
+        return TorchAdapter(module)
+    return ArrayAdapter(module)
 
 
 def parameters_of(module: Any) -> list[Parameter]:

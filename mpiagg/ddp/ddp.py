@@ -2,29 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
 from types import TracebackType
 from typing import Any, Final
 
 from mpi4py import MPI
 
 from mpiagg.aggregation import Aggregation, AllReduce
-from mpiagg.aggregation.flags import Flags
 from mpiagg.arguments import check_integer
 from mpiagg.arrays import Array
 from mpiagg.collectives import broadcast
-from mpiagg.ddp.adapters import ArrayParameter, Parameter, check_gradient, parameters_of
-from mpiagg.ddp.buckets import Bucket, fill_buckets
+from mpiagg.ddp.adapters import Adapter, ArrayParameter, adapt, check_gradient
+from mpiagg.ddp.face import ModuleFace
+from mpiagg.ddp.hooks import Hooks
+from mpiagg.ddp.join import Attendance, joined
+from mpiagg.ddp.steps import Gradients, Steps
 from mpiagg.errors import PlanError
-from mpiagg.plan import Plan
 from mpiagg.transport import channel_of
 
 BUCKET_BYTES: Final = 25 * 2**20
 """How long a bucket is at most: long enough for the network's full pace, short enough to overlap."""
 
 
-class DDP:
+class DDP(ModuleFace):
     """Distributed data-parallel training of a module.
 
     Gradients are aggregated in buckets, whose memory is laid out once. After each backward pass, call
@@ -32,29 +34,40 @@ class DDP:
 
     Parameters
     ----------
-    module : list of numpy.ndarray, or object with ``parameters()``
+    module : list of numpy.ndarray, torch.nn.Module, or object with ``parameters()``
         The parameters, with the same shapes and dtypes on all ranks; ``parameters()`` yields arrays, or items that
-        have ``data`` and ``grad``.
+        have ``data`` and ``grad``. A module of torch's is on the CPU.
     comm : MPI.Intracomm, optional
         The ranks; by default those of the aggregation, or the world.
     aggregation : Aggregation, optional
         What is done to the gradients; the average by an all-reduce by default. It stays the caller's, to be freed.
     bucket_bytes : int
-        How long a bucket is at most. 0 aggregates parameter by parameter.
+        How long a bucket is at most; the first has at most 1 MiB. 0 aggregates parameter by parameter.
+    overlap : bool
+        For a module of torch's: whether each bucket is sent as soon as a backward pass has filled it. The result has
+        the same bits.
 
     Raises
     ------
     TypeError
-        If the module is none, or a parameter is not an array of numbers, or not of a dtype that can be aggregated.
+        If the module is none, or a parameter is not an array of numbers or a dense tensor on the CPU, or not of a dtype
+        that can be aggregated.
     ValueError
         For an aggregation that is meant for weights, or has another communicator; for bucket_bytes below 0.
     MismatchError
-        On all ranks, if their parameters or buckets differ.
+        On all ranks, if their parameters, buffers or buckets differ.
 
     Notes
     -----
     A gradient that is missing (``grad`` is None) on some ranks counts as zeros there, and they get the result; one that
     is missing everywhere stays missing. Memory: the gradients' bytes, and what the aggregation needs.
+
+    A module of torch's is trained in place: parameters stay the same objects in the same memory, so that an optimizer
+    may be made before or after. Parameters that require no gradient, and buffers, are only broadcast. A gradient is a
+    view of its bucket, which the next step overwrites. With ``overlap``, between the backward pass and
+    :meth:`sync_gradients` gradients are on their way, and the parameters' are None. Every backward pass outside
+    :meth:`no_sync` is followed by :meth:`sync_gradients`, also one that raised an error, if the program goes on: the
+    gradients that it has not reached count as missing.
     """
 
     def __init__(
@@ -63,36 +76,30 @@ class DDP:
         comm: MPI.Intracomm | None = None,
         aggregation: Aggregation | None = None,
         bucket_bytes: int = BUCKET_BYTES,
+        *,
+        overlap: bool = True,
     ) -> None:
-        self.module = module
+        super().__init__(module)
         self.comm: MPI.Intracomm = getattr(aggregation, "comm", MPI.COMM_WORLD) if comm is None else comm
         self._channel = channel_of(self.comm)
-        self._parameters: list[Parameter] = []
-        self._syncing = True
-        self._freed = False
-        self._channel.agree_on(lambda: self._check(aggregation, bucket_bytes))
-        forms = [(parameter.data.dtype, parameter.data.shape) for parameter in self._parameters]
-        self._buckets = [Bucket(members, forms) for members in fill_buckets(forms, bucket_bytes)]
+        self._cap, self._overlap = bucket_bytes, overlap
+        self._adapter: Adapter
+        self._hooks: Hooks | None
+        self._syncing, self._freed = True, False
+        self._channel.agree_on(lambda: self._check(aggregation))
         self._own_aggregation = aggregation is None
         self.aggregation = AllReduce(self.comm) if aggregation is None else aggregation
-        self._flags = Flags(self.comm, len(forms))
-        self._plans: list[Plan[None]] = []
         try:
-            for bucket in self._buckets:
-                self._plans.append(self.aggregation.aggregate_init(list(bucket.views.values())))
+            self._lay_out()
         except Exception:
-            self.free()
+            if self._own_aggregation:
+                self.aggregation.free()
             raise
-        views = {index: view for bucket in self._buckets for index, view in bucket.views.items()}
-        self._views = [views[index] for index in range(len(forms))]
-        for parameter, view in zip(self._parameters, self._views, strict=True):
-            if isinstance(parameter, ArrayParameter):
-                parameter.grad = view
 
-    def _check(self, aggregation: Aggregation | None, bucket_bytes: int) -> str:
+    def _check(self, aggregation: Aggregation | None) -> str:
         """Find fault with the arguments, or say in words what they are."""
-        self._parameters = parameters_of(self.module)
-        check_integer("bucket_bytes", bucket_bytes, 0)
+        self._adapter = adapt(self.module)
+        check_integer("bucket_bytes", self._cap, 0)
         kind = "AllReduce" if aggregation is None else type(aggregation).__name__
         if aggregation is not None:
             if not isinstance(aggregation, Aggregation):
@@ -101,93 +108,114 @@ class DDP:
                 raise ValueError(f"{kind} is meant for {aggregation.aggregates}; DDP aggregates gradients")
             if MPI.Comm.Compare(aggregation.comm, self.comm) not in (MPI.IDENT, MPI.CONGRUENT):
                 raise ValueError("the aggregation has another communicator than DDP")
-        names = [name for name, _ in self.module.named_parameters()] if hasattr(self.module, "named_parameters") else []
-        forms = [f"{parameter.data.dtype} {parameter.data.shape}" for parameter in self._parameters]
-        named = [f"{name} {form}" for name, form in zip(names, forms, strict=True)] if names else forms
-        return f"DDP by {kind} in buckets of {bucket_bytes} bytes, {len(forms)} parameters: {', '.join(named)}"
+        how = f"buckets of {self._cap} bytes{', overlapped' if self._overlap else ''}"
+        return f"DDP by {kind} in {how}: {', '.join(self._adapter.words())}"
+
+    def _lay_out(self) -> None:
+        """Make the buckets, and the plans that aggregate them."""
+        parameters, hooked = self._adapter.parameters, self._adapter.hooked if self._overlap else ()
+        forms = [(parameter.data.dtype, parameter.data.shape) for parameter in parameters]
+        self._steps = Steps(self.comm, self.aggregation, forms, self._cap, hooked=bool(hooked))
+        self._hooks = Hooks(hooked, self._steps.launcher, self._begin) if hooked else None
+        for parameter, view in zip(parameters, self._steps.views, strict=True):
+            if isinstance(parameter, ArrayParameter):
+                parameter.grad = view
 
     # -- gradients
 
-    def sync_gradients(self, gradients: list[Array | None] | None = None) -> None:
+    def sync_gradients(self, gradients: Gradients | None = None) -> None:
         """Aggregate the gradients of all ranks, in place, bucket after bucket; collective.
+
+        With a module of torch's and ``overlap``, send the buckets that are not on their way yet, and wait for all.
 
         Parameters
         ----------
         gradients : list, optional
             An array or None for each parameter; None in it is replaced where another rank has a gradient. Without the
-            list, the parameters' ``grad`` is taken; for a list of arrays, what :meth:`gradient_views` returned.
+            list, the parameters' ``grad`` is taken; for a list of arrays, what :meth:`gradient_views` returned. With a
+            module of torch's and ``overlap`` there can be no list.
 
         Raises
         ------
         TypeError, ValueError
-            On the ranks where a gradient is not of its parameter's dtype or shape, or read-only.
+            On the ranks where a gradient is not of its parameter's dtype or shape, or read-only, or sparse.
         MismatchError
             On the other ranks then.
         PlanError
-            If the DDP is freed.
+            If the DDP is freed. On the ranks where there have been several backward passes, too, with ``overlap``;
+            gradients that were on their way are lost then, and None.
         StallError
             If a message does not complete within the timeout.
         """
-        self._sync(gradients, self._one_by_one)
+        self._sync(gradients, overlapped=False)
 
-    def overlapped_sync_gradients(self, gradients: list[Array | None] | None = None) -> None:
+    def overlapped_sync_gradients(self, gradients: Gradients | None = None) -> None:
         """Do as :meth:`sync_gradients`, with the same bits, but with all buckets on their way at the same time."""
-        self._sync(gradients, self._all_at_once)
+        self._sync(gradients, overlapped=True)
 
     def gradient_views(self) -> list[Array]:
         """Return an array for each parameter's gradient that is a view of its bucket.
 
         Gradients that are written there need no copy: with ``parameter.grad = view`` for items, and for a list of
-        arrays as they are. The arrays stay the same as long as the DDP lives.
+        arrays as they are. The arrays stay the same as long as the DDP lives, and a module of torch's its dtype.
         """
-        return list(self._views)
+        return list(self._steps.views)
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
-        """Do nothing in :meth:`sync_gradients` inside this block: gradients of several passes can add up first."""
+        """Do nothing in :meth:`sync_gradients` inside this block: gradients of several passes can add up first.
+
+        The first backward pass after the block adds its gradients to them, and the sum is aggregated.
+        """
         before, self._syncing = self._syncing, False
         try:
             yield
         finally:
             self._syncing = before
 
-    def _sync(self, given: list[Array | None] | None, aggregate: Callable[[Sequence[Array | None]], None]) -> None:
+    @contextmanager
+    def join(self, *, divide_by_initial_size: bool = True) -> Iterator[None]:
+        """Train on uneven numbers of batches inside this block; entering and leaving it is collective.
+
+        A rank that leaves the block takes part in the steps of the others with zeros, until all have left it. Then the
+        parameters and buffers of a rank that was active last are broadcast. Inside the block the ranks make no other
+        collective calls than :meth:`sync_gradients`. Cost: a short all-reduce a step, before its first bucket.
+
+        Parameters
+        ----------
+        divide_by_initial_size : bool
+            Whether averages are over all ranks, those without batches counting as zeros, or over the active ones.
+
+        Raises
+        ------
+        ValueError
+            If the aggregation is of minima or maxima, in which zeros count; or of sums, and is to be divided.
+        MismatchError
+            If another rank has left the block by an error: at this rank's next step, or where it is waiting for all to
+            have left. The block ends then: no rank waits for one that has failed.
+        PlanError
+            If there is a join already; after an error in a step; if the last backward pass was not followed by
+            :meth:`sync_gradients`.
+        """
         self._require_open()
-        if not self._syncing:
-            return
-        gradients: list[Array | None] = []
+        self._channel.agree_on(lambda: self._check_join(divide_by_initial_size))
+        attendance = Attendance(self.comm, divide_by_initial_size=divide_by_initial_size)
+        with joined(self._steps, attendance):
+            yield
+        self.broadcast_parameters(attendance.last)
 
-        def which() -> list[bool]:
-            gradients[:] = self._checked_gradients(given)
-            return [gradient is not None for gradient in gradients]
-
-        present = self._flags.share(which)
-        self.aggregation.bytes_sent += self._flags.sent_bytes
-        aggregate(gradients)
-        for index, gradient in enumerate(gradients):
-            if gradient is None and present[index]:
-                aggregated = self._views[index].copy()
-                if given is None:
-                    self._parameters[index].grad = aggregated
-                else:
-                    given[index] = aggregated
-
-    def _checked_gradients(self, given: list[Array | None] | None) -> list[Array | None]:
-        if given is None:
-            gradients = [parameter.grad for parameter in self._parameters]
-        elif isinstance(given, list) and len(given) == len(self._parameters):
-            gradients = list(given)
-        else:
-            raise ValueError(f"gradients must be a list with one for each of {len(self._parameters)} parameters")
-        for index, gradient in enumerate(gradients):
-            if gradient is not None:
-                check_gradient(index, gradient, self._views[index])
-        return gradients
+    def _check_join(self, divide_by_initial_size: bool) -> str:
+        if self._steps.attend is not None:
+            raise PlanError("there is a join already")
+        op = getattr(self.aggregation, "op", "avg")
+        if op in ("min", "max") or (op != "avg" and not divide_by_initial_size):
+            raise ValueError(f"ranks without batches cannot be left out of an aggregation with op {op!r}")
+        return f"DDP.join, divide_by_initial_size={divide_by_initial_size}"
 
     # -- parameters
 
     def broadcast_parameters(self, root: int = 0) -> None:
-        """Give the root's parameters to all ranks, in place; collective.
+        """Give the root's parameters, and a torch module's buffers, to all ranks, in place; collective.
 
         Raises
         ------
@@ -197,22 +225,38 @@ class DDP:
             If the DDP is freed.
         """
         self._require_open()
-        for parameter in self._parameters:
-            broadcast(parameter.data, root=root, out=parameter.data, comm=self.comm)
+        for array in self._adapter.arrays():
+            broadcast(array, root=root, out=array, comm=self.comm)
 
-    def parameters(self) -> Iterator[Any]:
-        """Return the parameters, as the module has them."""
-        return iter(self.module.parameters() if hasattr(self.module, "parameters") else self.module)
+    def to(self, *args: Any, **kwargs: Any) -> DDP:
+        """Call the ``to`` of a module of torch's, and lay the buckets out again if its dtype changes; collective.
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Call the module."""
-        return self.module(*args, **kwargs)
+        Gradients are converted with the parameters. Views that :meth:`gradient_views` returned are of the old buckets.
 
-    def __getattr__(self, name: str) -> Any:
-        """Return what the module has and DDP has not."""
-        if name == "module" or name.startswith("_"):
-            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
-        return getattr(self.module, name)
+        Raises
+        ------
+        TypeError
+            For another device than the CPU, and for a module that is not of torch's.
+        MismatchError
+            On all ranks, if their arguments differ.
+        PlanError
+            If the last backward pass was not followed by :meth:`sync_gradients`.
+        """
+        self._require_open()
+
+        def check() -> str:
+            self._steps.require_end()
+            self._adapter.check_destination(*args, **kwargs)
+            return f"DDP.to(*{args}, **{kwargs})"
+
+        self._channel.agree_on(check)
+        before = self._adapter.words()
+        self.module.to(*args, **kwargs)
+        if self._adapter.words() != before:
+            self._end_steps()
+            self._adapter = adapt(self.module)
+            self._lay_out()
+        return self
 
     # -- giving back
 
@@ -221,12 +265,14 @@ class DDP:
         if self._freed:
             return
         self._freed = True
-        self._flags.free()
-        for plan in self._plans:
-            with suppress(PlanError):  # an error has left it in the middle: freeing it could hang
-                plan.free()
+        self._end_steps()
         if self._own_aggregation:
             self.aggregation.free()
+
+    def _end_steps(self) -> None:
+        if self._hooks is not None:
+            self._hooks.remove()
+        self._steps.free()
 
     def __enter__(self) -> DDP:  # noqa: PYI034 - typing.Self needs Python 3.11
         """Return the DDP."""
@@ -238,24 +284,48 @@ class DDP:
         """Free the DDP."""
         self.free()
 
-    # -- one synchronisation
-
-    def _one_by_one(self, gradients: Sequence[Array | None]) -> None:
-        for bucket, plan in zip(self._buckets, self._plans, strict=True):
-            bucket.pack(gradients)
-            plan()
-            self.aggregation.bytes_sent += plan.sent_bytes
-            bucket.unpack(gradients)
-
-    def _all_at_once(self, gradients: Sequence[Array | None]) -> None:
-        for bucket, plan in zip(self._buckets, self._plans, strict=True):
-            bucket.pack(gradients)
-            plan.start()
-        for number, bucket in enumerate(self._buckets):
-            self._plans[number].wait(meanwhile=self._plans[number + 1 :])
-            self.aggregation.bytes_sent += self._plans[number].sent_bytes
-            bucket.unpack(gradients)
-
     def _require_open(self) -> None:
         if self._freed:
             raise PlanError("DDP is freed")
+
+    # -- the way of the gradients
+
+    def _sync(self, given: Gradients | None, *, overlapped: bool) -> None:
+        self._require_open()
+        if not self._syncing:
+            return
+        gradients, present = self._steps.run(partial(self._take, given), overlapped=overlapped)
+        for index, (gradient, view) in enumerate(zip(gradients, self._steps.views, strict=True)):
+            if not present[index]:
+                continue
+            if given is None and self._adapter.hooked:
+                self._adapter.parameters[index].grad = view
+            elif gradient is None:
+                received = view.copy()
+                if given is None:
+                    self._adapter.parameters[index].grad = received
+                else:
+                    given[index] = received
+
+    def _take(self, given: Gradients | None) -> Gradients:
+        """Return this rank's gradients, found good; those of a module of torch's are brought into their buckets."""
+        self._adapter.check()
+        if self._steps.launcher.fault is not None:
+            raise self._steps.launcher.fault
+        parameters, views, placed = self._adapter.parameters, self._steps.views, self._steps.launcher.placed
+        if given is None:
+            gradients = [views[i] if i in placed else parameter.grad for i, parameter in enumerate(parameters)]
+        elif self._hooks is not None:
+            raise ValueError("with overlap, gradients are taken from the parameters; make DDP with overlap=False")
+        elif isinstance(given, list) and len(given) == len(parameters):
+            gradients = list(given)
+        else:
+            raise ValueError(f"gradients must be a list with one for each of {len(parameters)} parameters")
+        for index, gradient in enumerate(gradients):
+            if gradient is not None:
+                check_gradient(index, gradient, views[index])
+        return self._steps.pack(gradients) if given is None and self._adapter.hooked else gradients
+
+    def _begin(self) -> bool:
+        """Begin a step, in a backward pass, unless gradients are only added up."""
+        return self._syncing and self._steps.begin()

@@ -9,6 +9,7 @@ import pytest
 from click.testing import CliRunner
 
 from mpiagg.cli import launch, main, summary, training
+from mpiagg.cli.aggregators import AGGREGATORS
 from mpiagg.cli.network import Network
 from mpiagg.cli.settings import Settings
 
@@ -22,6 +23,8 @@ RESULT = training.Result(
     computing=[1.0, 2.0],
     communicating=[3.0, 4.0],
     bytes_sent=[10, 20],
+    bytes_by_epoch=[7.5, 15.0],
+    steps=54,
 )
 
 
@@ -104,7 +107,7 @@ def test_with_matplotlib_the_loss_is_drawn(tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["--aggregator", "bees"], "'allreduce', 'parameter-server', 'decentralized'"),
+        (["--aggregator", "bees"], "'allreduce', 'parameter-server', 'allreduce-fp16'"),
         (["--algorithm", "bees"], "'auto', 'native', 'ring', 'tree'"),
         (["--aggregator", "decentralized", "--algorithm", "ring"], "--algorithm is for --aggregator allreduce"),
         (["-n", "0"], "x>=1"),
@@ -158,9 +161,12 @@ def test_weights_are_those_of_the_serial_training(run_ranks, ranks):
             # A negative control: where ranks only meet in pairs, the comparison sees that they differ.
             assert result["difference_from_serial"] > 1e-6
             assert result["difference_between_ranks"] > 1e-6
+        assert result["steps"] == 2 * -(-200 // result["settings"]["batch_size"])
         if result["settings"]["algorithm"] == "native":
             assert result["bytes_sent"] is None
         else:
+            assert result["bytes_by_epoch"][1] == pytest.approx(np.mean(result["bytes_sent"]))
+            assert result["bytes_by_epoch"][1] == pytest.approx(2 * result["bytes_by_epoch"][0], rel=0.01)
             assert len(result["bytes_sent"]) == ranks
             assert all(sent > 0 for sent in result["bytes_sent"]) == (ranks > 1)
 
@@ -182,6 +188,36 @@ def test_the_command_needs_no_arguments_and_learns(mpiagg, tmp_path):
     assert len(told["losses"]) == told["settings"]["epochs"]
     assert told["losses"][-1] < told["losses"][0] / 5
     assert all(len(told[key]) == 4 for key in ("computing", "communicating", "bytes_sent"))
+
+
+LEARN = """
+import json, sys
+from mpiagg.cli import job, summary, training
+from mpiagg.cli.aggregators import AGGREGATORS
+from mpiagg.cli.settings import Settings
+world = job.join()
+told = {}
+for name, aggregator in AGGREGATORS.items():
+    result = training.work(Settings(name, "auto", 20, 32, aggregator.learning_rate, 0), world, lambda: None)
+    if world.rank == 0:
+        told[name] = result.test_accuracy, max(result.bytes_sent), summary.fault(result)
+if world.rank == 0:
+    json.dump(told, sys.stdout)
+"""
+
+
+def test_every_aggregator_learns(run_ranks):
+    done = run_ranks(4, LEARN)
+    assert done.status == 0, done.err
+    told = json.loads(done.out)
+    assert list(told) == list(AGGREGATORS)
+    for name, (accuracy, _, fault) in told.items():
+        assert fault is None
+        assert accuracy >= (0.96 if AGGREGATORS[name].full_precision else 0.95), name
+    # What is meant to save bytes does; values of float64 are 8 bytes.
+    sent = {name: nbytes for name, (_, nbytes, _) in told.items()}
+    for name, saving in [("allreduce-fp16", 3.9), ("allreduce-u8", 7), ("power-sgd", 7), ("local-sgd-outer", 50)]:
+        assert sent[name] * saving < sent["allreduce"], name
 
 
 def test_it_is_a_rank_where_mpiexec_has_started_it(run):

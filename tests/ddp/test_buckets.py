@@ -29,6 +29,23 @@ def test_a_bucket_holds_one_dtype():
     assert fill_buckets(forms, 100) == [[3, 1], [2, 0]]
 
 
+def test_the_first_bucket_is_shorter():
+    quarter = (F4, (2**16,))  # of a mebibyte
+    cap = 2**21
+    assert fill_buckets([quarter] * 14, cap) == [[13, 12, 11, 10], [9, 8, 7, 6, 5, 4, 3, 2], [1, 0]]
+    # The first to be full is short, not the first of each dtype.
+    other = (F8, (2**15,))
+    buckets = fill_buckets([quarter] * 5 + [other] * 9, cap)
+    assert buckets == [[13, 12, 11, 10], [9, 8, 7, 6, 5], [4, 3, 2, 1, 0]]
+    # A long parameter has a bucket alone, and then the others are long.
+    assert fill_buckets([quarter] * 5 + [(F4, (2**19,))], cap) == [[5], [4, 3, 2, 1, 0]]
+
+
+def test_buckets_are_in_the_order_in_which_they_are_full():
+    forms = [(F4, (1,)), (F4, (1,)), (F8, (1,)), (F8, (1,)), (F4, (1,))]
+    assert fill_buckets(forms, 100) == [[3, 2], [4, 1, 0]]
+
+
 def test_no_parameters_no_buckets():
     assert fill_buckets([], 100) == []
 

@@ -212,7 +212,7 @@ def test_only_so_many_layouts_are_kept(monkeypatch):
             tensors = [np.full(length, RANK)]
             aggregation.aggregate(tensors)
             assert tensors[0].tolist() == [sum(range(SIZE))] * length
-        assert [layout[0][1] for layout in aggregation._packings] == [(4,), (2,), (5,)]
+        assert [layout[0][1] for layout, _ in aggregation._packings] == [(4,), (2,), (5,)]
         assert len(aggregation._channel.open) == opened + 3
 
 

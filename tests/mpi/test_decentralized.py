@@ -9,12 +9,13 @@ from mpi4py import MPI
 from support import refused
 
 import mpiagg
-from mpiagg.aggregation import decentralized
+from mpiagg.aggregation import decentralized, mixing
 
 pytestmark = pytest.mark.mpi
 
 COMM = MPI.COMM_WORLD
 RANK, SIZE = COMM.Get_rank(), COMM.Get_size()
+ONE_PEER = ["shift_one", "one_peer_exponential"]
 
 
 def peer_of(rank, size, step):
@@ -29,11 +30,19 @@ def noise(rank, shape, dtype=np.float32):
     return np.random.default_rng(rank).standard_normal(shape).astype(dtype)
 
 
-def averaged(weights, step):
+def source_of(rank, size, step, peer_selection):
+    """From whom a rank receives; in the exponential form the rank that is 1, 2, 4, ... below it in turn."""
+    if peer_selection == "shift_one":
+        return peer_of(rank, size, step)
+    distances = [2**power for power in range(size) if 2**power < size] or [0]
+    return (rank - distances[step % len(distances)]) % size
+
+
+def averaged(weights, step, peer_selection="shift_one"):
     """What every rank has after a communication, each as a list of arrays."""
     after = []
     for rank in range(len(weights)):
-        peer = peer_of(rank, len(weights), step)
+        peer = source_of(rank, len(weights), step, peer_selection)
         low, high = weights[min(rank, peer)], weights[max(rank, peer)]
         after.append(weights[rank] if peer == rank else [mean(x, y) for x, y in zip(low, high, strict=True)])
     return after
@@ -65,34 +74,37 @@ def weights_of(rank, dtypes=(np.float32,)):
         [np.float16, np.float64, np.float32],
     ],
 )
-def test_shift_one_is_its_restatement(dtypes):
+@pytest.mark.parametrize("peer_selection", ONE_PEER)
+def test_a_communication_is_its_restatement(dtypes, peer_selection):
     everyone = [weights_of(rank, dtypes) for rank in range(SIZE)]
     mine = [x.copy() for x in everyone[RANK]]
-    with mpiagg.Decentralized() as gossip:
+    with mpiagg.Decentralized(peer_selection=peer_selection) as gossip:
         for step in range(2 * SIZE + 1):
             gossip.aggregate(mine)
-            everyone = averaged(everyone, step)
+            everyone = averaged(everyone, step, peer_selection)
             same(mine, everyone[RANK])
 
 
 @pytest.mark.parametrize("piece", [64_000, 2**30])
-def test_long_weights_are_exchanged_in_pieces_in_their_own_memory(monkeypatch, piece):
-    monkeypatch.setattr(decentralized, "PIECE_BYTES", piece)
+@pytest.mark.parametrize("peer_selection", ONE_PEER)
+def test_long_weights_are_exchanged_in_pieces_in_their_own_memory(monkeypatch, piece, peer_selection):
+    monkeypatch.setattr(mixing, "PIECE_BYTES", piece)
     everyone = [[noise(rank, 100_003)] for rank in range(SIZE)]
     mine = [everyone[RANK][0].copy()]
-    with mpiagg.Decentralized() as gossip:
+    with mpiagg.Decentralized(peer_selection=peer_selection) as gossip:
         for step in range(SIZE):
             gossip.aggregate(mine)
-            everyone = averaged(everyone, step)
+            everyone = averaged(everyone, step, peer_selection)
             same(mine, everyone[RANK])
         scratch = [plan.nbytes for packing in gossip._packings.values() for plan in packing._plans.values()]
         assert max(scratch) <= piece
-        meetings = sum(peer_of(RANK, SIZE, step) != RANK for step in range(SIZE))
+        meetings = sum(source_of(RANK, SIZE, step, peer_selection) != RANK for step in range(SIZE))
         assert gossip.bytes_sent == meetings * 4 * 100_003
 
 
-def test_known_peers_build_nothing():
-    with mpiagg.Decentralized() as gossip:
+@pytest.mark.parametrize("peer_selection", ONE_PEER)
+def test_known_peers_build_nothing(peer_selection):
+    with mpiagg.Decentralized(peer_selection=peer_selection) as gossip:
         mine = weights_of(RANK)
         for _ in range(SIZE):
             gossip.aggregate(mine)
@@ -102,17 +114,32 @@ def test_known_peers_build_nothing():
         assert set(gossip._channel.open) == opened
 
 
-def test_ranks_come_together_and_the_mean_is_kept():
+@pytest.mark.parametrize("peer_selection", ONE_PEER)
+def test_ranks_come_together_and_the_mean_is_kept(peer_selection):
     mine = [np.array([float(RANK * 1024)])]
     wanted = 1024 * (SIZE - 1) / 2
-    with mpiagg.Decentralized() as gossip:
+    distance = COMM.allreduce((mine[0][0] - wanted) ** 2)
+    with mpiagg.Decentralized(peer_selection=peer_selection) as gossip:
         for _ in range(3 * SIZE):
             gossip.aggregate(mine)
             assert COMM.allreduce(mine[0][0]) / SIZE == pytest.approx(wanted, rel=1e-14)
+            before, distance = distance, COMM.allreduce((mine[0][0] - wanted) ** 2)
+            assert distance <= before * (1 + 1e-12)
     spread = COMM.allreduce(mine[0][0], MPI.MAX) - COMM.allreduce(mine[0][0], MPI.MIN)
     assert spread <= 1024 * (SIZE - 1) / 8
     if SIZE in (1, 2, 4):
         assert mine[0][0] == wanted
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float16, ml_dtypes.bfloat16])
+def test_one_peer_exponential_is_exact_after_its_steps_at_powers_of_two(dtype):
+    mine = [np.array([RANK, SIZE - RANK], dtype)]
+    exact = np.array([(SIZE - 1) / 2, (SIZE + 1) / 2])
+    with mpiagg.Decentralized(peer_selection="one_peer_exponential") as gossip:
+        for _ in range((SIZE - 1).bit_length()):
+            assert not all(COMM.allgather((mine[0].astype(np.float64) == exact).all()))
+            gossip.aggregate(mine)
+    assert all(COMM.allgather((mine[0].astype(np.float64) == exact).all())) == (SIZE in (1, 2, 4, 8))
 
 
 @pytest.mark.parametrize("hierarchical", [False, True])
@@ -209,7 +236,7 @@ PARTITIONS = {
 
 @pytest.mark.parametrize("partition", PARTITIONS)
 @pytest.mark.parametrize("dtype", [np.float64, np.float16])
-def test_nodes_weigh_what_they_have_ranks(monkeypatch, partition, dtype):
+def test_pairs_of_nodes_get_their_mean(monkeypatch, partition, dtype):
     nodes = PARTITIONS[partition]
     monkeypatch.setattr(decentralized, "nodes_of", lambda _: nodes)
     everyone = [np.arange(6, dtype=dtype).reshape(2, 3) + 8 * rank for rank in range(SIZE)]
@@ -232,12 +259,35 @@ def test_nodes_weigh_what_they_have_ranks(monkeypatch, partition, dtype):
     assert np.allclose(total / SIZE, np.arange(6).reshape(2, 3) + 4 * (SIZE - 1), rtol=1e-3)
 
 
-def test_all_ranks_of_a_machine_are_one_node():
+@pytest.mark.parametrize("partition", PARTITIONS)
+def test_nodes_give_half_of_what_the_smallest_has(monkeypatch, partition):
+    nodes = PARTITIONS[partition]
+    monkeypatch.setattr(decentralized, "nodes_of", lambda _: nodes)
+    everyone = [noise(rank, 1000, np.float64) for rank in range(SIZE)]
+    mean = sum(everyone) / SIZE
+    mine = [everyone[RANK].copy()]
+    share = min(map(len, nodes)) / 2
+    with mpiagg.Decentralized(peer_selection="one_peer_exponential", hierarchical=True) as gossip:
+        for step in range(5):
+            gossip.aggregate(mine)
+            means = [sum(everyone[rank] for rank in node) / len(node) for node in nodes]
+            for own, node in enumerate(nodes):
+                source = source_of(own, len(nodes), step, "one_peer_exponential")
+                for rank in node:
+                    everyone[rank] = means[own] + share / len(node) * (means[source] - means[own])
+            assert np.allclose(mine[0], everyone[RANK], rtol=0, atol=1e-14)
+            assert np.allclose(COMM.allreduce(mine[0]) / SIZE, mean, rtol=0, atol=1e-14)
+        together = COMM.allgather(mine[0].tobytes())
+        assert all(together[rank] == together[node[0]] for node in nodes for rank in node)
+
+
+@pytest.mark.parametrize("peer_selection", ["shift_one", "one_peer_exponential", "all"])
+def test_all_ranks_of_a_machine_are_one_node(peer_selection):
     nodes = decentralized.nodes_of(COMM)
     name = COMM.allgather(MPI.Get_processor_name())
     assert sorted(rank for node in nodes for rank in node) == list(range(SIZE))
     assert all(len({name[rank] for rank in node}) == 1 for node in nodes)
-    with mpiagg.Decentralized(hierarchical=True) as gossip:
+    with mpiagg.Decentralized(peer_selection=peer_selection, hierarchical=True) as gossip:
         mine = [np.full(3, float(RANK))]
         gossip.aggregate(mine)
         if len(nodes) == 1:
@@ -250,7 +300,7 @@ def test_all_ranks_of_a_machine_are_one_node():
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ({"peer_selection": "ring"}, "unknown peer_selection 'ring'; known: shift_one, all"),
+        ({"peer_selection": "ring"}, "unknown peer_selection 'ring'; known: shift_one, one_peer_exponential, all"),
         ({"peer_selection": None}, "unknown peer_selection"),
         ({"communication_interval": 0}, "communication_interval must be"),
         ({"communication_interval": 1.5}, "communication_interval must be"),

@@ -310,10 +310,10 @@ def test_check_takes_names_and_refuses_others():
 # -- rounded values
 
 
-def test_all_ranks_round_alike_with_every_algorithm_for_every_n_to_64():
+def test_all_ranks_round_alike_with_every_algorithm():
     for name, entry in TABLE.items():
         for collective in entry.schedules:
-            for n in range(1, 65):
+            for n in (*range(1, 20), 31, 32, 33, 64):
                 check(name, collective, n, rounded=True)
 
 

@@ -1,0 +1,201 @@
+"""Exchanges: some coordinates of a vector on each rank become one vector on all."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from typing import Final, NamedTuple
+
+import numpy as np
+from mpi4py import MPI
+
+from mpiagg.arrays import Array, Reduction, cuts_of, ranges, scratch
+from mpiagg.errors import MismatchError
+from mpiagg.operations import Operation, bind_operation
+from mpiagg.program import Deferred, Program, in_turn
+from mpiagg.schedules import Collective
+from mpiagg.transport import Channel
+from mpiagg.tuning import pick
+
+INDEX: Final = np.dtype(np.int64)
+"""How coordinates travel."""
+
+
+class Exchange(ABC):
+    """Takes values out of a vector on each rank, and gives their sum or average to all ranks as a vector.
+
+    Parameters
+    ----------
+    channel : Channel
+        Where messages travel.
+    how : Reduction
+        A sum, or an average, of values of a dtype.
+
+    Attributes
+    ----------
+    program : Program
+        What runs between :meth:`take` and :meth:`give`.
+    more_bytes : int
+        What the last run has sent, beside what each run sends.
+    """
+
+    program: Program
+    more_bytes = 0
+
+    def __init__(self, channel: Channel, how: Reduction) -> None:
+        self._channel, self._how = channel, how
+        self._tag = channel.new_tag()
+
+    @abstractmethod
+    def take(self, starts: Array, kept: Array) -> None:
+        """Take values out of what is kept, where zeros stay.
+
+        Parameters
+        ----------
+        starts : numpy.ndarray
+            The values' coordinates; or where they start, if several in a row are taken.
+        kept : numpy.ndarray
+            A vector.
+        """
+
+    @abstractmethod
+    def give(self, vector: Array) -> None:
+        """Combine in a vector of zeros what all ranks have taken.
+
+        Raises
+        ------
+        MismatchError
+            If a rank has sent coordinates that the vector does not have.
+        """
+
+    def _bind(self, collective: Collective, counts: Sequence[int], how: Reduction, buffer: Array) -> Program:
+        choice = pick("auto", 1, collective, buffer.nbytes)
+        rank, size = self._channel.rank, self._channel.size
+        operation = Operation(collective, rank, size, 0, tuple(counts), how, choice, MPI.SUM)
+        return bind_operation(self._channel, operation, buffer, self._tag)
+
+    def _all_gather(self, counts: Sequence[int], buffer: Array) -> Program:
+        return self._bind(Collective.ALLGATHER, counts, Reduction(np.add, buffer.dtype), buffer)
+
+
+class Reduce(Exchange):
+    """All ranks take the same coordinates: an all-reduce of the values alone."""
+
+    def __init__(self, channel: Channel, how: Reduction, count: int) -> None:
+        super().__init__(channel, how)
+        self._coordinates = scratch(0, INDEX)
+        self._values = scratch(count, how.dtype)
+        self.program = self._bind(Collective.ALLREDUCE, (count,), how, self._values)
+
+    def take(self, starts: Array, kept: Array) -> None:
+        """Take the values to be reduced."""
+        self._coordinates = starts
+        self._values[...] = _taken(starts, kept)
+
+    def give(self, vector: Array) -> None:
+        """Put the reduced values where they belong."""
+        vector[self._coordinates] = self._values
+
+
+class _Message(NamedTuple):
+    """Coordinates and values, as views of the bytes that travel."""
+
+    starts: Array
+    values: Array
+
+
+class Gather(Exchange):
+    """An all-gather of coordinates and values: ``count`` of both, or with widths as many values from each start on."""
+
+    def __init__(self, channel: Channel, how: Reduction, count: int, widths: Sequence[int] | None = None) -> None:
+        super().__init__(channel, how)
+        self._widths = None if widths is None else np.array(widths, INDEX)
+        self.program = self._lay_out([(count if widths is None else len(widths), count)] * channel.size)
+
+    def _lay_out(self, lengths: Sequence[tuple[int, int]]) -> Program:
+        """Make room for each rank's starts and values, so many, and return the program that gathers them."""
+        nbytes = [INDEX.itemsize * starts + self._how.dtype.itemsize * values for starts, values in lengths]
+        image = scratch(sum(nbytes), np.uint8)
+        self._messages: list[_Message] = []
+        for (begin, end), (starts, _) in zip(ranges(cuts_of(nbytes)), lengths, strict=True):
+            cut = begin + INDEX.itemsize * starts
+            self._messages.append(_Message(image[begin:cut].view(INDEX), image[cut:end].view(self._how.dtype)))
+        return self._all_gather(nbytes, image)
+
+    def _coordinates(self, starts: Array) -> Array:
+        if self._widths is None:
+            return starts
+        before = np.cumsum(self._widths) - self._widths
+        return np.repeat(starts - before, self._widths) + np.arange(self._widths.sum())
+
+    def take(self, starts: Array, kept: Array) -> None:
+        """Write this rank's message."""
+        own = self._messages[self._channel.rank]
+        own.starts[...] = starts
+        own.values[...] = _taken(self._coordinates(starts), kept)
+
+    def give(self, vector: Array) -> None:
+        """Add up the values of all messages, in the order of the ranks."""
+        for rank, (starts, values) in enumerate(self._messages):
+            coordinates = self._coordinates(starts)
+            if not ((coordinates >= 0) & (coordinates < len(vector))).all():
+                raise MismatchError(f"rank {rank} has sent coordinates outside of the {len(vector)} that there are")
+            vector[coordinates] += values
+        self._how.finish(vector)
+
+
+class CountedGather(Gather):
+    """An all-gather of as many coordinates as each rank has this time; their counts go before."""
+
+    def __init__(self, channel: Channel, how: Reduction) -> None:
+        super().__init__(channel, how, 0)
+        self._own = _Message(scratch(0, INDEX), scratch(0, how.dtype))
+        self._length = 0
+        self._counts = scratch(channel.size, INDEX)
+        late = Program((_Once(self._lay_out_counted).as_round(),), (), 0)
+        self.program = in_turn(self._all_gather((1,) * channel.size, self._counts), late)
+
+    def take(self, starts: Array, kept: Array) -> None:
+        """Hold the values until there is room for them."""
+        self._own = _Message(starts, _taken(starts, kept))
+        self._length = len(kept)
+        self._counts[self._channel.rank] = len(starts)
+
+    def _lay_out_counted(self) -> Program:
+        if self._counts.min() < 0 or self._counts.max() > self._length:
+            raise MismatchError(f"ranks send {self._counts.tolist()} of {self._length} coordinates")
+        program = self._lay_out([(count, count) for count in self._counts.tolist()])
+        for room, own in zip(self._messages[self._channel.rank], self._own, strict=True):
+            room[...] = own
+        self.more_bytes = program.sent_bytes
+        return program
+
+
+class _Once(Deferred):
+    """A program that is made when its turn has come, and given back when it is done."""
+
+    def __init__(self, make: Callable[[], Program]) -> None:
+        super().__init__(self._made)
+        self._make = make
+        self._requests: tuple[MPI.Prequest, ...] = ()
+
+    def _made(self) -> Program:
+        program = self._make()
+        self._requests = program.requests
+        return program
+
+    def test(self) -> bool:
+        """Let it go on, and return whether it is done."""
+        if not super().test():
+            return False
+        for request in self._requests:
+            request.Free()
+        self._requests = ()
+        return True
+
+
+def _taken(coordinates: Array, kept: Array) -> Array:
+    """Return the values at some coordinates, and leave zeros there."""
+    values = kept[coordinates]
+    kept[coordinates] = 0
+    return values

@@ -1,0 +1,229 @@
+"""PowerSGD: gradients as products of thin matrices, found by one step of a power iteration over all ranks."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any, Final, Literal, get_args
+
+import numpy as np
+from mpi4py import MPI
+
+from mpiagg.aggregation.base import expect_keys
+from mpiagg.aggregation.low_rank import LowRank
+from mpiagg.aggregation.memory import Remembering
+from mpiagg.aggregation.packing import Layout, layout_in_words, layout_of
+from mpiagg.arguments import check_integer, check_number
+from mpiagg.arrays import Array, reduction, working_dtype
+from mpiagg.plan import Plan
+from mpiagg.program import Deferred, Program, in_turn
+from mpiagg.schedules import Collective
+from mpiagg.tuning import choose
+
+ErrorFeedback = Literal["local", "aggregated"]
+
+DTYPES: Final = (np.dtype(np.float32), np.dtype(np.float64))
+"""In which matrices are factored."""
+
+
+class PowerSGD(Remembering["_Memory"]):
+    """Average gradients in low rank: matrices travel as two thin factors, and what is lost comes with the next step.
+
+    A tensor of shape (n, ...) is a matrix M of n rows and m columns, to which the error E of the step before is added:
+    D = M + E. With k = min(n, m, rank) and a Q of shape (m, k), the same on all ranks, a step computes the mean over
+    the ranks of P = D Q, makes its columns orthonormal, computes the mean of Q = Dᵀ P, and returns P Qᵀ.
+
+    Parameters
+    ----------
+    comm : MPI.Intracomm, optional
+        The ranks; the world by default.
+    rank : int
+        The rank to which matrices are approximated; 1 to 4 is usual.
+    reuse_query : bool
+        Start each step from the last Q, so that the steps together are a power iteration; else from a random one.
+    start_after : int
+        Average plainly for so many steps first, while gradients change fast.
+    min_compression_rate : float
+        A tensor goes as it is, and is averaged plainly, if n m < min_compression_rate k (n + m); and so do vectors
+        and scalars. 0 compresses every matrix, even where that makes it longer.
+    error_feedback : {"local", "aggregated"}
+        The error that a rank keeps: D - P Q'ᵀ with its own Q', or D - P Qᵀ with the mean. Their means over the ranks
+        are the same. The first is zero on a rank whose D lies in the space of P, and costs one more product; the
+        second keeps how the rank differs from the mean, as the paper does.
+    seed : int
+        Of the random numbers, which are the aggregation's own.
+
+    Raises
+    ------
+    ValueError
+        For an argument that is none of the above.
+    TypeError
+        When aggregating: for tensors that are not of float16, bfloat16, float32 or float64.
+    MismatchError
+        On all ranks, if they disagree on any argument.
+
+    Notes
+    -----
+    The result is the projection of the mean D on the columns of the mean D Q. It is the mean D, to rounding, if that is
+    of rank k at most, whatever the ranks' own are, and D Q is of the same rank: with a random Q it is, and with a
+    reused one as long as the rows of D span the same space. The sum of all results and the mean error is always the
+    sum of all means, to rounding.
+
+    Half precision is computed in float32. All ranks end with the same bits, if their processors and linear algebra
+    libraries compute alike. A gradient that is not finite makes the result so on all ranks, and what was kept of that
+    matrix is forgotten. Columns of Q that are zero or not finite are drawn anew: neither lasts. Lists of the same
+    dtypes and shapes share their errors: for layers one by one, make a plan for each by :meth:`aggregate_init`.
+
+    A step is two all-reduces for each of float32 and float64: one of all P and what goes as it is, one of all Q;
+    together k (n + m) numbers for a matrix in place of n m. Computing takes about 6 n m k operations a matrix, 8 with
+    local errors. Memory: the bytes of the tensors for the errors, and those of all matrices of one shape once more.
+
+    It is wrong for weights, and where gradients are of high rank and the steps few: what is lost arrives late.
+    Momentum and weight decay belong after it.
+
+    T. Vogels, S. P. Karimireddy, M. Jaggi: PowerSGD: practical low-rank gradient compression for distributed
+    optimization, NeurIPS 2019.
+    """
+
+    def __init__(
+        self,
+        comm: MPI.Intracomm | None = None,
+        rank: int = 1,
+        reuse_query: bool = True,
+        *,
+        start_after: int = 0,
+        min_compression_rate: float = 2.0,
+        error_feedback: ErrorFeedback = "local",
+        seed: int = 1,
+    ) -> None:
+        super().__init__(comm)
+        self.reuse_query, self.error_feedback = bool(reuse_query), error_feedback
+        self.rank, self.start_after, self.seed = rank, start_after, seed
+        self.min_compression_rate = min_compression_rate
+
+        def check() -> str:
+            self.rank = check_integer("rank", rank, 1)
+            self.start_after = check_integer("start_after", start_after, 0)
+            self.seed = check_integer("seed", seed, 0)
+            self.min_compression_rate = check_number(
+                "min_compression_rate", min_compression_rate, "a finite number of at least 0", lambda x: x >= 0
+            )
+            known = get_args(ErrorFeedback)
+            if error_feedback not in known:
+                raise ValueError(f"unknown error_feedback {error_feedback!r}; known: {', '.join(known)}")
+            query = "reused" if reuse_query else "fresh"
+            return (
+                f"PowerSGD of rank {self.rank} with {query} queries, after {self.start_after} steps, "
+                f"from a compression of {self.min_compression_rate}, {error_feedback} errors, seed {self.seed}"
+            )
+
+        self._channel.agree_on(check)
+
+    def _check_dtype(self, dtype: np.dtype[Any]) -> None:
+        if working_dtype(dtype) not in DTYPES:
+            raise TypeError(f"PowerSGD is for float16, bfloat16, float32 and float64, not for {dtype}")
+
+    def _new_memory(self, layout: Layout, tensors: Sequence[Array]) -> _Memory:
+        shapes: dict[np.dtype[Any], dict[int, tuple[int, ...]]] = {}
+        for index, (dtype, shape) in enumerate(layout):
+            shapes.setdefault(working_dtype(dtype), {})[index] = shape
+        local = self.error_feedback == "local"
+        parts = [
+            LowRank(members, dtype, self.rank, self.min_compression_rate, local=local)
+            for dtype, members in shapes.items()
+        ]
+        # A generator for each memory: matrices of one shape in two of them start from different queries.
+        memory = _Memory(tensors, parts, np.random.default_rng([self.seed, len(self._memories)]), self.start_after)
+        memory.plan = self._plan(memory.program(self._mean, reuse_query=self.reuse_query))
+        return memory
+
+    def _mean(self, vector: Array) -> Program:
+        """Return the program of the mean over the ranks, in place."""
+        choice = choose(Collective.ALLREDUCE, vector.nbytes)
+        how = reduction("avg", vector.dtype, self._channel.size)
+        tag = self._channel.new_tag(choice.lanes)
+        return self._collective(vector, Collective.ALLREDUCE, how, choice, tag=tag)
+
+
+class _Memory:
+    """What is kept for one list of tensors: errors, queries, how many steps there were, and the generator."""
+
+    plan: Plan[None]
+
+    def __init__(
+        self, tensors: Sequence[Array], parts: Sequence[LowRank], random: np.random.Generator, start_after: int
+    ) -> None:
+        self.tensors = tensors
+        self._parts = parts
+        self._random = random
+        self._start_after = start_after
+        self._step = 0
+        self._plain = self._low_rank = in_turn()
+
+    def program(self, mean: Callable[[Array], Program], *, reuse_query: bool) -> Program:
+        """Return the program of a step."""
+        low_rank: list[Program | Callable[[], object] | None] = []
+        plain: list[Program | Callable[[], object]] = []
+        for part in self._parts:
+            load = partial(self._with_tensors, part.load)
+            low_rank += [
+                load,
+                None if reuse_query else partial(part.second.fill, 0),
+                partial(part.project, self._random),
+                mean(part.first),
+                part.project_back,
+                mean(part.second),
+                partial(self._with_tensors, part.reconstruct),
+            ]
+            if self._start_after:
+                plain += [load, mean(part.whole), partial(self._with_tensors, part.unload)]
+        self._low_rank, self._plain = in_turn(*low_rank), in_turn(*plain)
+        both = in_turn(self._low_rank, self._plain)
+        return replace(both, rounds=(Deferred(self._next).as_round(),), sent_bytes=0)
+
+    def _with_tensors(self, call: Callable[[Sequence[Array]], object]) -> None:
+        call(self.tensors)
+
+    def _next(self) -> Program:
+        """Return what the next step runs."""
+        chosen = self._plain if self._step < self._start_after else self._low_rank
+        self._step += 1
+        self.plan.sent_bytes = chosen.sent_bytes
+        return chosen
+
+    @property
+    def _kept(self) -> dict[str, list[Array]]:
+        stacks = [stack for part in self._parts for stack in part.stacks]
+        return {"errors": [stack.errors for stack in stacks], "queries": [stack.q for stack in stacks]}
+
+    def state(self) -> dict[str, Any]:
+        """Return copies of what is kept; errors and queries are those of matrices of one shape together."""
+        copies = {name: [array.copy() for array in arrays] for name, arrays in self._kept.items()}
+        return {"step": self._step, "random": self._random.bit_generator.state, **copies}
+
+    def check_state(self, state: Mapping[str, Any]) -> str:
+        """Find fault with a state, or say what of it must be the same on all ranks."""
+        expect_keys(state, ("step", "random", "errors", "queries"))
+        step = check_integer("step", state["step"], 0)
+        try:
+            np.random.PCG64().state = state["random"]
+        except (TypeError, ValueError, KeyError):
+            raise ValueError(f"random is not the state of a generator: {state['random']!r}") from None
+        for name, arrays in self._kept.items():
+            forms, wanted = layout_of(state[name]), layout_of(arrays)
+            if forms != wanted:
+                raise ValueError(f"{name} must be {layout_in_words(wanted)}, not {layout_in_words(forms)}")
+        common = hashlib.sha256(repr(state["random"]).encode())
+        for query in state["queries"]:
+            common.update(query.tobytes())
+        return f"{step} steps, queries {common.hexdigest()[:16]}"
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        """Go on from a state that has been checked."""
+        self._step = int(state["step"])
+        self._random.bit_generator.state = state["random"]
+        for name, arrays in self._kept.items():
+            for array, saved in zip(arrays, state[name], strict=True):
+                np.copyto(array, saved)

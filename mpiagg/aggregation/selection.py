@@ -1,0 +1,69 @@
+"""Which coordinates of a tensor are sent: the largest, or some at random.
+
+Values are vectors, and coordinates are int64. A NaN counts as infinitely large: it is sent, and not kept unseen.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Literal
+
+import numpy as np
+
+from mpiagg.arrays import Array
+
+Selection = Literal["topk", "randomk", "blockk", "threshold"]
+
+
+def how_many(length: int, ratio: float) -> int:
+    """Return how many of ``length`` coordinates a ratio means: rounded up, and none only of none."""
+    return max(1, math.ceil(ratio * length)) if length else 0
+
+
+def top_k(values: Array, k: int, spare: Array) -> Array:
+    """Return where the k largest magnitudes are, in ascending order; of equal ones those that come first.
+
+    Parameters
+    ----------
+    values : numpy.ndarray
+        A vector.
+    k : int
+        From 1 to its length.
+    spare : numpy.ndarray
+        A vector like it, which is overwritten.
+    """
+    magnitudes = _magnitudes(values, spare)
+    magnitudes.partition(len(values) - k)
+    least = magnitudes[len(values) - k]
+    magnitudes = _magnitudes(values, spare)
+    larger = np.flatnonzero(magnitudes > least)
+    equal = np.flatnonzero(magnitudes == least)
+    return np.sort(np.concatenate([larger, equal[: k - len(larger)]]))
+
+
+def at_least(values: Array, threshold: float, spare: Array) -> Array:
+    """Return where magnitudes reach a threshold, in ascending order; ``spare`` is as for :func:`top_k`."""
+    return np.flatnonzero(_magnitudes(values, spare) >= threshold)
+
+
+def random_k(length: int, k: int, random: np.random.Generator) -> Array:
+    """Return k different coordinates out of ``length``, in ascending order; all are equally likely."""
+    return np.sort(random.choice(length, k, replace=False, shuffle=False))
+
+
+def random_block(length: int, k: int, random: np.random.Generator) -> Array:
+    """Return where a block of k coordinates starts, as a vector of one.
+
+    Blocks start at the multiples of k. The last ends where the values end and overlaps the one before it, if k does not
+    divide their length: so each coordinate has its turn, and each block has k.
+    """
+    block = random.integers(math.ceil(length / k), size=1)
+    return np.minimum(block * k, length - k)
+
+
+def _magnitudes(values: Array, spare: Array) -> Array:
+    magnitudes = spare.view(values.real.dtype)[: len(values)]
+    np.abs(values, out=magnitudes)
+    # It takes the number where there is one: NaN becomes infinity, and all else stays.
+    np.fmin(magnitudes, np.inf, out=magnitudes)
+    return magnitudes

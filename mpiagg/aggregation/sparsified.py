@@ -1,0 +1,217 @@
+"""Aggregation of a few coordinates of each tensor; what is not sent is kept for later."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Any, Literal, get_args
+
+import numpy as np
+from mpi4py import MPI
+
+from mpiagg.aggregation.base import expect_keys
+from mpiagg.aggregation.exchanges import INDEX, CountedGather, Exchange, Gather, Reduce
+from mpiagg.aggregation.memory import Remembering, check_arrays
+from mpiagg.aggregation.packing import Group, Layout, Packing
+from mpiagg.aggregation.selection import Selection, at_least, how_many, random_block, random_k, top_k
+from mpiagg.arguments import check_integer, check_number
+from mpiagg.arrays import Array, cuts_of, ranges, reduction, scratch
+from mpiagg.plan import Plan
+from mpiagg.program import in_turn
+from mpiagg.transport import Channel
+
+
+class Sparsified(Remembering["_Memory"]):
+    """Aggregate a few coordinates of each tensor, and keep the rest for later: sparse gradients with error feedback.
+
+    Each rank adds its tensors to its memory, and takes the values of some coordinates out of it to send them. The
+    tensors become the average of what all ranks have sent, with zeros elsewhere. What a rank has sent and what it
+    keeps always make up what came in: nothing is lost, it is late.
+
+    Parameters
+    ----------
+    comm : MPI.Intracomm, optional
+        The ranks; the world by default.
+    ratio : float
+        Which part of a tensor's coordinates is sent, above 0 and up to 1: k = ceil(ratio size), so at least one. It
+        means nothing to ``"threshold"``.
+    selection : {"topk", "randomk", "blockk", "threshold"}
+        Which coordinates of a tensor are sent:
+
+        - ``"topk"``: the k with the largest magnitude, of equal ones those that come first; on each rank its own.
+        - ``"randomk"``: k at random, the same on all ranks, so that values are sent alone, and reduced on the way.
+        - ``"blockk"``: k in a row from a random multiple of k on, or the last k; on each rank its own.
+        - ``"threshold"``: all with a magnitude of at least ``threshold``, as many as there are, also none.
+    threshold : float, optional
+        For ``"threshold"``, and for it alone: above 0.
+    seed : int
+        Random choices are drawn anew in each step from the seed, the number of the step, that of the memory, and the
+        rank for ``"blockk"``; there is no other random state.
+    op : {"avg", "sum"}
+        How values are combined; ``"avg"`` is the sum divided by the number of ranks.
+
+    Raises
+    ------
+    ValueError
+        For an argument that is not as described.
+    MismatchError
+        On all ranks, if they disagree on any argument.
+
+    Notes
+    -----
+    All ranks end with the same bits; except by ``"randomk"``, values are added in the order of the ranks. Those of
+    float16 and bfloat16 are kept, sent and combined in float32. Received coordinates that are out of range are a
+    MismatchError, and are not written.
+
+    The learning rate is not in the memory: gradients are kept as they are, and what is sent late is applied with the
+    learning rate of that time. As long as the rate is constant, that is the same as keeping ``lr * gradient`` like
+    Stich et al.; once it has fallen, what was kept from before counts less. Apply momentum and weight decay after
+    the aggregation.
+
+    Cost: for n ranks and K chosen values of s bytes, a rank sends (n-1) K (8 + s) bytes by ``"topk"``; by ``"blockk"``
+    (n-1) K s and 8 (n-1) a tensor; by ``"randomk"`` what an all-reduce of K s bytes sends; by ``"threshold"`` about as
+    much as ``"topk"`` with the average K of the ranks, in one exchange more, for the counts, and with new requests in
+    each step. Memory: two vectors as long as the tensors, and n messages; while a rank chooses, up to a byte (8 by
+    ``"randomk"`` for ratios above 0.02, or where many magnitudes are equal) for each element of a tensor more.
+
+    It is wrong for weights; and a waste by ``"topk"`` for a ratio above 2 s / (n (8 + s)), where an all-reduce of
+    everything sends less. A threshold must suit the gradients, which shrink in training: else all is sent, or nothing.
+
+    Sources: S. U. Stich, J.-B. Cordonnier, M. Jaggi, "Sparsified SGD with memory", NeurIPS 2018: SGD with a memory
+    converges at the rate of SGD by any selection that takes a fixed part of the memory's square norm on average, as
+    the first three do; ranks may choose alike or not. That random choices in common need no indices and can be
+    all-reduced is from T. Vogels, S. P. Karimireddy, M. Jaggi, "PowerSGD", NeurIPS 2019.
+    """
+
+    def __init__(
+        self,
+        comm: MPI.Intracomm | None = None,
+        ratio: float = 0.01,
+        selection: Selection = "topk",
+        *,
+        threshold: float | None = None,
+        seed: int = 0,
+        op: Literal["avg", "sum"] = "avg",
+    ) -> None:
+        super().__init__(comm)
+        self.ratio, self.selection, self.threshold, self.seed, self.op = ratio, selection, threshold, seed, op
+
+        def check() -> str:
+            self._check_arguments()
+            some = f"ratio {self.ratio}" if threshold is None else f"threshold {self.threshold}"
+            return f"Sparsified by {selection}, {some}, seed {self.seed}, op {op}"
+
+        self._channel.agree_on(check)
+
+    def _check_arguments(self) -> None:
+        if self.selection not in get_args(Selection):
+            raise ValueError(f"unknown selection {self.selection!r}; known: {', '.join(get_args(Selection))}")
+        if self.op not in ("avg", "sum"):
+            raise ValueError(f"unknown op {self.op!r}; known: avg, sum")
+        if (self.threshold is not None) != (self.selection == "threshold"):
+            raise ValueError("selection 'threshold' needs a threshold, and the others have none")
+        self.ratio = check_number("ratio", self.ratio, "a number above 0 and up to 1", lambda x: 0 < x <= 1)
+        if self.threshold is not None:
+            self.threshold = check_number("threshold", self.threshold, "a finite number above 0", lambda x: x > 0)
+        self.seed = check_integer("seed", self.seed, 0)
+
+    def _new_memory(self, layout: Layout, tensors: Sequence[Array]) -> _Memory:
+        return _Memory(self, self._channel, layout, tensors, place=len(self._memories))
+
+
+class _Memory:
+    """What is kept of one list of tensors, and the plan that sends some of it."""
+
+    def __init__(
+        self, owner: Sparsified, channel: Channel, layout: Layout, tensors: Sequence[Array], place: int
+    ) -> None:
+        self.tensors, self.step = tensors, 0
+        self._parts: list[_Part] = []
+        for number, group in enumerate(Packing(layout, in_place=False).groups):
+            lengths = [math.prod(shape) for dtype, shape in layout if dtype == group.dtype]
+            self._parts.append(_Part(owner, channel, group, lengths, (place, number)))
+        programs = [
+            in_turn(partial(self._load, part), part.exchange.program, partial(self._store, part))
+            for part in self._parts
+        ]
+        self.plan = Plan(channel, in_turn(*programs, self._finish), result=None, label="Sparsified")
+        self._fixed_bytes = self.plan.sent_bytes
+
+    def _load(self, part: _Part) -> None:
+        part.load(self.tensors, self.step)
+
+    def _store(self, part: _Part) -> None:
+        part.store(self.tensors)
+
+    def _finish(self) -> None:
+        self.step += 1
+        self.plan.sent_bytes = self._fixed_bytes + sum(part.exchange.more_bytes for part in self._parts)
+
+    def state(self) -> dict[str, Any]:
+        """Return the number of steps done, and what is kept: a vector for each dtype."""
+        return {"step": self.step, "kept": [part.kept.copy() for part in self._parts]}
+
+    def check_state(self, state: Mapping[str, Any]) -> str:
+        """Raise ValueError if this is not what :meth:`state` returns; return how far it is in words."""
+        expect_keys(state, ("step", "kept"))
+        check_arrays("kept", state["kept"], [part.kept for part in self._parts])
+        return f"after {check_integer('step', state['step'], 0)} steps"
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        """Go on from what :meth:`state` returned."""
+        self.step = int(state["step"])
+        for part, kept in zip(self._parts, state["kept"], strict=True):
+            np.copyto(part.kept, kept)
+
+
+class _Part:
+    """The tensors of one dtype in a row: what is kept of them, and what is chosen of that.
+
+    ``key`` tells this part's random choices from those of other parts.
+    """
+
+    def __init__(
+        self, owner: Sparsified, channel: Channel, group: Group, lengths: Sequence[int], key: tuple[int, ...]
+    ) -> None:
+        self._owner, self._group = owner, group
+        self._key = (owner.seed, *key, channel.rank if owner.selection == "blockk" else 0)
+        self.kept = np.zeros(sum(lengths), group.working)
+        # What came in, then scratch, then what goes out.
+        self._vector = scratch(0, group.working)
+        filled = [(start, stop) for start, stop in ranges(cuts_of(lengths)) if start < stop]
+        self._pieces = [(start, stop, how_many(stop - start, owner.ratio)) for start, stop in filled]
+        counts = [k for _, _, k in self._pieces]
+        how = reduction(owner.op, group.working, channel.size)
+        self.exchange: Exchange
+        if owner.selection == "threshold":
+            self.exchange = CountedGather(channel, how)
+        elif owner.selection == "randomk":
+            self.exchange = Reduce(channel, how, sum(counts))
+        else:
+            self.exchange = Gather(channel, how, sum(counts), counts if owner.selection == "blockk" else None)
+
+    def load(self, tensors: Sequence[Array], step: int) -> None:
+        """Add tensors to what is kept, and take out what is to be sent."""
+        self._vector = self._group.pack(tensors)
+        self.kept += self._vector
+        random = np.random.default_rng((*self._key, step))
+        chosen = [start + self._chosen(start, stop, k, random) for start, stop, k in self._pieces]
+        self.exchange.take(np.concatenate([scratch(0, INDEX), *chosen]), self.kept)
+
+    def _chosen(self, start: int, stop: int, k: int, random: np.random.Generator) -> Array:
+        """Return which coordinates of a tensor are sent, or where those in a row start."""
+        values, spare = self.kept[start:stop], self._vector[start:stop]
+        if self._owner.threshold is not None:
+            return at_least(values, self._owner.threshold, spare)
+        if self._owner.selection == "randomk":
+            return random_k(len(values), k, random)
+        if self._owner.selection == "blockk":
+            return random_block(len(values), k, random)
+        return top_k(values, k, spare)
+
+    def store(self, tensors: Sequence[Array]) -> None:
+        """Write what all ranks have sent to the tensors."""
+        self._vector.fill(0)
+        self.exchange.give(self._vector)
+        self._group.unpack(self._vector, tensors)

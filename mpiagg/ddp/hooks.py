@@ -1,0 +1,60 @@
+"""Hooks: gradients go into their buckets, and buckets on their way, while the backward pass runs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+
+from mpiagg.arrays import Array
+from mpiagg.ddp.adapters import HookedParameter
+from mpiagg.ddp.launching import Launcher
+from mpiagg.errors import PlanError
+
+
+class Hooks:
+    """Takes gradients from the parameters as a backward pass completes them, and launches their buckets.
+
+    A gradient that is on its way belongs to the aggregation: the parameter's is None until the step is finished, so
+    that nobody else writes there. What is wrong with a gradient is left with the launcher until all ranks can learn of
+    it: raised in the middle of a backward pass, it would keep them waiting.
+
+    Parameters
+    ----------
+    parameters : sequence of HookedParameter
+        Where gradients come from.
+    launcher : Launcher
+        Where they go.
+    begin : callable
+        Called before each; returns whether this backward pass is one to be aggregated.
+    """
+
+    def __init__(self, parameters: Sequence[HookedParameter], launcher: Launcher, begin: Callable[[], bool]) -> None:
+        self._parameters, self._launcher, self._begin = parameters, launcher, begin
+        self._ends = [parameter.on_gradient(partial(self._arrive, index)) for index, parameter in enumerate(parameters)]
+
+    def _arrive(self, index: int) -> None:
+        """Take the gradient of a parameter."""
+        if not self._begin():
+            return
+        parameter = self._parameters[index]
+        if index in self._launcher.placed:
+            self._launcher.fault = PlanError(
+                f"parameter {index} got a gradient twice before sync_gradients(); "
+                "to add up those of several backward passes, run all but the last inside no_sync()"
+            )
+        else:
+            self._launcher.place(index, self._gradient(parameter))
+        parameter.grad = None
+        self._launcher.drive()
+
+    def _gradient(self, parameter: HookedParameter) -> Array | None:
+        try:
+            return parameter.grad
+        except TypeError as error:
+            self._launcher.fault = error
+            return None
+
+    def remove(self) -> None:
+        """Take no more gradients; a second call does nothing."""
+        while self._ends:
+            self._ends.pop()()

@@ -1,0 +1,86 @@
+"""Join: ranks whose batches have run out shadow the steps of the others until all are done."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+
+import numpy as np
+from mpi4py import MPI
+
+from mpiagg.aggregation.flags import Flags
+from mpiagg.ddp.steps import Gradients, Steps
+
+
+class Attendance:
+    """What the ranks share before each step: which of them are active. Making this is collective.
+
+    Attributes
+    ----------
+    last : int
+        A rank that was active in the last step, the same on all ranks.
+    """
+
+    def __init__(self, comm: MPI.Intracomm, *, divide_by_initial_size: bool) -> None:
+        self._own = np.arange(comm.Get_size()) == comm.Get_rank()
+        self._by_initial_size = divide_by_initial_size
+        self._flags = Flags(comm, comm.Get_size())
+        self.sent_bytes = 0
+        self.last = 0
+
+    def share(self, active: bool) -> float:
+        """Share whether this rank is active.
+
+        Returns
+        -------
+        float
+            What an average over all ranks is to be multiplied by; 0 if no rank is active.
+        """
+        ranks = np.flatnonzero(self._flags.share(lambda: self._own & active))
+        self.sent_bytes += self._flags.sent_bytes
+        if not len(ranks):
+            return 0
+        self.last = int(ranks[0])
+        return 1 if self._by_initial_size else self._own.size / len(ranks)
+
+    def free(self) -> None:
+        """Free what it holds."""
+        self._flags.free()
+
+
+@contextmanager
+def joined(steps: Steps, attendance: Attendance) -> Iterator[None]:
+    """Run steps inside this block on the ranks that have some, and then on with the others until all are done.
+
+    An error in a step is known to all ranks, and ends the block on all. One elsewhere is reported to the others in
+    their next step.
+    """
+    steps.attend, steps.failed = attendance.share, False
+    try:
+        yield
+        _shadow(steps)
+    except Exception as error:
+        if not steps.failed:
+            _report(steps, error)
+        raise
+    finally:
+        steps.end_joining()
+        steps.aggregation.bytes_sent += attendance.sent_bytes
+        attendance.free()
+
+
+def _shadow(steps: Steps) -> None:
+    """Take part in the others' steps without gradients, until no rank is active."""
+    steps.require_end()
+    while steps.begin(active=False):
+        steps.run(steps.no_gradients)
+
+
+def _report(steps: Steps, error: Exception) -> None:
+    """Let the other ranks know of an error in their next step, or in the one that this rank has begun."""
+
+    def refuse() -> Gradients:
+        raise error
+
+    with suppress(Exception):  # they have all been told, or none can be
+        steps.run(refuse)

@@ -1,0 +1,77 @@
+"""The buckets of one step on their way: started in one order, whatever order their gradients come in."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any, Protocol
+
+from mpiagg.arrays import Array
+from mpiagg.ddp.buckets import Bucket
+
+
+class Flight(Protocol):
+    """What aggregates a bucket: a plan, or one that a thread brings forward."""
+
+    def start(self) -> None:
+        """Start it."""
+
+    def test(self) -> bool:
+        """Go as far as possible without waiting, and return whether it is done."""
+
+    def wait(self, meanwhile: Sequence[Any] = ()) -> object:
+        """Wait until it is done, and bring others forward meanwhile."""
+
+
+class Launcher:
+    """Starts a bucket when all its gradients are in, but never before those with lower numbers.
+
+    So all ranks start the buckets in the same order, also where their gradients come in different ones.
+
+    Attributes
+    ----------
+    placed : set of int
+        The parameters whose gradients are in.
+    fault : Exception or None
+        What was wrong with a gradient of this step, if something was.
+    """
+
+    def __init__(self, buckets: Sequence[Bucket], flights: Sequence[Flight]) -> None:
+        self._buckets, self._flights = buckets, flights
+        self._number_of = {index: number for number, bucket in enumerate(buckets) for index in bucket.views}
+        self.placed: set[int] = set()
+        self.fault: Exception | None = None
+        self._begin()
+
+    def _begin(self) -> None:
+        self.placed.clear()
+        self.fault = None
+        self._started = 0
+        self._missing = [len(bucket.views) for bucket in self._buckets]
+
+    def place(self, index: int, gradient: Array | None) -> None:
+        """Bring a gradient in, None being zeros, and start the buckets whose turn has come."""
+        number = self._number_of[index]
+        self._buckets[number].place(index, gradient)
+        self.placed.add(index)
+        self._missing[number] -= 1
+        while self._started < len(self._buckets) and not self._missing[self._started]:
+            self._flights[self._started].start()
+            self._started += 1
+
+    def place_rest(self, gradients: Sequence[Array | None]) -> None:
+        """Bring in the gradients that are not in yet: now all buckets are on their way."""
+        for bucket in self._buckets:
+            for index in bucket.views.keys() - self.placed:
+                self.place(index, gradients[index])
+
+    def drive(self) -> None:
+        """Bring what is on its way forward."""
+        for flight in self._flights[: self._started]:
+            flight.test()
+
+    def wait(self) -> Iterator[Bucket]:
+        """Yield each bucket when it is back; after the last, the next step can begin."""
+        for number, bucket in enumerate(self._buckets):
+            self._flights[number].wait(meanwhile=self._flights[number + 1 :])
+            yield bucket
+        self._begin()

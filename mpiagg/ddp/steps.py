@@ -1,0 +1,180 @@
+"""Steps of training as the ranks take them together: what is shared, sent and received, in the same order on all."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+
+from mpi4py import MPI
+
+from mpiagg.aggregation import Aggregation
+from mpiagg.aggregation.flags import Flags
+from mpiagg.arrays import Array
+from mpiagg.background import InBackground
+from mpiagg.ddp.buckets import Bucket, Form, fill_buckets
+from mpiagg.ddp.launching import Launcher
+from mpiagg.errors import PlanError
+from mpiagg.plan import Plan
+
+Gradients = list[Array | None]
+
+
+class Steps:
+    """The buckets of some parameters, and what is done with them in each step. Making this is collective.
+
+    Parameters
+    ----------
+    comm : MPI.Intracomm
+        The ranks.
+    aggregation : Aggregation
+        What is done to the buckets.
+    forms : sequence of Form
+        The parameters' dtypes and shapes.
+    cap : int
+        How many bytes a bucket has at most.
+    hooked : bool
+        Whether buckets are launched before the step is run.
+
+    Attributes
+    ----------
+    views : list of numpy.ndarray
+        Each parameter's gradient in its bucket.
+    launcher : Launcher
+        Takes gradients before the step is run, if it is hooked.
+    begun : bool
+        Whether a step has begun.
+    failed : bool
+        Whether an error has ended the last step.
+    attend : callable, optional
+        While ranks join: shares whether this rank is active in the next step, and returns what averages are to be
+        multiplied by, or 0 if no rank is.
+    """
+
+    def __init__(
+        self, comm: MPI.Intracomm, aggregation: Aggregation, forms: Sequence[Form], cap: int, *, hooked: bool
+    ) -> None:
+        self.aggregation = aggregation
+        self._hooked = hooked
+        self._buckets = [Bucket(members, forms) for members in fill_buckets(forms, cap)]
+        self._flags = Flags(comm, len(forms))
+        self._plans: list[Plan[None]] = []
+        try:
+            for bucket in self._buckets:
+                self._plans.append(aggregation.aggregate_init(list(bucket.views.values())))
+        except Exception:
+            self.free()
+            raise
+        views = {index: view for bucket in self._buckets for index, view in bucket.views.items()}
+        self.views = [views[index] for index in range(len(forms))]
+        flights = [InBackground(plan) for plan in self._plans] if hooked else self._plans
+        self.launcher = Launcher(self._buckets, flights)
+        self.begun = self.failed = False
+        self.attend: Callable[[bool], float] | None = None
+        self._scale = 1.0
+
+    def begin(self, *, active: bool = True) -> bool:
+        """Begin a step, if it has not begun; return whether any rank is active in it."""
+        if not self.begun:
+            if self.attend is not None:
+                if self.failed:
+                    raise PlanError("an error in a step has ended the join")
+                self.failed = True
+                self._scale = self.attend(active)
+                self.failed = False
+            self.begun = self._scale > 0
+        return self.begun
+
+    def run(self, take: Callable[[], Gradients], *, overlapped: bool = True) -> tuple[Gradients, Array]:
+        """Aggregate once, with all ranks.
+
+        Parameters
+        ----------
+        take : callable
+            Returns this rank's gradients, or raises what is wrong with them.
+        overlapped : bool
+            Whether all buckets are on their way at the same time.
+
+        Returns
+        -------
+        list of numpy.ndarray or None
+            This rank's gradients, aggregated.
+        numpy.ndarray
+            For each parameter whether any rank has a gradient.
+
+        Raises
+        ------
+        Exception
+            What ``take`` raises, on the ranks where it does.
+        MismatchError
+            On the other ranks then.
+        """
+        self.begin()
+        self.failed = True
+        gradients, fault = self.no_gradients(), None
+        try:
+            gradients = take()
+        except Exception as error:  # noqa: BLE001 - whatever it is, the other ranks must not wait for this one
+            fault = error
+
+        def which() -> list[bool]:
+            if fault is not None:
+                raise fault
+            return [gradient is not None for gradient in gradients]
+
+        try:
+            if self._hooked:  # what is on its way must come back before an error is raised
+                self._exchange(gradients, overlapped=True)
+                present = self._flags.share(which)
+            else:  # nothing is on its way yet, and what is refused stays as it was
+                present = self._flags.share(which)
+                self._exchange(gradients, overlapped=overlapped)
+        finally:
+            self.begun = False
+        self.aggregation.bytes_sent += self._flags.sent_bytes
+        self.failed = False
+        return gradients, present
+
+    def require_end(self) -> None:
+        """Raise PlanError if a step has begun."""
+        if self.begun:
+            raise PlanError("the last backward pass was not followed by sync_gradients()")
+
+    def no_gradients(self) -> Gradients:
+        """Return the gradients of a rank that has none."""
+        return [None] * len(self.views)
+
+    def pack(self, gradients: Gradients) -> Gradients:
+        """Bring gradients into the buckets, and return the views that have taken their place."""
+        for bucket in self._buckets:
+            bucket.pack(gradients)
+        return [None if gradient is None else view for gradient, view in zip(gradients, self.views, strict=True)]
+
+    def _exchange(self, gradients: Gradients, *, overlapped: bool) -> None:
+        """Send the buckets, and bring what comes back to the gradients."""
+        for bucket, plan in zip(self._arriving(gradients, overlapped=overlapped), self._plans, strict=True):
+            self.aggregation.bytes_sent += plan.sent_bytes
+            if self._scale != 1:
+                bucket.vector *= self._scale
+            bucket.unpack(gradients)
+
+    def _arriving(self, gradients: Gradients, *, overlapped: bool) -> Iterator[Bucket]:
+        """Send the buckets, and yield each when it is back."""
+        if overlapped:
+            self.launcher.place_rest(gradients)
+            yield from self.launcher.wait()
+        else:
+            for bucket, plan in zip(self._buckets, self._plans, strict=True):
+                bucket.pack(gradients)
+                plan()
+                yield bucket
+
+    def end_joining(self) -> None:
+        """Go on without asking which ranks are active."""
+        self.attend, self._scale, self.begun = None, 1.0, False
+
+    def free(self) -> None:
+        """Free the plans. The views stay good as arrays."""
+        self._flags.free()
+        for plan in self._plans:
+            with suppress(PlanError):  # an error has left it in the middle: freeing it could hang
+                plan.free()

@@ -1,0 +1,69 @@
+"""In which order buckets start."""
+
+from functools import partial
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mpiagg.ddp.buckets import Bucket, fill_buckets
+from mpiagg.ddp.launching import Launcher
+
+FORMS = [(np.dtype(np.float32), (2,))] * 7
+
+
+class Flight:
+    """Says when it is started, tested and waited for."""
+
+    def __init__(self, log, number):
+        self.start = partial(log.append, ("start", number))
+        self.test = partial(log.append, ("test", number))
+        self.wait = lambda meanwhile: log.append(("wait", number, len(meanwhile)))
+
+
+def launcher(log, cap=16):
+    buckets = [Bucket(members, FORMS) for members in fill_buckets(FORMS, cap)]
+    return Launcher(buckets, [Flight(log, number) for number in range(len(buckets))]), buckets
+
+
+@given(st.permutations(range(7)), st.sampled_from([0, 16, 1000]))
+def test_buckets_start_in_their_order_and_only_when_they_are_full(order, cap):
+    log = []
+    steps, buckets = launcher(log, cap)
+    for index in order:
+        steps.place(index, np.full(2, index, np.float32))
+        full = [steps.placed >= bucket.views.keys() for bucket in buckets]
+        ready = full.index(False) if False in full else len(full)
+        assert log == [("start", number) for number in range(ready)]
+    assert all((bucket.views[index] == index).all() for bucket in buckets for index in bucket.views)
+
+
+@given(st.sets(st.integers(0, 6)))
+def test_what_is_missing_is_zeros_and_the_next_step_begins_after_the_last_bucket(early):
+    log = []
+    steps, buckets = launcher(log)
+    for step in range(2):
+        log.clear()
+        for bucket in buckets:
+            bucket.vector.fill(9)
+        for index in early:
+            steps.place(index, np.full(2, step, np.float32))
+        rest = [np.full(2, 5, np.float32) if index == 3 else None for index in range(7)]
+        steps.place_rest(rest)
+        assert log == [("start", number) for number in range(4)]
+        assert list(steps.wait()) == buckets
+        assert log[4:] == [("wait", number, 3 - number) for number in range(4)]
+        assert not steps.placed
+        wanted = [step if index in early else 5 if index == 3 else 0 for index in range(7)]
+        assert [bucket.views[index][0] for index in range(7) for bucket in buckets if index in bucket.views] == wanted
+
+
+def test_what_is_on_its_way_is_driven():
+    log = []
+    steps, _ = launcher(log)
+    steps.drive()
+    assert not log
+    for index in (6, 5, 4, 3):
+        steps.place(index, None)
+    steps.drive()
+    assert log == [("start", 0), ("start", 1), ("test", 0), ("test", 1)]

@@ -1,0 +1,106 @@
+"""MPI jobs whose ranks run tests, held to a time limit."""
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import time
+import uuid
+from pathlib import Path
+
+from mpiagg.cli.launch import command, environment
+
+HERE = Path(__file__).parent
+JOB_SECONDS = 300
+"""What a job may take; the launcher ends it then, and we do where the launcher fails to."""
+MARK = "MPIAGG_TEST_JOB"
+"""The environment variable by which the processes of a job are known, wherever a launcher has put them."""
+
+
+class Job:
+    """A finished MPI job: every rank's outcomes, and what was printed."""
+
+    def __init__(self, folder, ranks, status, printed):
+        self.folder, self.ranks, self.status, self.printed = folder, ranks, status, printed
+        self.outcomes = {
+            rank: json.loads(path.read_text()) if (path := folder / f"{rank}.json").exists() else None
+            for rank in range(ranks)
+        }
+
+    def read(self, rank, ending):
+        path = self.folder / f"{rank}.{ending}"
+        return path.read_text(errors="replace") if path.exists() else ""
+
+    def odd(self, outcomes):
+        """Return what a rank did that rank 0 did not, or the other way round, or that did not pass."""
+        first = self.outcomes[0] or {}
+        differing = {test for test, _ in outcomes.items() ^ first.items()}
+        bad = {test for test, outcome in outcomes.items() if outcome != "passed"}
+        return sorted(differing | bad) or ([] if outcomes else ["no tests"])
+
+    def complaints(self):
+        """Return everything that is wrong with the job, in words; nothing if it went well."""
+        told = [f"the job ended with status {self.status}"] if self.status else []
+        told += [f"the job printed:\n{self.printed}"] if self.printed.strip() else []
+        for rank, outcomes in self.outcomes.items():
+            if self.status and (outcomes is None or "failed" in outcomes.values()):
+                told.append(f"-- rank {rank} reported:\n{self.read(rank, 'out')[-5000:]}")
+            elif odd := self.odd(outcomes or {}):
+                told.append(f"-- rank {rank} ran other tests than rank 0, or none, or skipped: {odd}")
+            if errors := self.read(rank, "err").strip():
+                told.append(f"-- rank {rank} complained:\n{errors[-5000:]}")
+        return "\n".join(told)
+
+
+def run_job(folder, ranks, tests, seconds=JOB_SECONDS):
+    """Run ``tests`` on a number of ranks and return the job; no process of it is left afterwards."""
+    mark = uuid.uuid4().hex
+    arguments = ["-m", "mpi4py", str(HERE / "rank.py"), str(folder), str(tests), "-x", "-q"]
+    arguments += ["-c", str(HERE.parent / "pyproject.toml"), "--timeout=60", "--timeout-method=thread"]
+    with subprocess.Popen(
+        command(ranks, arguments),
+        env=environment({MARK: mark, "MPIEXEC_TIMEOUT": str(seconds)}),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    ) as launcher:
+        try:
+            printed, _ = launcher.communicate(timeout=seconds + 20)
+        except subprocess.TimeoutExpired:
+            end_processes(mark)
+            printed, _ = launcher.communicate()
+            printed += f"\nended after {seconds + 20} s"
+    if not all_gone(mark, seconds=20):
+        end_processes(mark)
+        printed += "\nthe launcher left ranks behind"
+    return Job(folder, ranks, launcher.returncode, printed)
+
+
+def processes(mark):
+    """Return the ids of the processes that were started with a mark, except this one."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdecimal() and int(entry.name) != os.getpid():
+            with contextlib.suppress(OSError):  # it has ended, or is another user's
+                if f"{MARK}={mark}".encode() in (entry / "environ").read_bytes():
+                    found.append(int(entry.name))
+    return found
+
+
+def all_gone(mark, seconds):
+    """Return whether all processes with a mark end within so many seconds."""
+    deadline = time.monotonic() + seconds
+    while processes(mark):
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.05)
+    return True
+
+
+def end_processes(mark):
+    for pid in processes(mark):
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)

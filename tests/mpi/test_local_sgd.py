@@ -1,0 +1,353 @@
+"""Local SGD beside a restatement of all ranks in NumPy."""
+
+import ml_dtypes
+import numpy as np
+import pytest
+from mpi4py import MPI
+from support import refused
+
+import mpiagg
+from mpiagg.transport import channel_of
+
+pytestmark = pytest.mark.mpi
+
+COMM = MPI.COMM_WORLD
+RANK, SIZE = COMM.Get_rank(), COMM.Get_size()
+WIRES = {None: 1e-12, "fp16": 2e-3, "bf16": 2e-2, "u8": 2e-2}
+
+
+def noise(rank, step=0, length=300, dtype=np.float64):
+    return np.random.default_rng([rank, step]).standard_normal(length).astype(dtype)
+
+
+def split(vector):
+    """Return a vector's values as tensors."""
+    return [vector[:200].reshape(10, 20).copy(), vector[200:201].reshape(()).copy(), vector[201:].copy()]
+
+
+def joined(tensors):
+    return np.concatenate([x.ravel() for x in tensors])
+
+
+def add(tensors, vector):
+    for tensor, change in zip(tensors, split(vector), strict=True):
+        np.add(tensor, change, out=tensor)
+
+
+def same_on_all_ranks(array):
+    return len(set(COMM.allgather(array.tobytes()))) == 1
+
+
+class Everyone:
+    """All ranks at once, each a vector, with the outer optimizer as PyTorch's SGD writes it."""
+
+    def __init__(self, weights, period=8, *, warmup=0, rate=1.0, momentum=0.0, nesterov=True):
+        self.weights, self.period, self.warmup = list(weights), period, warmup
+        self.rate, self.momentum, self.nesterov = rate, momentum, nesterov
+        self.calls, self.anchor, self.velocity = 0, None, 0
+
+    def aggregate(self):
+        """Return whether the ranks have met."""
+        self.calls += 1
+        mean = sum(self.weights) / len(self.weights)
+        local = self.calls - self.warmup
+        if self.calls == 1 or local <= 0:
+            self.anchor = mean
+        elif local % self.period:
+            return False
+        else:
+            difference = self.anchor - mean
+            self.velocity = self.momentum * self.velocity + difference
+            step = difference + self.momentum * self.velocity if self.nesterov else self.velocity
+            self.anchor = self.anchor - self.rate * step
+        self.weights = [self.anchor] * len(self.weights)
+        return True
+
+    def move(self, step):
+        self.weights = [x + noise(rank, step) for rank, x in enumerate(self.weights)]
+
+
+# -- results
+
+
+@pytest.mark.parametrize("wire", WIRES)
+@pytest.mark.parametrize(
+    "how",
+    [
+        {"period": 3, "rate": 1.0, "momentum": 0.0, "nesterov": True},
+        {"period": 1, "warmup": 1, "rate": 1.0, "momentum": 0.0, "nesterov": False},
+        {"period": 2, "warmup": 3, "rate": 0.7, "momentum": 0.9, "nesterov": True},
+        {"period": 3, "rate": 0.7, "momentum": 0.9, "nesterov": False},
+        {"period": 2, "warmup": 2, "rate": 0.5, "momentum": 0, "nesterov": True},
+    ],
+)
+def test_it_is_its_restatement(how, wire):
+    everyone = Everyone([noise(rank) for rank in range(SIZE)], **how)
+    mine = split(everyone.weights[RANK])
+    with mpiagg.LocalSGD(
+        period=how["period"],
+        warmup_steps=how.get("warmup", 0),
+        outer_learning_rate=how["rate"],
+        outer_momentum=how["momentum"],
+        nesterov=how["nesterov"],
+        wire=wire,
+    ) as aggregation:
+        for step in range(1, 9):
+            before = joined(mine)
+            met = everyone.aggregate()
+            aggregation.aggregate(mine)
+            error = np.abs(joined(mine) - everyone.weights[RANK]).max()
+            assert error <= WIRES[wire] * np.abs(everyone.weights[RANK]).max() * step
+            if met:
+                assert same_on_all_ranks(joined(mine))
+            else:
+                assert joined(mine).tobytes() == before.tobytes()
+            (memory,) = (memory for _, memory in aggregation._memories)
+            assert same_on_all_ranks(np.concatenate(memory.anchors + memory.velocities))
+            everyone.move(step)
+            add(mine, noise(RANK, step))
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"period": 4}, {"warmup": 1}, {"rate": 0.71}, {"momentum": 0.8}, {"nesterov": False}]
+)
+def test_the_restatement_would_find_a_fault(wrong):
+    right = {"period": 3, "warmup": 2, "rate": 0.7, "momentum": 0.9, "nesterov": True}
+    good, bad = (Everyone([noise(rank) for rank in range(3)], **how) for how in (right, {**right, **wrong}))
+    for step in range(1, 9):
+        good.aggregate()
+        bad.aggregate()
+        good.move(step)
+        bad.move(step)
+    assert np.abs(good.weights[0] - bad.weights[0]).max() > 1e-3
+
+
+@pytest.mark.parametrize("algorithm", [*mpiagg.algorithms("allreduce"), "native", "auto"])
+def test_without_an_outer_optimizer_it_is_the_mean(algorithm):
+    mine = [noise(RANK, length=1001), noise(RANK, length=5, dtype=np.float32)]
+    with mpiagg.LocalSGD(period=2, algorithm=algorithm) as aggregation:
+        for step in range(4):
+            means = [COMM.allreduce(x) / SIZE for x in mine]
+            aggregation.aggregate(mine)
+            if step != 2:
+                for x, mean in zip(mine, means, strict=True):
+                    assert np.allclose(x, mean, rtol=0, atol=8 * np.finfo(x.dtype).eps * np.abs(mean).max())
+            for x in mine:
+                np.add(x, noise(RANK, step, x.size, x.dtype), out=x)
+
+
+@pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16])
+def test_half_precision_is_kept_in_float32(dtype):
+    mine = [np.full(3, 256, dtype)]
+    with mpiagg.LocalSGD(period=1) as aggregation:
+        aggregation.aggregate(mine)
+        for _ in range(4):
+            np.add(mine[0], dtype(2), out=mine[0])
+            aggregation.aggregate(mine)
+        assert mine[0].dtype == dtype
+        ((_, memory),) = aggregation._memories
+        assert memory.anchors[0].dtype == np.float32
+    assert mine[0].tolist() == [264] * 3
+    many = [np.full(3, 60_000, np.float16)]
+    with mpiagg.LocalSGD() as aggregation:
+        aggregation.aggregate(many)
+    assert many[0].tolist() == [60_000] * 3
+
+
+def test_complex_weights_and_no_weights():
+    with mpiagg.LocalSGD(period=1, outer_momentum=0.5) as aggregation:
+        for tensors in ([], [np.empty((0, 3))], [np.full((2, 2), RANK + 1j)]):
+            aggregation.aggregate(tensors)
+            aggregation.aggregate(tensors)
+        assert (tensors[0] == (SIZE - 1) / 2 + 1j).all()
+
+
+def test_nothing_else_is_touched():
+    base = np.full((6, 6), float(RANK))
+    with mpiagg.LocalSGD() as aggregation:
+        aggregation.aggregate([base[::2, 1::3]])
+    outside = np.ones((6, 6), bool)
+    outside[::2, 1::3] = False
+    assert (base[outside] == RANK).all()
+    assert (base[~outside] == (SIZE - 1) / 2).all()
+
+
+# -- training
+
+
+@pytest.mark.parametrize("wire", WIRES)
+@pytest.mark.parametrize(("rate", "momentum"), [(1.0, 0.0), (0.7, 0.6)])
+def test_training_finds_the_optimum_of_all(rate, momentum, wire):
+    target = noise(RANK, 99, 40)
+    optimum = COMM.allreduce(target) / SIZE
+    x = noise(RANK, 98, 40)
+    outer = {"outer_learning_rate": rate, "outer_momentum": momentum}
+    with mpiagg.LocalSGD(period=4, warmup_steps=3, wire=wire, **outer) as aggregation:
+        for _ in range(51):
+            x -= 0.2 * (x - target)
+            aggregation.aggregate([x])
+    assert same_on_all_ranks(x)
+    assert np.abs(x - optimum).max() < (2e-2 if wire in {"bf16", "u8"} else 5e-3)
+
+
+# -- when, and how much
+
+
+def test_plans_have_anchors_of_their_own():
+    lists = [[noise(RANK, number, 7)] for number in range(3)]
+    wanted = [Everyone([noise(rank, number, 7) for rank in range(SIZE)], 2) for number in range(3)]
+    with mpiagg.LocalSGD(period=2) as aggregation:
+        plans = [aggregation.aggregate_init(tensors) for tensors in lists]
+        for _ in range(4):
+            for plan in plans:
+                plan.start()
+            for plan in reversed(plans):
+                plan.wait()
+            for tensors, everyone in zip(lists, wanted, strict=True):
+                everyone.aggregate()
+                assert np.allclose(tensors[0], everyone.weights[RANK], rtol=1e-12)
+                tensors[0] += RANK
+                everyone.weights = [x + rank for rank, x in enumerate(everyone.weights)]
+        for plan in plans:
+            plan.free()
+
+
+@pytest.mark.parametrize("wire", WIRES)
+def test_bytes_are_counted_and_nothing_is_built(wire):
+    before = set(channel_of(COMM).open)
+    with (
+        mpiagg.LocalSGD(period=2, wire=wire, algorithm="direct") as aggregation,
+        mpiagg.AllReduce(algorithm="direct", wire=wire) as differences,
+        mpiagg.AllReduce(algorithm="direct") as weights,
+    ):
+        differences.aggregate([np.zeros(1000)])
+        weights.aggregate([np.zeros(1000)])
+        expected = weights.bytes_sent
+        opened = set()
+        for call in range(1, 8):
+            aggregation.aggregate([noise(RANK, length=1000)])
+            expected += differences.bytes_sent * (call % 2 == 0)
+            assert aggregation.bytes_sent == expected
+            opened = opened or set(aggregation._channel.open)
+            assert set(aggregation._channel.open) == opened
+    if SIZE > 1 and wire:
+        assert differences.bytes_sent < weights.bytes_sent / 3
+    assert set(aggregation._channel.open) == before
+
+
+# -- saving
+
+
+@pytest.mark.parametrize("stop", [0, 1, 4, 6])
+@pytest.mark.parametrize("wire", [None, "u8"])
+def test_a_saved_state_goes_on_with_the_same_bits(stop, wire):
+    def some_steps(aggregation, mine, steps):
+        for step in steps:
+            add(mine, noise(RANK, step))
+            aggregation.aggregate(mine)
+
+    arguments = {"period": 3, "warmup_steps": 2, "outer_learning_rate": 0.7, "outer_momentum": 0.9, "wire": wire}
+    straight, resumed = split(noise(RANK)), split(noise(RANK))
+    with mpiagg.LocalSGD(**arguments) as aggregation:
+        some_steps(aggregation, straight, range(10))
+    with mpiagg.LocalSGD(**arguments) as aggregation:
+        some_steps(aggregation, resumed, range(stop))
+        state = aggregation.state_dict()
+        some_steps(aggregation, [x.copy() for x in resumed], range(3))
+    with mpiagg.LocalSGD(**arguments) as aggregation:
+        aggregation.load_state_dict(state)
+        some_steps(aggregation, resumed, range(stop, 10))
+    assert joined(resumed).tobytes() == joined(straight).tobytes()
+
+
+def state_with(**changes):
+    good = {"calls": 2, "anchors": [np.zeros(3)], "velocities": [np.zeros(3)]}
+    return {"memories": [{"layout": "1 tensors: float64 (3,)", "state": {**good, **changes}}]}
+
+
+@pytest.mark.parametrize(
+    ("state", "words"),
+    [
+        ({}, "keys"),
+        (state_with(more=1), "keys"),
+        (state_with(calls=1.5), "calls must be"),
+        (state_with(anchors=[]), "anchors must be 1 tensors: float64"),
+        (state_with(anchors=[np.zeros(3, np.float32)]), "anchors must be .* not 1 tensors: float32"),
+        (state_with(velocities=[np.zeros((1, 3))]), "velocities must be"),
+    ],
+)
+def test_a_state_of_something_else_is_refused(state, words):
+    with mpiagg.LocalSGD(outer_momentum=0.9) as aggregation:
+        aggregation.aggregate([np.full(3, float(RANK))])
+        refused(ValueError, words, aggregation.load_state_dict, state)
+        ((_, memory),) = aggregation._memories
+        assert memory.calls == 1
+        assert memory.anchors[0].tolist() == [(SIZE - 1) / 2] * 3
+
+
+@pytest.mark.parametrize("changes", [{"calls": 5 + RANK}, {"anchors": [np.full(3, float(RANK))]}])
+@pytest.mark.parametrize("known", [True, False])
+def test_ranks_must_load_the_same_state(changes, known):
+    if SIZE > 1:
+        with mpiagg.LocalSGD(outer_momentum=0.9) as aggregation:
+            mine = [np.zeros(3)]
+            if known:
+                aggregation.aggregate(mine)
+                refused(mpiagg.MismatchError, "CRC", aggregation.load_state_dict, state_with(**changes))
+            else:  # What the state must be is known when the tensors are.
+                aggregation.load_state_dict(state_with(**changes))
+                refused(mpiagg.MismatchError, "CRC", aggregation.aggregate, mine)
+
+
+# -- errors
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ({"period": 0}, "period must be"),
+        ({"period": 1.5}, "period must be"),
+        ({"warmup_steps": -1}, "warmup_steps must be"),
+        *(
+            ({"outer_learning_rate": bad}, "outer_learning_rate must be")
+            for bad in (0, -1, np.nan, np.inf, "1", None, True)
+        ),
+        *(({"outer_momentum": bad}, "outer_momentum must be") for bad in (1, -0.1, np.nan, "0", None, False)),
+        ({"wire": "u4"}, "unknown wire 'u4'"),
+        ({"algorithm": "star"}, "unknown algorithm 'star'"),
+    ],
+)
+def test_bad_arguments_are_refused(arguments, words):
+    refused(ValueError, words, mpiagg.LocalSGD, **arguments)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [{"period": 2 + RANK}, {"outer_momentum": RANK / 16}, {"nesterov": RANK == 0}, {"wire": "u8" if RANK else None}],
+)
+def test_ranks_must_agree_on_the_arguments(arguments):
+    if SIZE > 1:
+        refused(mpiagg.MismatchError, "ranks disagree", mpiagg.LocalSGD, **arguments)
+
+
+@pytest.mark.parametrize(
+    ("wire", "dtype"), [(None, np.int64), ("u8", np.int64), ("fp16", np.complex64), (None, np.bool_)]
+)
+def test_other_numbers_are_refused(wire, dtype):
+    mine = [np.full(3, 1.0 * RANK), np.full(3, RANK, dtype)]
+    with mpiagg.LocalSGD(wire=wire) as aggregation:
+        refused(TypeError, "not for", aggregation.aggregate, mine)
+    assert mine[0].tolist() == [RANK] * 3
+
+
+def test_layouts_must_be_the_same_on_all_ranks():
+    if SIZE > 1:
+        with mpiagg.LocalSGD() as aggregation:
+            refused(mpiagg.MismatchError, r"rank 0: .*\(4,\)", aggregation.aggregate, [np.zeros(3 + (RANK == 0))])
+
+
+def test_it_is_for_weights_and_not_used_when_freed():
+    aggregation = mpiagg.LocalSGD()
+    refused(ValueError, "meant for weights", mpiagg.DDP, [np.zeros(2)], aggregation=aggregation)
+    aggregation.free()
+    refused(mpiagg.PlanError, "LocalSGD is freed", aggregation.aggregate, [np.zeros(1)])

@@ -1,0 +1,34 @@
+"""Start MPI jobs whose ranks run the tests in tests/mpi_torch, where torch is installed."""
+
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+from jobs import run_job
+
+TESTS = Path(__file__).parent / "mpi_torch"
+
+
+@pytest.mark.skipif(find_spec("torch") is None, reason="torch, an extra, is not installed")
+@pytest.mark.parametrize("ranks", [1, 2, 3, 4])
+def test_all_ranks_pass(tmp_path, ranks):
+    if complaints := run_job(tmp_path, ranks, TESTS).complaints():
+        pytest.fail(complaints, pytrace=False)
+
+
+SCRIPT = """
+import sys
+import numpy as np
+import mpiagg
+with mpiagg.DDP([np.ones(3)]) as ddp:
+    ddp.broadcast_parameters()
+    ddp.sync_gradients()
+print("torch" in sys.modules)
+"""
+
+
+def test_arrays_are_trained_without_torch():
+    done = subprocess.run([sys.executable, "-c", SCRIPT], capture_output=True, text=True, check=True, timeout=60)
+    assert done.stdout == "False\n"
