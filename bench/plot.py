@@ -48,5 +48,5 @@ def draw(path: Path) -> Path:
 
 
 if __name__ == "__main__":
-    for name in sys.argv[1:] or sorted(map(str, RESULTS.glob("*.json"))):
+    for name in sys.argv[1:] or sorted(map(str, RESULTS.glob("allreduce-*.json"))):
         print(draw(Path(name)))
