@@ -266,10 +266,17 @@ class _WireBinder(_Binder):
         own, image, residual = self._own(run), self._image(run), self.wire.residual
         calls: list[Callable[[], object]] = [partial(self.wire.codec.encode, own, image)]
         if residual is not None:
-            lost = residual[run[0] : run[1]]
-            calls += [partial(self.wire.codec.decode, image, lost), partial(np.subtract, own, lost, lost)]
-            calls += [partial(np.multiply, lost, unit, lost)] if unit != 1 else []
+            calls.append(partial(self._leave, own, image, residual[run[0] : run[1]], unit))
         return calls
+
+    def _leave(self, own: Array, image: Array, lost: Array, unit: float) -> None:
+        """Write what an image loses of our own values, in a unit."""
+        self.wire.codec.decode(image, lost)
+        with np.errstate(invalid="ignore", over="ignore"):
+            np.subtract(own, lost, out=lost)
+            np.multiply(lost, unit, out=lost)
+        # What is not finite was not lost, but sent as such; it would come back for ever.
+        np.copyto(lost, 0, where=~np.isfinite(lost))
 
     def _image(self, run: Run) -> Array:
         """Return where the image of a run lies, which is about to be that of its values."""

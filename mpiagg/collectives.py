@@ -341,8 +341,8 @@ class _Arguments(NamedTuple):
         check_wire_dtype(self.wire, x.dtype)
         if only_native:
             if self.algorithm not in ("auto", NATIVE) or self.wire is not None:
-                how_asked = f"algorithm {self.algorithm!r} with wire {self.wire!r}"
-                raise ValueError(f"{how_asked} cannot apply an op that is not predefined; 'native' can, without wire")
+                asked = f"algorithm {self.algorithm!r}" if self.wire is None else f"wire {self.wire!r}"
+                raise ValueError(f"{asked} cannot apply an op that is not predefined; 'native' can")
             choice = Choice(NATIVE)
         operation = Operation(self.collective, channel.rank, channel.size, root, counts, how, choice, op)
         # A bad one is an error on every rank that gives it, also where there is nothing to be written to it.

@@ -100,7 +100,11 @@ class Plan(Generic[Result]):
         if not self._idle:
             raise self._unusable()
         self._idle = False
-        self._run(self)
+        try:
+            self._run(self)
+        except BaseException:
+            self._fail()
+            raise
         self._idle = True
         return self.result
 
@@ -130,7 +134,11 @@ class Plan(Generic[Result]):
             return True
         if self._running is None:
             raise self._unusable()
-        self._awaited = next(self._running, None)
+        try:
+            self._awaited = next(self._running, None)
+        except BaseException:
+            self._fail()
+            raise
         if self._awaited is not None:
             return False
         self._running = None
@@ -173,6 +181,11 @@ class Plan(Generic[Result]):
     def _wait(self, test: Callable[[], bool]) -> None:
         wait_patiently(test, self._awaited_now, self.timeout)
 
+    def _fail(self) -> None:
+        """Be unusable from now on: messages may be under way. Without any, it can simply run again."""
+        self._running = None
+        self._idle = not self._requests
+
     def _awaited_now(self) -> Awaited | None:
         return self._awaited.now if self._awaited is not None else None
 
@@ -184,6 +197,11 @@ class Plan(Generic[Result]):
         return PlanError(f"{self.label}: the plan is running; wait for it first")
 
     # -- giving back
+
+    @property
+    def freed(self) -> bool:
+        """Whether the plan is freed."""
+        return self._freed
 
     def free(self) -> None:
         """Give the plan's requests back; a second call does nothing.

@@ -44,8 +44,8 @@ class Aggregation(ABC):
     comm : MPI.Intracomm
         The ranks.
     bytes_sent : int
-        What this rank has sent so far to aggregate. Messages of the MPI library's own collectives
-        (``algorithm="native"``) are not known and not counted.
+        What this rank has sent so far to aggregate, also by plans. Messages of the MPI library's own collectives
+        (``algorithm="native"``) and of other libraries are not known and not counted.
     """
 
     aggregates: ClassVar[Literal["gradients", "weights"]] = "gradients"
@@ -137,7 +137,13 @@ class Aggregation(ABC):
         self.free()
 
     def _plan(self, program: Program) -> Plan[None]:
-        return Plan(self._channel, program, result=None, label=type(self).__name__)
+        """Return a plan that counts what it sends."""
+
+        def count() -> None:
+            self.bytes_sent += plan.sent_bytes
+
+        plan = Plan(self._channel, in_turn(program, count), result=None, label=type(self).__name__)
+        return plan
 
     def _check_dtype(self, dtype: np.dtype[Any]) -> None:
         """Raise TypeError if tensors of this dtype cannot be aggregated."""

@@ -106,7 +106,6 @@ class Elementwise(Aggregation):
             vector = group.pack(tensors)
             plan = packing.plan(vector, variant, lambda memory: self._plan(bind(memory)))
             plan()
-            self.bytes_sent += plan.sent_bytes
             group.unpack(vector, tensors)
 
     def _packing(

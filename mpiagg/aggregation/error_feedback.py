@@ -76,7 +76,8 @@ class ErrorFeedback(Remembering[Residuals]):
 
     What a rank's values lose on their way to the rank that adds them up stays with the rank; what the result
     loses on its way back stays with the rank that has added it up. Both are added to the next values. So over time
-    nothing is lost: the results of all steps and what is left add up to the values of all steps.
+    nothing is lost: the results of all steps and what is left add up to the values of all steps. What is not finite
+    shows in the result, and is not remembered.
 
     Parameters
     ----------

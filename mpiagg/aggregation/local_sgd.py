@@ -189,9 +189,8 @@ class LocalSGD(Remembering[Anchor]):
         self._differences = AllReduce(comm, algorithm=algorithm, wire=wire)
         self._weights = AllReduce(comm, algorithm=algorithm)
 
-    def aggregate_init(self, tensors: Sequence[Array]) -> Plan[None]:
-        """Plan the calls for arrays that stay where they are; see :meth:`Aggregation.aggregate_init`."""
-        return self._plan(in_turn(partial(self._run, self._add_memory(tensors))))
+    def _plan_of(self, memory: Anchor, tensors: Sequence[Array]) -> Plan[None]:
+        return self._plan(in_turn(partial(self._run, memory, tensors)))
 
     def free(self) -> None:
         """Free the plans; a second call does nothing."""
@@ -206,7 +205,9 @@ class LocalSGD(Remembering[Anchor]):
     def _new_memory(self, layout: Layout, tensors: Sequence[Array]) -> Anchor:
         return Anchor(layout, tensors, self._differences.aggregate_init, momentum=self.outer_momentum > 0)
 
-    def _run(self, memory: Anchor) -> None:
+    def _run(self, memory: Anchor, tensors: Sequence[Array]) -> None:
+        self._check_tensors(tensors, self._check_dtype)
+        memory.tensors = tensors
         memory.calls += 1
         local = memory.calls - self.warmup_steps
         if memory.calls == 1:
@@ -214,7 +215,8 @@ class LocalSGD(Remembering[Anchor]):
         elif local <= 0 or local % self.period == 0:
             memory.pack()
             memory.subtract()
-            super()._run(memory)
+            memory.plan()
+            self.bytes_sent += memory.plan.sent_bytes
             self._step(memory, warming=local <= 0)
             memory.unpack()
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from fractions import Fraction
 from functools import partial
 from typing import Any, ClassVar, Literal
@@ -150,12 +150,19 @@ class Replicas:
         Communicates.
     """
 
-    def __init__(self, place: _Place, layout: Layout, tensors: Sequence[Array], codec: Codec) -> None:
+    def __init__(
+        self,
+        place: _Place,
+        layout: Layout,
+        tensors: Sequence[Array],
+        codec: Codec,
+        plan: Callable[[Program], Plan[None]],
+    ) -> None:
         self.tensors = tensors
         self.calls = 0
         self.vectors = [_Vector(place, group, tensors, codec) for group in Packing(layout, in_place=False).groups]
         self._known = False
-        self._channel = place.channel
+        self._plan = plan
         self.plan = self._make(*(vector.communicate() for vector in self.vectors))
 
     def check(self) -> list[bool]:
@@ -164,15 +171,14 @@ class Replicas:
             vector.check(self.tensors)
         return []
 
-    def introduce(self) -> int:
-        """Exchange replicas with the neighbors, if they do not know each other; return how many bytes were sent."""
+    def introduce(self) -> None:
+        """Exchange replicas with the neighbors, if they do not know each other."""
         if self._known:
-            return 0
+            return
         with self._make(*(vector.introduce(fresh=self.calls == 0) for vector in self.vectors)) as plan:
             plan()
         self._known = True
         self.check()  # packs again: a leader's vector holds the mean by now
-        return plan.sent_bytes
 
     def unpack(self) -> None:
         """Bring the vectors into the tensors."""
@@ -180,7 +186,7 @@ class Replicas:
             vector.group.unpack(vector.x, self.tensors)
 
     def _make(self, *programs: Program) -> Plan[None]:
-        return Plan(self._channel, in_turn(*programs), result=None, label="LowPrecisionDecentralized")
+        return self._plan(in_turn(*programs))
 
     def state(self) -> dict[str, Any]:
         """Return copies of what is kept; the neighbors' replicas are theirs to keep."""
@@ -305,10 +311,6 @@ class LowPrecisionDecentralized(Remembering[Replicas]):
         """
         super().aggregate(tensors)
 
-    def aggregate_init(self, tensors: Sequence[Array]) -> Plan[None]:
-        """Plan the calls for arrays that stay where they are; see :meth:`Aggregation.aggregate_init`."""
-        return self._plan(in_turn(partial(self._run, self._add_memory(tensors))))
-
     def free(self) -> None:
         """Free the plans; a second call does nothing."""
         super().free()
@@ -318,12 +320,21 @@ class LowPrecisionDecentralized(Remembering[Replicas]):
         check_wire_dtype(self.codec, dtype)
 
     def _new_memory(self, layout: Layout, tensors: Sequence[Array]) -> Replicas:
-        return Replicas(self._place, layout, tensors, CODECS[self.codec])
+        return Replicas(self._place, layout, tensors, CODECS[self.codec], self._plan)
 
-    def _run(self, memory: Replicas) -> None:
+    def _plan_of(self, memory: Replicas, tensors: Sequence[Array]) -> Plan[None]:
+        return self._plan(in_turn(partial(self._run, memory, tensors)))
+
+    def _run(self, memory: Replicas, tensors: Sequence[Array]) -> None:
+        def check() -> list[bool]:
+            self._check_tensors(tensors, self._check_dtype)
+            memory.tensors = tensors
+            return memory.check()
+
         if memory.calls % self.communication_interval == 0:
-            self._faults.share(memory.check)
-            self.bytes_sent += self._faults.sent_bytes + memory.introduce()
-            super()._run(memory)
+            self._faults.share(check)
+            self.bytes_sent += self._faults.sent_bytes
+            memory.introduce()
+            memory.plan()
             memory.unpack()
         memory.calls += 1

@@ -5,7 +5,8 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from typing import Any, Generic, Protocol, TypeVar
+from copy import deepcopy
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 from mpi4py import MPI
 
@@ -46,19 +47,27 @@ class Memory(Protocol):
 M = TypeVar("M", bound=Memory)
 
 
+class _Entry(NamedTuple, Generic[M]):
+    """A memory, and the plan by which callers use it."""
+
+    layout: Layout
+    memory: M
+    plan: Plan[None]
+
+
 class Remembering(Aggregation, Generic[M]):
     """An aggregation with a memory for each list of tensors.
 
     :meth:`aggregate` has one memory for each layout: lists of the same dtypes and shapes are taken for the same
-    tensors. :meth:`aggregate_init` makes a new memory for each plan. A state holds them in the order in which they
-    were made, and is given to new memories in that order.
+    tensors. :meth:`aggregate_init` makes a new memory for each plan; it goes with the plan. A state holds them in the
+    order in which they were made, and is given to memories in that order, also to those that are yet to be made.
     """
 
     def __init__(self, comm: MPI.Intracomm | None = None) -> None:
         super().__init__(comm)
-        self._memories: list[tuple[Layout, M]] = []
+        self._entries: list[_Entry[M]] = []
         self._by_layout: dict[Layout, M] = {}
-        self._loaded: list[Mapping[str, Any]] = []
+        self._pending: list[Mapping[str, Any]] = []
 
     @abstractmethod
     def _new_memory(self, layout: Layout, tensors: Sequence[Array]) -> M:
@@ -67,43 +76,61 @@ class Remembering(Aggregation, Generic[M]):
     def aggregate(self, tensors: Sequence[Array]) -> None:
         """Aggregate every array of the list, in place; see :meth:`Aggregation.aggregate`."""
         self._require_open()
-        memory = self._by_layout.get(layout_of(tensors))
-        if memory is None:
-            memory = self._add_memory(tensors)
-            self._by_layout[layout_of(tensors)] = memory
-        else:
-            self._check_tensors(tensors, self._check_dtype)
-        memory.tensors = tensors
-        self._run(memory)
+        layout = layout_of(tensors)
+        if layout not in self._by_layout:
+            memory = self._by_layout[layout] = self._remember(tensors)
+            self._entries.append(_Entry(layout, memory, memory.plan))
+        memory = self._by_layout[layout]
+        self._run(memory, tensors)
+        memory.tensors = ()
 
     def aggregate_init(self, tensors: Sequence[Array]) -> Plan[None]:
         """Plan the aggregation of arrays that stay where they are; see :meth:`Aggregation.aggregate_init`."""
-        return self._add_memory(tensors).plan
+        memory = self._remember(tensors)
+        plan = self._plan_of(memory, tensors)
+        self._entries.append(_Entry(layout_of(tensors), memory, plan))
+        return plan
 
-    def _run(self, memory: M) -> None:
-        """Aggregate the tensors of a memory, in place."""
+    def _run(self, memory: M, tensors: Sequence[Array]) -> None:
+        """Aggregate tensors of a memory's layout, in place, once they are found good."""
+        self._check_tensors(tensors, self._check_dtype)
+        memory.tensors = tensors
         memory.plan()
-        self.bytes_sent += memory.plan.sent_bytes
 
-    def _add_memory(self, tensors: Sequence[Array]) -> M:
+    def _plan_of(self, memory: M, tensors: Sequence[Array]) -> Plan[None]:
+        """Return the plan by which callers aggregate the tensors that a memory was made for."""
+        del tensors
+        return memory.plan
+
+    def _remember(self, tensors: Sequence[Array]) -> M:
         """Return a new memory, with what was loaded for it."""
         layout = self._agree_on_tensors(tensors)
+        self._forget()
         memory = self._new_memory(layout, tensors)
-        place = len(self._memories)
-        if place < len(self._loaded):
-            state = self._loaded[place]
-            self._channel.agree_on(lambda: _checked(memory, layout, state))
-            memory.load(state["state"])
-        self._memories.append((layout, memory))
+        if self._pending:
+            try:
+                self._channel.agree_on(lambda: _checked(memory, layout, self._pending[0]))
+            except Exception:
+                memory.plan.free()
+                raise
+            memory.load(self._pending.pop(0)["state"])
         return memory
+
+    def _forget(self) -> None:
+        """Let go of the memories whose plans are freed."""
+        for entry in self._entries:
+            if entry.plan.freed:
+                entry.memory.plan.free()
+        self._entries = [entry for entry in self._entries if not entry.plan.freed]
 
     def state_dict(self) -> dict[str, Any]:
         """Return what is kept, for each list of tensors: ``{"memories": [{"layout": ..., "state": {...}}, ...]}``.
 
         The arrays are copies, of this rank alone.
         """
-        own = [{"layout": layout_in_words(layout), "state": memory.state()} for layout, memory in self._memories]
-        return {"memories": own + list(self._loaded[len(own) :])}
+        self._forget()
+        own = [{"layout": layout_in_words(entry.layout), "state": entry.memory.state()} for entry in self._entries]
+        return {"memories": own + deepcopy(self._pending)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from what :meth:`state_dict` returned on this rank; collective.
@@ -111,11 +138,12 @@ class Remembering(Aggregation, Generic[M]):
         Raises
         ------
         ValueError, TypeError
-            If ``state`` is not of this aggregation, or not of tensors like those it has seen.
+            If ``state`` is not of such an aggregation, or not of tensors like those it has seen.
         MismatchError
             On all ranks, if the states are of different tensors.
         """
         self._require_open()
+        self._forget()
 
         def check() -> str:
             expect_keys(state, ("memories",))
@@ -123,24 +151,26 @@ class Remembering(Aggregation, Generic[M]):
                 raise TypeError(f"memories must be a list, not {type(state['memories']).__name__}")
             for each in state["memories"]:
                 expect_keys(each, ("layout", "state"))
-            if len(state["memories"]) < len(self._memories):
-                raise ValueError(f"{len(self._memories)} lists of tensors, but {len(state['memories'])} memories")
+            if len(state["memories"]) < len(self._entries):
+                raise ValueError(f"{len(self._entries)} lists of tensors, but {len(state['memories'])} memories")
             words = [str(each["layout"]) for each in state["memories"]]
-            for place, (layout, memory) in enumerate(self._memories):
-                words[place] = _checked(memory, layout, state["memories"][place])
+            for place, entry in enumerate(self._entries):
+                words[place] = _checked(entry.memory, entry.layout, state["memories"][place])
             return f"{type(self).__name__} with memories of {'; '.join(words) or 'nothing'}"
 
         self._channel.agree_on(check)
-        self._loaded = list(state["memories"])
-        for (_, memory), each in zip(self._memories, self._loaded, strict=False):
-            memory.load(each["state"])
+        for entry, each in zip(self._entries, state["memories"], strict=False):
+            entry.memory.load(each["state"])
+        self._pending = deepcopy(state["memories"][len(self._entries) :])
 
     def free(self) -> None:
         """Free the plans, those of :meth:`aggregate_init` too; a second call does nothing."""
         super().free()
-        while self._memories:
-            with suppress(PlanError):  # an error has left it in the middle: freeing it could hang
-                self._memories.pop()[1].plan.free()
+        while self._entries:
+            entry = self._entries.pop()
+            for plan in (entry.plan, entry.memory.plan):
+                with suppress(PlanError):  # an error has left it in the middle: freeing it could hang
+                    plan.free()
 
 
 def check_arrays(name: str, given: object, wanted: Sequence[Array]) -> None:

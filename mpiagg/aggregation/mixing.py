@@ -180,7 +180,7 @@ class Mixing(Elementwise):
             return f"{type(self).__name__} after {state['calls']} calls and {state['communications']} communications"
 
         self._channel.agree_on(check)
-        self.calls, self.communications = state["calls"], state["communications"]
+        self.calls, self.communications = int(state["calls"]), int(state["communications"])
 
     def free(self) -> None:
         """Free the plans that are kept; a second call does nothing.
@@ -222,7 +222,6 @@ class Mixing(Elementwise):
 
         def finish() -> None:
             communication.wait()
-            self.bytes_sent += plan.sent_bytes
             for group, vector in zip(packing.groups, vectors, strict=True):
                 group.unpack(vector, arrays)
 

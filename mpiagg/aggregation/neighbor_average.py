@@ -41,8 +41,8 @@ class NeighborAverage(Mixing):
     Raises
     ------
     ValueError
-        For a neighbor that is not a rank; weights that are not of just the neighbors, not positive, or more than 1
-        together; an interval that is not an integer of at least 1.
+        Without neighbors, or for one that is not a rank; weights that are not of just the neighbors, not positive, or
+        more than 1 together; an interval that is not an integer of at least 1.
     MismatchError
         On all ranks, if a rank names another that does not name it, or gives it another weight; if they disagree on any
         other argument.
@@ -61,7 +61,7 @@ class NeighborAverage(Mixing):
     def __init__(
         self,
         comm: MPI.Intracomm | None = None,
-        neighbors: Iterable[int] = (),
+        neighbors: Iterable[int] | None = None,
         *,
         weights: Mapping[int, float] | None = None,
         communication_interval: int = 1,
@@ -70,6 +70,8 @@ class NeighborAverage(Mixing):
 
         def check() -> str:
             rank, size = self._channel.rank, self._channel.size
+            if neighbors is None:
+                raise ValueError("neighbors must be given: a list of ranks, which may be empty")
             self.neighbors = sorted({check_integer("neighbor", peer, 0, size - 1) for peer in neighbors} - {rank})
             if weights is not None:
                 _check_weights(weights, self.neighbors)

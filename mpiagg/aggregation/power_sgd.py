@@ -135,7 +135,7 @@ class PowerSGD(Remembering["_Memory"]):
             for dtype, members in shapes.items()
         ]
         # A generator for each memory: matrices of one shape in two of them start from different queries.
-        memory = _Memory(tensors, parts, np.random.default_rng([self.seed, len(self._memories)]), self.start_after)
+        memory = _Memory(tensors, parts, np.random.default_rng([self.seed, len(self._entries)]), self.start_after)
         memory.plan = self._plan(memory.program(self._mean, reuse_query=self.reuse_query))
         return memory
 

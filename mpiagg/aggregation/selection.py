@@ -6,6 +6,7 @@ Values are vectors, and coordinates are int64. A NaN counts as infinitely large:
 from __future__ import annotations
 
 import math
+from fractions import Fraction
 from typing import Literal
 
 import numpy as np
@@ -17,7 +18,8 @@ Selection = Literal["topk", "randomk", "blockk", "threshold"]
 
 def how_many(length: int, ratio: float) -> int:
     """Return how many of ``length`` coordinates a ratio means: rounded up, and none only of none."""
-    return max(1, math.ceil(ratio * length)) if length else 0
+    # As the ratio is written: 0.07 * 100 is 7, not a little more.
+    return max(1, math.ceil(Fraction(str(ratio)) * length)) if length else 0
 
 
 def top_k(values: Array, k: int, spare: Array) -> Array:

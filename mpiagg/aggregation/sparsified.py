@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, Literal, get_args
 
@@ -18,7 +18,7 @@ from mpiagg.aggregation.selection import Selection, at_least, how_many, random_b
 from mpiagg.arguments import check_integer, check_number
 from mpiagg.arrays import Array, cuts_of, ranges, reduction, scratch
 from mpiagg.plan import Plan
-from mpiagg.program import in_turn
+from mpiagg.program import Program, in_turn
 from mpiagg.transport import Channel
 
 
@@ -117,14 +117,21 @@ class Sparsified(Remembering["_Memory"]):
         self.seed = check_integer("seed", self.seed, 0)
 
     def _new_memory(self, layout: Layout, tensors: Sequence[Array]) -> _Memory:
-        return _Memory(self, self._channel, layout, tensors, place=len(self._memories))
+        return _Memory(self, self._channel, layout, tensors, self._plan, place=len(self._entries))
 
 
 class _Memory:
     """What is kept of one list of tensors, and the plan that sends some of it."""
 
     def __init__(
-        self, owner: Sparsified, channel: Channel, layout: Layout, tensors: Sequence[Array], place: int
+        self,
+        owner: Sparsified,
+        channel: Channel,
+        layout: Layout,
+        tensors: Sequence[Array],
+        plan: Callable[[Program], Plan[None]],
+        *,
+        place: int,
     ) -> None:
         self.tensors, self.step = tensors, 0
         self._parts: list[_Part] = []
@@ -135,7 +142,7 @@ class _Memory:
             in_turn(partial(self._load, part), part.exchange.program, partial(self._store, part))
             for part in self._parts
         ]
-        self.plan = Plan(channel, in_turn(*programs, self._finish), result=None, label="Sparsified")
+        self.plan = plan(in_turn(*programs, self._finish))
         self._fixed_bytes = self.plan.sent_bytes
 
     def _load(self, part: _Part) -> None:

@@ -151,8 +151,7 @@ class Steps:
 
     def _exchange(self, gradients: Gradients, *, overlapped: bool) -> None:
         """Send the buckets, and bring what comes back to the gradients."""
-        for bucket, plan in zip(self._arriving(gradients, overlapped=overlapped), self._plans, strict=True):
-            self.aggregation.bytes_sent += plan.sent_bytes
+        for bucket in self._arriving(gradients, overlapped=overlapped):
             if self._scale != 1:
                 bucket.vector *= self._scale
             bucket.unpack(gradients)

@@ -84,7 +84,7 @@ def same(tensors, vector):
 
 
 def replicas_of(aggregation):
-    return [vector.replicas for _, memory in aggregation._memories for vector in memory.vectors]
+    return [vector.replicas for entry in aggregation._entries for vector in entry.memory.vectors]
 
 
 def neighbors_agree(aggregation):
@@ -287,7 +287,7 @@ def test_only_every_so_many_calls_communicate(interval):
                 plan.wait()
             for tensors in (mine, *lists):
                 same(tensors, everyone[RANK])
-        assert [memory.calls for _, memory in aggregation._memories] == [7] * 3
+        assert [entry.memory.calls for entry in aggregation._entries] == [7] * 3
         for plan in plans:
             plan.free()
 

@@ -18,7 +18,7 @@ def noise(rank, step=0, length=300, dtype=np.float32):
 
 
 def replicas_of(aggregation):
-    return [vector.replicas for _, memory in aggregation._memories for vector in memory.vectors]
+    return [vector.replicas for entry in aggregation._entries for vector in entry.memory.vectors]
 
 
 def neighbors_agree(aggregation):

@@ -194,6 +194,22 @@ def test_what_is_left_stays_small(values, scale):
     assert np.abs(left).max() <= most * 2 / 255 * 1.5 + 1e-6
 
 
+@pytest.mark.parametrize("value", [np.nan, np.inf, 1e6])
+@pytest.mark.parametrize("wire", WIRES)
+def test_what_is_not_finite_shows_once_and_is_not_remembered(wire, value):
+    with mpiagg.ErrorFeedback(mpiagg.AllReduce(wire=wire, algorithm="direct")) as aggregation:
+        for step in range(4):
+            x = np.ones(64, np.float32)
+            if step == 1 and RANK == 0:
+                x[0] = value
+            aggregation.aggregate([x])
+            if step == 1:
+                assert x[0] != 1
+        assert np.isfinite(x).all()
+        aggregation.aggregate([x := np.ones(64, np.float32)])
+        assert np.abs(x[1:] - 1).max() < 0.1 or (wire, value) == ("u8", 1e6)
+
+
 def test_error_feedback_goes_on_from_its_state():
     def steps(aggregation, first, last):
         x = np.empty(0)
