@@ -78,6 +78,8 @@ class Driver:
                 if self._stopped:
                     return
                 self._changed.wait(pause if self._driven else None)
+            if MPI.Is_finalized():
+                return
             running = [self._drive(driven) for driven in list(self._driven.values())]
             pause = RUNNING_PAUSE if any(running) else IDLE_PAUSE
 
@@ -121,8 +123,8 @@ class InBackground:
             self._failed = None
             self.plan.start()
             self._running = True
-        if threads_allowed():
-            driver().add(self)
+            if threads_allowed():
+                driver().add(self)  # while nobody else can end it
 
     def drive_if_free(self) -> bool:
         """Let the plan go on unless another thread does; return whether it runs. ``wait`` raises what goes wrong."""

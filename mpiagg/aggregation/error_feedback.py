@@ -115,6 +115,7 @@ class ErrorFeedback(Remembering[Residuals]):
             return f"ErrorFeedback for wire {reduction.wire}"
 
         self._channel.agree_on(check)
+        self.op, self.denom = reduction.op, reduction.denom
 
     def _new_memory(self, layout: Layout, tensors: Sequence[Array]) -> Residuals:
         packing = Packing(layout, in_place=False, by_layer=self.reduction.by_layer)

@@ -85,8 +85,9 @@ class Float16(Codec):
 class BFloat16(Codec):
     """The upper half of a float32: 8 significant bits, and its whole range.
 
-    NumPy has no such dtype. Rounding is an addition to the bits: half of what is cut off, less one where that makes
-    a tie even. A NaN keeps its upper half with the quiet bit set, since its lower half may be all it has.
+    NumPy has no such dtype. float64 is rounded to float32 first. Rounding is an addition to the bits: half of what is
+    cut off, less one where that makes a tie even. A NaN keeps its upper half with the quiet bit set, since its lower
+    half may be all it has.
     """
 
     name = "bf16"

@@ -31,6 +31,7 @@ class DDP(ModuleFace):
 
     Gradients are aggregated in buckets, whose memory is laid out once. After each backward pass, call
     :meth:`sync_gradients`, then step the optimizer as usual. What DDP does not have itself, it takes from the module.
+    Free it, or use ``with``: it holds messages and memory, and hooks in a module of torch's, until then.
 
     Parameters
     ----------
@@ -189,7 +190,8 @@ class DDP(ModuleFace):
         Raises
         ------
         ValueError
-            If the aggregation is of minima or maxima, in which zeros count; or of sums, and is to be divided.
+            If the aggregation is of minima or maxima, in which zeros count; or of sums or with a denom of its own, and
+            is to be divided.
         MismatchError
             If another rank has left the block by an error: at this rank's next step, or where it is waiting for all to
             have left. The block ends then: no rank waits for one that has failed.
@@ -208,8 +210,10 @@ class DDP(ModuleFace):
         if self._steps.attend is not None:
             raise PlanError("there is a join already")
         op = getattr(self.aggregation, "op", "avg")
-        if op in ("min", "max") or (op != "avg" and not divide_by_initial_size):
-            raise ValueError(f"ranks without batches cannot be left out of an aggregation with op {op!r}")
+        plain = op == "avg" and getattr(self.aggregation, "denom", self.comm.size) == self.comm.size
+        if op in ("min", "max") or not (plain or divide_by_initial_size):
+            what = f"op {op!r}" if op != "avg" else "a denom of its own"
+            raise ValueError(f"ranks without batches cannot be left out of an aggregation with {what}")
         return f"DDP.join, divide_by_initial_size={divide_by_initial_size}"
 
     # -- parameters

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 from mpiagg.ddp.array_list import ArrayList
 
@@ -73,6 +73,10 @@ class ModuleFace:
             For a list of arrays, if the state does not fit; nothing is written then. A module raises its own errors.
         """
         return self._inner.load_state_dict(state, strict)
+
+    def __reduce__(self) -> NoReturn:
+        """Refuse copies, which would share messages."""
+        raise TypeError(f"{type(self).__name__} can be neither copied nor saved; its module can")
 
     def __getattr__(self, name: str) -> Any:
         """Return what the module has and DDP has not."""

@@ -34,10 +34,11 @@ class Hooks:
 
     def _arrive(self, index: int) -> None:
         """Take the gradient of a parameter."""
-        if not self._begin():
+        again = index in self._launcher.placed
+        if not (self._begin() or again):
             return
         parameter = self._parameters[index]
-        if index in self._launcher.placed:
+        if again:
             self._launcher.fault = PlanError(
                 f"parameter {index} got a gradient twice before sync_gradients(); "
                 "to add up those of several backward passes, run all but the last inside no_sync()"
@@ -49,10 +50,13 @@ class Hooks:
 
     def _gradient(self, parameter: HookedParameter) -> Array | None:
         try:
-            return parameter.grad
+            gradient = parameter.grad
         except TypeError as error:
             self._launcher.fault = error
             return None
+        if gradient is None:
+            self._launcher.fault = PlanError("another hook has taken a gradient away before it could be aggregated")
+        return gradient
 
     def remove(self) -> None:
         """Take no more gradients; a second call does nothing."""

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any
+from weakref import WeakValueDictionary
 
 import numpy as np
 import torch
 
 from mpiagg.arrays import Array
+
+_HOOKED: WeakValueDictionary[int, torch.Tensor] = WeakValueDictionary()
+"""The parameters from which a DDP takes the gradients, by identity: another would find none."""
 
 
 def array_of(tensor: torch.Tensor, name: str) -> Array:
@@ -69,8 +73,14 @@ class TorchParameter:
 
     def on_gradient(self, call: Callable[[], None]) -> Callable[[], None]:
         """Call this whenever a backward pass has completed the gradient; return what ends that."""
-        remove: Callable[[], None] = self._tensor.register_post_accumulate_grad_hook(lambda _: call()).remove
-        return remove
+        handle = self._tensor.register_post_accumulate_grad_hook(lambda _: call())
+        _HOOKED[id(self._tensor)] = self._tensor
+
+        def end() -> None:
+            handle.remove()
+            _HOOKED.pop(id(self._tensor), None)
+
+        return end
 
 
 class TorchAdapter:
@@ -83,7 +93,7 @@ class TorchAdapter:
     TypeError
         If a parameter or buffer is not a dense tensor on the CPU, or of a dtype that NumPy has not.
     ValueError
-        If a lazy module has not run yet, and so has no parameters.
+        If a lazy module has not run yet, and so has no parameters; or if another DDP takes the gradients.
     """
 
     def __init__(self, module: torch.nn.Module) -> None:
@@ -91,6 +101,8 @@ class TorchAdapter:
         for name, tensor in self._tensors():
             if torch.nn.parameter.is_lazy(tensor):
                 raise ValueError(f"{name} is not initialised; run the module once first")
+            if _HOOKED.get(id(tensor)) is tensor:
+                raise ValueError(f"another DDP trains {name}; free() that first")
         self.arrays()
         self._known = [(name, x, x.dtype, x.requires_grad) for name, x in module.named_parameters()]
         self.parameters = [TorchParameter(name, x) for name, x, _, trained in self._known if trained]
@@ -111,10 +123,16 @@ class TorchAdapter:
         ]
 
     def check(self) -> None:
-        """Raise ValueError if a parameter has come to require a gradient, or has changed its dtype."""
-        for name, tensor, dtype, trained in self._known:
+        """Raise ValueError if a parameter was replaced, has come to require a gradient, or has changed its dtype."""
+        now = dict(self._module.named_parameters())
+        if now.keys() != {name for name, *_ in self._known}:
+            raise ValueError("the module has other parameters now; free() DDP and make it again")
+        for name, known, dtype, trained in self._known:
+            tensor = now[name]
+            if tensor is not known:
+                raise ValueError(f"parameter {name} was replaced; free() DDP and make it again")
             if tensor.requires_grad and not trained:
-                raise ValueError(f"parameter {name} has come to require a gradient; make DDP again")
+                raise ValueError(f"parameter {name} has come to require a gradient; free() DDP and make it again")
             if tensor.dtype != dtype:
                 raise ValueError(f"parameter {name} has become {tensor.dtype}; change dtypes by DDP.to()")
 

@@ -109,6 +109,16 @@ def test_aggregations_in_which_zeros_count_are_refused(op, divide_by_initial_siz
         refused(ValueError, f"with op '{op}'", join)
 
 
+def test_hidden_sums_and_other_denominators_are_refused():
+    for make in (
+        lambda: mpiagg.ErrorFeedback(mpiagg.AllReduce(op="sum", wire="u8")),
+        lambda: mpiagg.AllReduce(denom=SIZE + 1),
+    ):
+        with make() as aggregation, mpiagg.DDP([np.zeros(3)], aggregation=aggregation) as ddp:
+            block = ddp.join(divide_by_initial_size=False)
+            refused(ValueError, "cannot be left out of an aggregation", block.__enter__)
+
+
 def test_bad_joins():
     def nested():
         with ddp.join(), ddp.join():

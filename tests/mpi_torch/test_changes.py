@@ -1,0 +1,95 @@
+"""Modules that are not what they were when DDP was made, or that somebody else has a hand in."""
+
+import copy
+import pickle
+
+import pytest
+from mpi4py import MPI
+from support import refused
+from torch import nn
+
+import mpiagg
+
+pytestmark = pytest.mark.mpi
+
+COMM = MPI.COMM_WORLD
+RANK, SIZE = COMM.Get_rank(), COMM.Get_size()
+MEAN = (SIZE - 1) / 2
+
+
+def model():
+    return nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 2))
+
+
+def one_pass(module, factor=RANK):
+    module.zero_grad()
+    sum((parameter * factor).sum() for parameter in module.parameters()).backward()
+
+
+def good_step(ddp):
+    one_pass(ddp.module)
+    ddp.sync_gradients()
+    assert all((parameter.grad == MEAN).all() for parameter in ddp.parameters())
+
+
+@pytest.mark.parametrize("overlap", [True, False])
+def test_a_module_in_another_ddp_is_refused(overlap):
+    module = model()
+    with mpiagg.DDP(module) as ddp:
+        refused(ValueError, r"another DDP trains 0.weight; free\(\) that first", mpiagg.DDP, module, overlap=overlap)
+        good_step(ddp)
+    with mpiagg.DDP(module, overlap=overlap) as ddp:
+        good_step(ddp)
+    # Without hooks nobody takes gradients away from anybody.
+    with mpiagg.DDP(module, overlap=False) as ddp, mpiagg.DDP(module, overlap=False):
+        good_step(ddp)
+
+
+def replace_layer(module):
+    module[1] = nn.Linear(3, 2)
+
+
+def add_layer(module):
+    module.append(nn.Linear(2, 2))
+
+
+def assign(module):
+    module.load_state_dict({name: x.clone() for name, x in module.state_dict().items()}, assign=True)
+
+
+@pytest.mark.parametrize("overlap", [True, False])
+@pytest.mark.parametrize("change", [replace_layer, add_layer, assign])
+def test_a_parameter_that_was_replaced_is_noticed(change, overlap):
+    module = model()
+    with mpiagg.DDP(module, overlap=overlap) as ddp:
+        good_step(ddp)
+        change(module)
+        one_pass(module)
+        refused(ValueError, r"free\(\) DDP and make it again", ddp.sync_gradients)
+
+
+def test_a_pass_inside_no_sync_after_one_on_its_way_is_refused():
+    module = model()
+    with mpiagg.DDP(module) as ddp:
+        one_pass(module)
+        with ddp.no_sync():
+            one_pass(module)
+        refused(mpiagg.PlanError, "got a gradient twice before sync", ddp.sync_gradients)
+        good_step(ddp)
+
+
+def test_a_gradient_that_somebody_else_takes_is_noticed():
+    module = model()
+    handle = module[1].bias.register_post_accumulate_grad_hook(lambda x: setattr(x, "grad", None))
+    with mpiagg.DDP(module) as ddp:
+        one_pass(module)
+        refused(mpiagg.PlanError, "another hook has taken a gradient away", ddp.sync_gradients)
+        handle.remove()
+        good_step(ddp)
+
+
+def test_ddp_is_not_copied():
+    with mpiagg.DDP(model()) as ddp:
+        for call in (copy.copy, copy.deepcopy, pickle.dumps):
+            refused(TypeError, "DDP can be neither copied nor saved", call, ddp)
+        assert len(list(copy.deepcopy(ddp.module).parameters())) == 4
