@@ -111,7 +111,7 @@ class Aggregation(ABC):
         Raises
         ------
         ValueError
-            If ``state`` is not of this aggregation.
+            If ``state`` has not the form of this one's.
         MismatchError
             On all ranks, if their states differ where they must not.
         """

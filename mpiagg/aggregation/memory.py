@@ -6,7 +6,8 @@ from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from copy import deepcopy
-from typing import Any, Generic, NamedTuple, Protocol, TypeVar
+from dataclasses import dataclass
+from typing import Any, Generic, Protocol, TypeVar
 
 from mpi4py import MPI
 
@@ -47,7 +48,8 @@ class Memory(Protocol):
 M = TypeVar("M", bound=Memory)
 
 
-class _Entry(NamedTuple, Generic[M]):
+@dataclass(frozen=True)
+class _Entry(Generic[M]):
     """A memory, and the plan by which callers use it."""
 
     layout: Layout

@@ -145,7 +145,7 @@ def test_half_precision_is_kept_in_float32(dtype):
             np.add(mine[0], dtype(2), out=mine[0])
             aggregation.aggregate(mine)
         assert mine[0].dtype == dtype
-        ((_, memory, _),) = aggregation._entries
+        memory = aggregation._entries[0].memory
         assert memory.anchors[0].dtype == np.float32
     assert mine[0].tolist() == [264] * 3
     many = [np.full(3, 60_000, np.float16)]
@@ -280,7 +280,7 @@ def test_a_state_of_something_else_is_refused(state, words):
     with mpiagg.LocalSGD(outer_momentum=0.9) as aggregation:
         aggregation.aggregate([np.full(3, float(RANK))])
         refused(ValueError, words, aggregation.load_state_dict, state)
-        ((_, memory, _),) = aggregation._entries
+        memory = aggregation._entries[0].memory
         assert memory.calls == 1
         assert memory.anchors[0].tolist() == [(SIZE - 1) / 2] * 3
 
