@@ -246,6 +246,24 @@ def test_a_call_that_stalls_leaves_a_plan_that_says_so(world, rank, size):
     comm.Free()
 
 
+def test_a_started_plan_in_which_something_raises_is_not_done(world, size):
+    if size == 1:
+        assert mpiagg.allreduce(np.ones(1)).tolist() == [1]
+        return
+    comm = world.Dup()
+    plan = mpiagg.allreduce_init(np.full(size, 3e38, np.float32), comm=comm, algorithm="direct")
+    with np.errstate(over="raise"), pytest.raises(FloatingPointError):
+        plan.start()
+        plan.wait()
+    for use in (plan, plan.start, plan.test, plan.wait, plan.free):
+        with pytest.raises(mpiagg.PlanError, match="an error has left the plan in the middle of its run"):
+            use()
+    world.Barrier()
+    plan._idle = True  # every rank has failed where no message was under way, so that this one can be freed
+    plan.free()
+    comm.Free()
+
+
 # -- memory
 
 
