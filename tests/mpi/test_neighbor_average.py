@@ -115,11 +115,15 @@ def test_ranks_come_together_on_a_path():
     assert np.abs(mine[0] - mean).max() < 0.01
 
 
+def test_neighbors_must_be_given():
+    refused(ValueError, "neighbors must be given", mpiagg.NeighborAverage)
+
+
 def test_who_has_no_neighbors_keeps_its_bits():
     # A division by one would make numbers of these that are none.
     mine = [np.array([np.nan, -0.0, complex(np.inf, 0)]), noise(RANK, 5, np.float16)]
     before = [x.tobytes() for x in mine]
-    with mpiagg.NeighborAverage() as gossip:
+    with mpiagg.NeighborAverage(neighbors=[]) as gossip:
         gossip.aggregate(mine)
         assert [x.tobytes() for x in mine] == before
         assert gossip.bytes_sent == 0
@@ -185,7 +189,7 @@ def test_weights_that_leave_nothing_swap():
         ({"peer": "half"}, "must be a positive number"),
         ({"peer": True}, "must be a positive number"),
         ({"peer": 1.1}, "at most 1 together, not 1.1"),
-        ({"peer": float("inf")}, "at most 1 together"),
+        ({"peer": float("inf")}, "must be a positive number, not inf"),
     ],
 )
 def test_bad_weights_are_refused(weights, words):
@@ -194,7 +198,9 @@ def test_bad_weights_are_refused(weights, words):
         other = RANK ^ 1 if RANK ^ 1 < SIZE else None
         if isinstance(weights, dict):
             weights = {{"peer": other, "self": RANK}[key]: weight for key, weight in weights.items()}
-        arguments = {"neighbors": [other], "weights": weights} if other is not None else {"weights": {}}
+        arguments = (
+            {"neighbors": [other], "weights": weights} if other is not None else {"neighbors": [], "weights": {}}
+        )
         error = ValueError if other is not None else mpiagg.MismatchError
         refused(error, words, mpiagg.NeighborAverage, **arguments)
 
@@ -221,7 +227,9 @@ def test_neighbors_are_a_list():
 
 @pytest.mark.parametrize("interval", [0, 1.5, True])
 def test_bad_intervals_are_refused(interval):
-    refused(ValueError, "communication_interval must", mpiagg.NeighborAverage, communication_interval=interval)
+    refused(
+        ValueError, "communication_interval must", mpiagg.NeighborAverage, None, [], communication_interval=interval
+    )
 
 
 def test_both_must_name_each_other():
@@ -234,8 +242,12 @@ def test_both_must_name_each_other():
 
 def test_ranks_must_agree_on_the_arguments():
     if SIZE > 1:
-        refused(mpiagg.MismatchError, "ranks disagree", mpiagg.NeighborAverage, communication_interval=1 + RANK)
-        refused(mpiagg.MismatchError, "given weights", mpiagg.NeighborAverage, weights={} if RANK == 0 else None)
+        refused(
+            mpiagg.MismatchError, "ranks disagree", mpiagg.NeighborAverage, None, [], communication_interval=1 + RANK
+        )
+        refused(
+            mpiagg.MismatchError, "given weights", mpiagg.NeighborAverage, None, [], weights={} if RANK == 0 else None
+        )
 
 
 def test_integers_are_refused():
