@@ -252,9 +252,13 @@ def test_a_started_plan_in_which_something_raises_is_not_done(world, size):
         return
     comm = world.Dup()
     plan = mpiagg.allreduce_init(np.full(size, 3e38, np.float32), comm=comm, algorithm="direct")
-    with np.errstate(over="raise"), pytest.raises(FloatingPointError):
+
+    def run():
         plan.start()
         plan.wait()
+
+    with np.errstate(over="raise"), pytest.raises(FloatingPointError):
+        run()
     for use in (plan, plan.start, plan.test, plan.wait, plan.free):
         with pytest.raises(mpiagg.PlanError, match="an error has left the plan in the middle of its run"):
             use()
