@@ -3,6 +3,7 @@
 import copy
 
 import torch
+from mpi4py import MPI
 from torch import nn
 
 TOKENS = 6
@@ -70,3 +71,23 @@ def trained(model, losses):
 def assert_close(model, wanted, atol=1e-9):
     for (name, x), y in zip(model.state_dict().items(), wanted.state_dict().values(), strict=True):
         torch.testing.assert_close(x, y, rtol=0, atol=atol, msg=lambda words, name=name: f"{name}: {words}")
+
+
+RANK, SIZE = MPI.COMM_WORLD.Get_rank(), MPI.COMM_WORLD.Get_size()
+MEAN = (SIZE - 1) / 2
+"""The gradient of :func:`one_pass`, averaged over the ranks."""
+
+
+def model():
+    return nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 2))
+
+
+def one_pass(module, factor=RANK):
+    module.zero_grad()
+    sum((parameter * factor).sum() for parameter in module.parameters()).backward()
+
+
+def good_step(ddp):
+    one_pass(ddp.module)
+    ddp.sync_gradients()
+    assert all((parameter.grad == MEAN).all() for parameter in ddp.parameters())

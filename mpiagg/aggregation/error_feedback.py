@@ -10,7 +10,7 @@ import numpy as np
 
 from mpiagg.aggregation.all_reduce import AllReduce
 from mpiagg.aggregation.base import expect_keys
-from mpiagg.aggregation.memory import Remembering
+from mpiagg.aggregation.memory import Remembering, check_arrays
 from mpiagg.aggregation.packing import Layout, Packing
 from mpiagg.arrays import Array
 from mpiagg.plan import Plan
@@ -60,10 +60,7 @@ class Residuals:
     def check_state(self, state: Mapping[str, Any]) -> None:
         """Raise ValueError if this is not what :meth:`state` returns."""
         expect_keys(state, ("residuals",))
-        forms = [(residual.dtype, residual.shape) for residual in self.residuals]
-        given = [(getattr(x, "dtype", None), getattr(x, "shape", None)) for x in state["residuals"]]
-        if given != forms:
-            raise ValueError(f"the residuals must be {forms}, not {given}")
+        check_arrays("the residuals", state["residuals"], self.residuals)
 
     def load(self, state: Mapping[str, Any]) -> None:
         """Go on from what :meth:`state` returned."""

@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import Literal
 
-from mpiagg.schedules import Action, Collective, Round, algorithm, finish, reduce_from, send
+from mpiagg.schedules import Action, Collective, Round, algorithm, finish
 
 Nodes = tuple[tuple[int, ...], ...]
 PeerSelection = Literal["shift_one", "one_peer_exponential", "all"]
@@ -143,13 +143,6 @@ def in_pieces(rounds: Rounds, pieces: int) -> Iterator[Round]:
     for piece in range(pieces):
         for a_round in rounds:
             yield Round(*(replace(step, chunk=piece) for step in a_round))
-
-
-def rounds_of(phase: Phase, rank: int) -> Rounds:
-    """Return the rounds that stand for a phase of ``rank``: who sends to whom."""
-    if not isinstance(phase, Row):
-        return phase
-    return (Round(*map(send, phase.targets), *(reduce_from(peer) for peer, _ in phase.weights if peer != rank)),)
 
 
 def among(ranks: Sequence[int], collective: Collective, rank: int) -> Rounds:

@@ -236,9 +236,12 @@ class LowPrecisionDecentralized(Remembering[Replicas]):
     Raises
     ------
     ValueError
-        For an unknown codec, or an interval that is not an integer of at least 1.
+        For an unknown codec, or an interval that is not an integer of at least 1. When aggregating: on the ranks whose
+        weights are not all finite; nothing has changed then.
+    TypeError
+        When aggregating: for what is not an array of real floating-point numbers.
     MismatchError
-        On all ranks, if they disagree on any argument.
+        On all ranks, if they disagree on any argument. When aggregating: on the others, if weights are not finite.
 
     Notes
     -----
@@ -287,29 +290,6 @@ class LowPrecisionDecentralized(Remembering[Replicas]):
         nodes = nodes_of(self._channel.comm) if self.hierarchical else tuple((rank,) for rank in range(size))
         self._place = _Place(self._channel, nodes)
         self._faults = Flags(self.comm)
-
-    def aggregate(self, tensors: Sequence[Array]) -> None:
-        """Average every array of the list with the neighbors', in place; between communications, only count.
-
-        Parameters
-        ----------
-        tensors : sequence of numpy.ndarray
-            Arrays of any shapes and layouts, the same number, shapes and dtypes on all ranks.
-
-        Raises
-        ------
-        TypeError
-            For what is not an array of real floating-point numbers.
-        ValueError
-            For a read-only array; on the ranks whose weights are not all finite. Nothing has changed then.
-        MismatchError
-            On all ranks, if the layout is new and not the same everywhere; on the others, if weights are not finite.
-        PlanError
-            If the aggregation is freed.
-        StallError
-            If a message does not complete within the timeout.
-        """
-        super().aggregate(tensors)
 
     def free(self) -> None:
         """Free the plans; a second call does nothing."""

@@ -81,25 +81,8 @@ class Mixing(Elementwise):
     def aggregate(self, tensors: Sequence[Array]) -> None:
         """Mix every array of the list with those of other ranks, in place; between communications, only count.
 
-        Parameters
-        ----------
-        tensors : sequence of numpy.ndarray
-            Arrays of any shapes and layouts, the same number, shapes and dtypes on all ranks.
-
-        Raises
-        ------
-        TypeError
-            For what is not an array of numbers, or an array of integers.
-        ValueError
-            For a read-only array.
-        MismatchError
-            On all ranks, if the layout is new and not the same everywhere.
-        PlanError
-            If the aggregation is freed, or something has been started and not waited for.
-        StallError
-            If a message does not complete within the timeout.
+        Raises what :meth:`Aggregation.aggregate` does, and PlanError if something was started and not waited for.
         """
-        self._require_open()
         self._require_idle()
         if self._communicates():
             self._run(tensors, self._bind, variant=self._phases())

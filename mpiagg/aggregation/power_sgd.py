@@ -13,8 +13,8 @@ from mpi4py import MPI
 
 from mpiagg.aggregation.base import expect_keys
 from mpiagg.aggregation.low_rank import LowRank
-from mpiagg.aggregation.memory import Remembering
-from mpiagg.aggregation.packing import Layout, layout_in_words, layout_of
+from mpiagg.aggregation.memory import Remembering, check_arrays
+from mpiagg.aggregation.packing import Layout
 from mpiagg.arguments import check_integer, check_number
 from mpiagg.arrays import Array, reduction, working_dtype
 from mpiagg.plan import Plan
@@ -212,9 +212,7 @@ class _Memory:
         except (TypeError, ValueError, KeyError):
             raise ValueError(f"random is not the state of a generator: {state['random']!r}") from None
         for name, arrays in self._kept.items():
-            forms, wanted = layout_of(state[name]), layout_of(arrays)
-            if forms != wanted:
-                raise ValueError(f"{name} must be {layout_in_words(wanted)}, not {layout_in_words(forms)}")
+            check_arrays(name, state[name], arrays)
         common = hashlib.sha256(repr(state["random"]).encode())
         for query in state["queries"]:
             common.update(query.tobytes())

@@ -35,9 +35,10 @@ class Aggregator(NamedTuple):
     learning_rate: float = 0.2
 
 
-def _ring(comm: MPI.Intracomm) -> list[int]:
-    """Return the ranks beside this one."""
-    return sorted({(comm.rank - 1) % comm.size, (comm.rank + 1) % comm.size} - {comm.rank})
+def _on_a_ring(comm: MPI.Intracomm, _: str) -> mpiagg.Aggregation:
+    from mpiagg.aggregation.gossip import ring  # noqa: PLC0415 - needs MPI, which only a rank may load
+
+    return mpiagg.NeighborAverage(comm, ring(comm.rank, comm.size))
 
 
 AGGREGATORS: Final[Mapping[str, Aggregator]] = {
@@ -88,9 +89,7 @@ AGGREGATORS: Final[Mapping[str, Aggregator]] = {
         "weights, with the rank 1, 2, 4, ... below",
         full_precision=True,
     ),
-    "neighbor-average": Aggregator(
-        lambda comm, _: mpiagg.NeighborAverage(comm, _ring(comm)), "weights, with both neighbours", full_precision=True
-    ),
+    "neighbor-average": Aggregator(_on_a_ring, "weights, with both neighbours", full_precision=True),
     "low-precision": Aggregator(
         lambda comm, _: mpiagg.LowPrecisionDecentralized(comm), "the same, as differences in 8 bits"
     ),

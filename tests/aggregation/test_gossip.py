@@ -16,10 +16,9 @@ from mpiagg.aggregation.gossip import (
     neighbor_row,
     one_peer_exponential,
     ring,
-    rounds_of,
     shift_one,
 )
-from mpiagg.schedules import Action, Collective, Message, count, prove, walk
+from mpiagg.schedules import Action, Collective, Message, Round, count, prove, reduce_from, send, walk
 
 SIZES = range(1, 34)
 NODES = [
@@ -42,6 +41,13 @@ def flat(size):
 
 def table(size, step):
     return [shift_one(member, size, step) for member in range(size)]
+
+
+def rounds_of(phase, rank):
+    """The rounds that stand for a phase: who sends to whom."""
+    if not isinstance(phase, Row):
+        return phase
+    return (Round(*map(send, phase.targets), *(reduce_from(peer) for peer, _ in phase.weights if peer != rank)),)
 
 
 def run(programs, values):

@@ -5,6 +5,7 @@ from itertools import pairwise
 import ml_dtypes
 import numpy as np
 import pytest
+from low_precision import neighbors_agree, noise, replicas_of
 from mpi4py import MPI
 
 import mpiagg
@@ -65,10 +66,6 @@ class Ring:
 FLAT = tuple((rank,) for rank in range(SIZE))
 
 
-def noise(rank, step=0, length=300, dtype=np.float32):
-    return np.random.default_rng([rank, step]).standard_normal(length).astype(dtype)
-
-
 def split(vector):
     """Return a vector's values as tensors."""
     return [vector[:200].reshape(10, 20).copy(), vector[200:201].reshape(()).copy(), vector[201:].copy()]
@@ -81,24 +78,6 @@ def add(tensors, vector):
 
 def same(tensors, vector):
     assert np.concatenate([x.ravel() for x in tensors]).tobytes() == vector.tobytes()
-
-
-def replicas_of(aggregation):
-    return [vector.replicas for entry in aggregation._entries for vector in entry.memory.vectors]
-
-
-def neighbors_agree(aggregation):
-    """Whether every rank's replicas of its neighbors are their own, bit for bit."""
-    replicas = replicas_of(aggregation)
-    own = COMM.allgather([rows[0].tobytes() for rows in replicas])
-    kept = list(aggregation._place.neighbors)
-    assert set(kept) == {(RANK - 1) % SIZE, (RANK + 1) % SIZE} - {RANK}
-    agree = all(
-        rows[row].tobytes() == own[peer][place]
-        for place, rows in enumerate(replicas)
-        for row, peer in enumerate(kept, 1)
-    )
-    return COMM.allreduce(agree, MPI.LAND)
 
 
 # -- results

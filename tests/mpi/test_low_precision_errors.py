@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from low_precision import neighbors_agree, noise, replicas_of
 from mpi4py import MPI
 from support import refused
 
@@ -11,25 +12,6 @@ pytestmark = pytest.mark.mpi
 
 COMM = MPI.COMM_WORLD
 RANK, SIZE = COMM.Get_rank(), COMM.Get_size()
-
-
-def noise(rank, step=0, length=300, dtype=np.float32):
-    return np.random.default_rng([rank, step]).standard_normal(length).astype(dtype)
-
-
-def replicas_of(aggregation):
-    return [vector.replicas for entry in aggregation._entries for vector in entry.memory.vectors]
-
-
-def neighbors_agree(aggregation):
-    """Whether every rank's replicas of its neighbors are their own, bit for bit."""
-    own = COMM.allgather([rows[0].tobytes() for rows in replicas_of(aggregation)])
-    agree = all(
-        rows[row].tobytes() == own[peer][place]
-        for place, rows in enumerate(replicas_of(aggregation))
-        for row, peer in enumerate(aggregation._place.neighbors, 1)
-    )
-    return COMM.allreduce(agree, MPI.LAND)
 
 
 # -- saving

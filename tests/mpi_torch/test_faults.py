@@ -7,6 +7,7 @@ import torch
 from mpi4py import MPI
 from support import refused
 from torch import nn
+from torch_models import MEAN, good_step, model, one_pass
 
 import mpiagg
 
@@ -14,24 +15,8 @@ pytestmark = pytest.mark.mpi
 
 COMM = MPI.COMM_WORLD
 RANK, SIZE = COMM.Get_rank(), COMM.Get_size()
-MEAN = (SIZE - 1) / 2
 ODD = SIZE // 2
 """The rank where something is wrong."""
-
-
-def model():
-    return nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 2))
-
-
-def one_pass(module, factor=RANK):
-    module.zero_grad()
-    sum((parameter * factor).sum() for parameter in module.parameters()).backward()
-
-
-def good_step(ddp):
-    one_pass(ddp.module)
-    ddp.sync_gradients()
-    assert all((parameter.grad == MEAN).all() for parameter in ddp.parameters())
 
 
 def raised(error, words, call, *arguments):
