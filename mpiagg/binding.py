@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 import numpy as np
 from mpi4py import MPI
@@ -20,6 +20,10 @@ Run = tuple[int, int]
 
 Lane = Sequence[Run]
 """The range of every chunk of a schedule in the buffer."""
+
+
+_ASIDE: Final = (Action.REDUCE, Action.HOLD)
+"""What is received does not land in the buffer at once."""
 
 
 @dataclass(frozen=True)
@@ -101,6 +105,8 @@ class _Draft:
         self.sends: list[tuple[MPI.Prequest, Awaited]] = []
         self.encodings: list[Callable[[], object]] = []
         self.folds: list[Callable[[], object]] = []
+        self.held: dict[Run, Array] = {}
+        """What has arrived for a run and stands to the left of what is reduced into it next."""
 
     def done(self) -> BoundRound:
         """Return the round. Receives come first, so that messages find them posted."""
@@ -135,7 +141,7 @@ class _Binder:
 
     def _arriving(self, a_round: Round) -> int:
         """Return how much scratch a round needs for what it receives to reduce."""
-        return sum(stop - start for step in a_round if step.action is Action.REDUCE for start, stop in self._runs(step))
+        return sum(stop - start for step in a_round if step.action in _ASIDE for start, stop in self._runs(step))
 
     def _bind_round(self, index: int, a_round: Round) -> BoundRound:
         draft, used = _Draft(), 0
@@ -164,15 +170,21 @@ class _Binder:
 
     def _bind_reduce(self, draft: _Draft, index: int, step: Step, run: Run, used: int) -> int:
         """Receive into the scratch from ``used`` on, and return how much of it that takes."""
-        own = self._own(run)
-        arrived = self.spare[used : used + own.size]
+        arrived = self.spare[used : used + run[1] - run[0]]
         self._post_receive(draft, index, step, arrived)
-        draft.folds.append(self._combining(step, own, arrived))
-        return own.size
+        self._combine(draft, step, run, arrived)
+        return arrived.size
 
-    def _combining(self, step: Step, own: Array, arrived: Array) -> Callable[[], object]:
-        pair = (arrived, own) if step.received_first else (own, arrived)
-        return partial(self.place.reduction.combine, *pair, own)
+    def _combine(self, draft: _Draft, step: Step, run: Run, arrived: Array) -> None:
+        """Reduce what has arrived into our own values, or keep it aside for the next that arrives."""
+        own, combine = self._own(run), self.place.reduction.combine
+        if run in draft.held:
+            draft.folds.append(partial(combine, draft.held.pop(run), arrived, arrived))
+        if step.action is Action.HOLD:
+            draft.held[run] = arrived
+        else:
+            pair = (arrived, own) if step.received_first else (own, arrived)
+            draft.folds.append(partial(combine, *pair, own))
 
     def _post_send(self, draft: _Draft, index: int, step: Step, message: Array) -> None:
         self.sent_bytes += message.nbytes
@@ -212,25 +224,28 @@ class _WireBinder(_Binder):
         self.images: dict[Run, Array] = {}
         self.current: set[Run] = set()
         self.goes_on: set[tuple[int, int]] = set()
-        self.decoded = scratch(0, place.buffer.dtype)
+        # Two, for what is kept aside and what arrives next.
+        self.decoded = [scratch(0, place.buffer.dtype)] * 2
 
     @property
     def nbytes(self) -> int:
         """The memory that belongs to the program alone."""
-        return self.spare.nbytes + self.decoded.nbytes + sum(image.nbytes for image in self.images.values())
+        images = sum(image.nbytes for image in self.images.values())
+        return self.spare.nbytes + sum(decoded.nbytes for decoded in self.decoded) + images
 
     def bind(self, schedule: Sequence[Round]) -> tuple[BoundRound, ...]:
         self.goes_on = _going_on(schedule)
-        reduced = (step for a_round in schedule for step in a_round if step.action is Action.REDUCE)
-        lengths = (stop - start for step in reduced for start, stop in self._runs(step))
-        self.decoded = scratch(max(lengths, default=0), self.decoded.dtype)
+        steps = [step for a_round in schedule for step in a_round]
+        for number, actions in enumerate((_ASIDE, (Action.HOLD,))):
+            lengths = (stop - start for step in steps if step.action in actions for start, stop in self._runs(step))
+            self.decoded[number] = scratch(max(lengths, default=0), self.place.buffer.dtype)
         return super().bind(schedule)
 
     def _arriving(self, a_round: Round) -> int:
         return sum(
             self.wire.codec.nbytes(stop - start)
             for step in a_round
-            if step.action is Action.REDUCE
+            if step.action in _ASIDE
             for start, stop in self._runs(step)
         )
 
@@ -253,11 +268,13 @@ class _WireBinder(_Binder):
         draft.folds.append(partial(self.wire.codec.decode, image, self._own(run)))
 
     def _bind_reduce(self, draft: _Draft, index: int, step: Step, run: Run, used: int) -> int:
-        own = self._own(run)
-        arrived = self.spare[used : used + self.wire.codec.nbytes(own.size)]
-        decoded = self.decoded[: own.size]
+        length = run[1] - run[0]
+        arrived = self.spare[used : used + self.wire.codec.nbytes(length)]
         self._post_receive(draft, index, step, arrived)
-        draft.folds += [partial(self.wire.codec.decode, arrived, decoded), self._combining(step, own, decoded)]
+        first, second = self.decoded
+        decoded = (first if run not in draft.held or draft.held[run].base is not first else second)[:length]
+        draft.folds.append(partial(self.wire.codec.decode, arrived, decoded))
+        self._combine(draft, step, run, decoded)
         self._changed(run)
         return arrived.size
 

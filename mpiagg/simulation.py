@@ -18,7 +18,7 @@ from mpiagg.arrays import (
     reduction,
     scratch,
 )
-from mpiagg.schedules import Action, Collective, Message, Step, schedules, walk
+from mpiagg.schedules import Action, Collective, Layout, Message, Step, schedules, walk
 from mpiagg.schedules import algorithm as find_algorithm
 from mpiagg.tuning import Choice, pick
 
@@ -30,6 +30,7 @@ def simulate(
     *,
     lanes: int | None = None,
     wire: str | None = None,
+    nodes: Sequence[int] | None = None,
 ) -> list[Array]:
     """All-reduce a list of arrays, one for each rank, exactly as the ranks of an MPI job would.
 
@@ -43,6 +44,8 @@ def simulate(
         A name from :func:`mpiagg.algorithms`, or ``"auto"``.
     lanes, wire
         As for :func:`mpiagg.allreduce`.
+    nodes : sequence of int, optional
+        How many ranks each node has, one node after the other; all are on one node without it.
 
     Returns
     -------
@@ -52,7 +55,8 @@ def simulate(
     Raises
     ------
     ValueError
-        For an unknown op or algorithm, no lanes, no vectors, or vectors of different shapes or dtypes.
+        For an unknown op or algorithm, no lanes, no vectors, vectors of different shapes or dtypes, or nodes with
+        another number of ranks.
     TypeError
         For a dtype that the op is not for.
     """
@@ -63,35 +67,43 @@ def simulate(
     for rank, x in enumerate(inputs):
         if (x.shape, x.dtype) != (first.shape, first.dtype):
             raise ValueError(f"rank {rank} has {x.dtype} {x.shape}, rank 0 has {first.dtype} {first.shape}")
+    layout = Layout.of([len(inputs)] if nodes is None else nodes)
+    if layout.size != len(inputs):
+        raise ValueError(f"there are {len(inputs)} vectors, and {layout.size} ranks on the nodes")
     how = reduction(op, first.dtype, len(inputs))
     nbytes = first.size * how.dtype.itemsize
     choice = pick(algorithm, lanes, Collective.ALLREDUCE, nbytes, wire)
     check_wire_dtype(wire, first.dtype)
     buffers = [x.ravel().astype(how.dtype) for x in inputs]
     for start, stop in even_ranges(0, first.size, choice.lanes):
-        _run_lane([buffer[start:stop] for buffer in buffers], choice, how)
+        _run_lane([buffer[start:stop] for buffer in buffers], layout, choice, how)
     return [buffer.astype(first.dtype).reshape(first.shape) for buffer in buffers]
 
 
-def _run_lane(buffers: Sequence[Array], choice: Choice, how: Reduction) -> None:
+def _run_lane(buffers: Sequence[Array], layout: Layout, choice: Choice, how: Reduction) -> None:
     """Run the ranks' schedules on their buffers, in place."""
-    size = len(buffers)
-    lane = even_ranges(0, buffers[0].size, find_algorithm(choice.algorithm).chunks(size))
+    lane = even_ranges(0, buffers[0].size, find_algorithm(choice.algorithm).chunks(layout))
     images = None if choice.wire is None else _Images(codec(choice.wire))
     arrived: dict[tuple[int, int], Array] = {}
 
     def part(rank: int, step: Step) -> Array:
         return buffers[rank][lane[step.chunk][0] : lane[step.chunk + step.count - 1][1]]
 
-    for event in walk(schedules(choice.algorithm, Collective.ALLREDUCE, size)):
+    for event in walk(schedules(choice.algorithm, Collective.ALLREDUCE, layout)):
         if isinstance(event, Message):
             own = part(event.source, event.sent)
             if images is not None:
                 images.replace(event.source, event.sent, own)
             arrived[event.target, event.slot] = own.copy()
         else:
+            aside: dict[int, Array] = {}
             for slot, step in enumerate(event.steps):
                 received = arrived.pop((event.rank, slot), None)
+                if received is not None and step.chunk in aside:
+                    how.combine(aside.pop(step.chunk), received, received)
+                if received is not None and step.action is Action.HOLD:
+                    aside[step.chunk] = received
+                    continue
                 _apply(step, part(event.rank, step), received, how)
                 if images is not None:
                     images.follow(event.rank, step, part(event.rank, step))

@@ -5,9 +5,10 @@ and ``picture`` draws them, on the walk through all ranks that ``walk`` takes.
 """
 
 from mpiagg.schedules.check import Count, check, count, prove
+from mpiagg.schedules.layout import Layout
 from mpiagg.schedules.model import Cluster, price
 from mpiagg.schedules.picture import picture
-from mpiagg.schedules.steps import MOST_LANES, Action, Collective, Round, Step, finish, receive, reduce_from, send
+from mpiagg.schedules.steps import MOST_LANES, Action, Collective, Round, Step, finish, hold, receive, reduce_from, send
 from mpiagg.schedules.table import TABLE, Algorithm, algorithm, algorithms, schedules
 from mpiagg.schedules.walk import Message, RoundDone, walk
 
@@ -19,6 +20,7 @@ __all__ = [
     "Cluster",
     "Collective",
     "Count",
+    "Layout",
     "Message",
     "Round",
     "RoundDone",
@@ -28,6 +30,7 @@ __all__ = [
     "check",
     "count",
     "finish",
+    "hold",
     "picture",
     "price",
     "prove",

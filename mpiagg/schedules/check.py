@@ -11,7 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from mpiagg.errors import ScheduleError
-from mpiagg.schedules.steps import Action, Collective, Round, Step
+from mpiagg.schedules.layout import Layout
+from mpiagg.schedules.steps import Action, Collective, Round
 from mpiagg.schedules.table import algorithm, schedules
 from mpiagg.schedules.walk import Message, RoundDone, chunks_in_words, walk
 
@@ -49,19 +50,21 @@ def count(rounds: Sequence[Round]) -> Count:
         rounds=sum(bool(a_round.messages) for a_round in rounds),
         messages=sum(step.action is Action.SEND for step in steps),
         sent=chunks(Action.SEND),
-        received=chunks(Action.RECEIVE, Action.REDUCE),
-        reduced=chunks(Action.REDUCE),
+        received=chunks(Action.RECEIVE, Action.REDUCE, Action.HOLD),
+        reduced=chunks(Action.REDUCE, Action.HOLD),
         scratch=max((scratch_chunks(a_round) for a_round in rounds), default=0),
     )
 
 
 def scratch_chunks(a_round: Round) -> int:
     """Return how many chunks a round receives that must not land in the buffer at once."""
-    return sum(step.count for step in a_round if step.action is Action.REDUCE)
+    return sum(step.count for step in a_round if step.action in (Action.REDUCE, Action.HOLD))
 
 
-def check(name: str, collective: Collective | str, size: int, root: int = 0, *, rounded: bool = False) -> list[Count]:
-    """Prove an algorithm of the table right for ``size`` ranks; ``rounded`` as for :func:`prove`.
+def check(
+    name: str, collective: Collective | str, ranks: Layout | int, root: int = 0, *, rounded: bool = False
+) -> list[Count]:
+    """Prove an algorithm of the table right for a layout, or a number, of ranks; ``rounded`` as for :func:`prove`.
 
     Returns
     -------
@@ -76,8 +79,8 @@ def check(name: str, collective: Collective | str, size: int, root: int = 0, *, 
         If the name is unknown or the algorithm does not serve the collective.
     """
     goal = Collective(collective)
-    programs = schedules(name, goal, size, root)
-    prove(programs, goal, algorithm(name).chunks(size), root, rounded=rounded)
+    programs = schedules(name, goal, ranks, root)
+    prove(programs, goal, algorithm(name).chunks(ranks), root, rounded=rounded)
     return [count(program) for program in programs]
 
 
@@ -141,6 +144,7 @@ _USES = {
     Action.SEND: "being sent",
     Action.RECEIVE: "being received already",
     Action.REDUCE: "being reduced",
+    Action.HOLD: "being reduced",
     Action.FINISH: "being finished",
 }
 
@@ -184,6 +188,7 @@ class _State:
     def apply(self, done: RoundDone) -> None:
         """Replace, reduce and finish, in the order in which the steps stand."""
         held = self.held[done.rank]
+        aside: dict[int, int] = {}
         for slot, step in enumerate(done.steps):
             chunks = range(step.chunk, step.chunk + step.count)
             if step.action is Action.FINISH:
@@ -193,24 +198,39 @@ class _State:
             elif step.action is not Action.SEND:
                 content = self.arrived.pop((done.rank, slot))
                 for chunk, value in zip(chunks, content, strict=True):
-                    held[chunk] = value if step.action is Action.RECEIVE else self._reduce(step, value, done, chunk)
+                    if step.action is Action.RECEIVE:
+                        held[chunk] = value
+                        continue
+                    received = self._reduce((aside.pop(chunk), value), done, chunk) if chunk in aside else value
+                    if step.action is Action.HOLD:
+                        aside[chunk] = received
+                    else:
+                        pair = (received, held[chunk]) if step.received_first else (held[chunk], received)
+                        held[chunk] = self._reduce(pair, done, chunk)
+        if aside:
+            chunk = min(aside)
+            raise ScheduleError(
+                f"rank {done.rank} in round {done.round} holds chunk {chunk} aside and does not reduce it",
+                rank=done.rank,
+                round=done.round,
+                chunk=chunk,
+            )
 
-    def _reduce(self, step: Step, value: int, done: RoundDone, chunk: int) -> int:
-        own = self.held[done.rank][chunk]
-        pair = (value, own) if step.received_first else (own, value)
+    def _reduce(self, pair: tuple[int, int], done: RoundDone, chunk: int) -> int:
         number = self.numbers.get(pair)
         if number is not None:
             return number
         where = {"rank": done.rank, "round": done.round, "chunk": chunk}
         place = f"rank {done.rank} in round {done.round}, chunk {chunk}"
-        if own == 0:
+        left, right = pair
+        if 0 in pair:
             raise ScheduleError(f"{place}: reduces into a chunk that it does not have", **where)
-        if self.finished[value] or self.finished[own]:
+        if self.finished[left] or self.finished[right]:
             raise ScheduleError(f"{place}: reduces what was finished already", **where)
-        twice = self.members[value] & self.members[own]
+        twice = self.members[left] & self.members[right]
         if twice:
             raise ScheduleError(f"{place}: counts rank {twice.bit_length() - 1} twice", **where)
-        return self._new(pair, self.members[value] | self.members[own], finished=False)
+        return self._new(pair, self.members[left] | self.members[right], finished=False)
 
     def _finish(self, own: int, done: RoundDone, chunk: int) -> int:
         pair = (own, -1)

@@ -2,34 +2,34 @@
 
 With n ranks, B bytes and chunks of B/n:
 
-==============  ==========  ============  =======================
-collective      rounds      messages      bytes sent by a rank
-==============  ==========  ============  =======================
-reduce_scatter  1           n-1           (n-1)/n B
-allgather       1           n-1           (n-1)/n B
-allreduce       2           2(n-1)        2 (n-1)/n B
-==============  ==========  ============  =======================
+==============  ==========  ===================  =======================
+collective      rounds      messages             bytes sent by a rank
+==============  ==========  ===================  =======================
+reduce_scatter  1           n-1                  (n-1)/n B
+allgather       1           n-1                  (n-1)/n B
+allreduce       2           2(n-1)               2 (n-1)/n B
+reduce          2           n, the root n-1      B, the root (n-1)/n B
+broadcast       2           n-2, the root 2n-2   (n-2)/n B, the root 2 (n-1)/n B
+==============  ==========  ===================  =======================
 
 The fewest rounds with the fewest bytes, paid for with many messages at once: the choice for few ranks and fast
-links. Scratch: n-1 chunks. Chunk c is the same left fold as the ring's: x_c + x_(c+1) + ..., ranks modulo n.
+links. Scratch: n-1 chunks. Every chunk is the same left fold, in rank order: ((x_0 + x_1) + x_2) + ... With
+another root it starts there.
 
-Source: the "spread" reduce-scatter and all-gather of any MPI library.
+Source: the "spread" reduce-scatter and all-gather of any MPI library; "two-shot" among GPUs.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
-from mpiagg.schedules.steps import Round, finish, receive, reduce_from, send
+from mpiagg.schedules.steps import Round, finish, fold, receive, send
 
 
 def reduce_scatter(rank: int, size: int) -> Iterator[Round]:
-    """Hand every rank its chunk, and add up the ones that arrive, in rank order from our own on."""
+    """Hand every rank its chunk, and add up the ones that arrive with our own, in rank order."""
     others = [rank + distance for distance in range(1, size)]
-    yield Round(
-        *(send(peer, chunk=peer) for peer in others),
-        *(reduce_from(peer, chunk=rank, received_first=False) for peer in others),
-    )
+    yield Round(*(send(peer, chunk=peer) for peer in others), *fold(rank, size, chunk=rank))
     yield Round(finish(chunk=rank))
 
 
@@ -46,3 +46,26 @@ def allreduce(rank: int, size: int) -> Iterator[Round]:
     """Reduce-scatter, then all-gather."""
     yield from reduce_scatter(rank, size)
     yield from allgather(rank, size)
+
+
+def reduce(rank: int, size: int) -> Iterator[Round]:
+    """Reduce-scatter, then every rank hands its chunk to the root."""
+    yield from reduce_scatter(rank, size)
+    if rank == 0:
+        yield Round(*(receive(peer, chunk=peer) for peer in range(1, size)))
+    else:
+        yield Round(send(0, chunk=rank))
+
+
+def broadcast(rank: int, size: int) -> Iterator[Round]:
+    """Hand every rank its chunk of the root's vector; each hands it on to the others."""
+    others = [rank + distance for distance in range(1, size)]
+    if rank == 0:
+        yield Round(*(send(peer, chunk=peer) for peer in others))
+        yield Round(*(send(peer, chunk=0) for peer in others))
+        return
+    yield Round(receive(0, chunk=rank))
+    yield Round(
+        *(send(peer, chunk=rank) for peer in others if peer % size),
+        *(receive(peer, chunk=peer) for peer in others),
+    )

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from mpiagg.schedules.layout import Layout
 from mpiagg.schedules.steps import Action, Collective, Round
 from mpiagg.schedules.table import algorithm, schedules
 from mpiagg.schedules.walk import Message, walk
@@ -36,17 +37,19 @@ class Cluster:
 
 
 def price(
-    name: str, collective: Collective | str, size: int, nbytes: float, cluster: Cluster, *, root: int = 0
+    name: str, collective: Collective | str, ranks: Layout | int, nbytes: float, cluster: Cluster, *, root: int = 0
 ) -> float:
-    """Return the seconds that an algorithm of the table takes for a vector of ``nbytes`` on ``size`` ranks."""
-    programs = schedules(name, Collective(collective), size, root)
-    return max(finish_times(programs, nbytes / algorithm(name).chunks(size), cluster))
+    """Return the seconds that an algorithm of the table takes for a vector of ``nbytes``."""
+    programs = schedules(name, Collective(collective), ranks, root)
+    return max(finish_times(programs, nbytes / algorithm(name).chunks(ranks), cluster))
 
 
 def finish_times(programs: Sequence[Sequence[Round]], chunk_bytes: float, cluster: Cluster) -> list[float]:
     """Return when each rank is done, in seconds after all have started, with chunks of ``chunk_bytes``."""
     outward = [[_load(a_round, Action.SEND) for a_round in program] for program in programs]
-    inward = [[_load(a_round, Action.RECEIVE, Action.REDUCE) for a_round in program] for program in programs]
+    inward = [
+        [_load(a_round, Action.RECEIVE, Action.REDUCE, Action.HOLD) for a_round in program] for program in programs
+    ]
     clock = [0.0] * len(programs)
     latest = [0.0] * len(programs)
     for event in walk(programs):
@@ -57,7 +60,7 @@ def finish_times(programs: Sequence[Sequence[Round]], chunk_bytes: float, cluste
             latest[event.source] = max(latest[event.source], done)
             latest[event.target] = max(latest[event.target], done)
         else:
-            reduced = _load(event.steps, Action.REDUCE) * chunk_bytes
+            reduced = _load(event.steps, Action.REDUCE, Action.HOLD) * chunk_bytes
             clock[event.rank] = max(clock[event.rank], latest[event.rank]) + cluster.gamma * reduced
     return clock
 

@@ -8,8 +8,8 @@ stand. So what is sent in a round is always the state from before it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Final
 
@@ -23,6 +23,7 @@ class Action(Enum):
     SEND = "send"
     RECEIVE = "receive"
     REDUCE = "reduce"
+    HOLD = "hold"
     FINISH = "finish"
 
 
@@ -58,6 +59,14 @@ def reduce_from(peer: int, chunk: int = 0, count: int = 1, *, received_first: bo
     With ``received_first=False`` it is ``own = own op received``.
     """
     return Step(Action.REDUCE, peer, chunk, count, received_first)
+
+
+def hold(peer: int, chunk: int = 0, count: int = 1) -> Step:
+    """Receive chunks from ``peer`` and keep them aside: ``received = held op received`` in the round's next reduction.
+
+    With it our own chunk can stand anywhere in a sum.
+    """
+    return Step(Action.HOLD, peer, chunk, count)
 
 
 def finish(chunk: int = 0, count: int = 1) -> Step:
@@ -116,3 +125,48 @@ Generator = Callable[[int, int], Iterator[Round]]
 
 Peers and chunks may be any integers; they are taken modulo the number of ranks and of chunks.
 """
+
+
+def fold(rank: int, size: int, chunk: int = 0) -> Iterator[Step]:
+    """Receive a chunk from every other rank, and reduce them with ours in rank order: ``(x_0 op x_1) op x_2 ...``."""
+    for peer in range(rank - 1):
+        yield hold(peer, chunk)
+    if rank > 0:
+        yield reduce_from(rank - 1, chunk)
+    for peer in range(rank + 1, size):
+        yield reduce_from(peer, chunk, received_first=False)
+
+
+def within(rounds: Iterator[Round], members: Sequence[int], cuts: Sequence[int]) -> Iterator[Round]:
+    """Carry a schedule out among ``members``, place p being rank ``members[p]``.
+
+    Its chunk c becomes the chunks from ``cuts[c]`` up to ``cuts[c + 1]``.
+    """
+    for a_round in rounds:
+        steps = [piece for step in a_round for piece in settled(step, len(members), len(cuts) - 1)]
+        yield Round(
+            *(
+                replace(
+                    step,
+                    peer=step.peer if step.action is Action.FINISH else members[step.peer],
+                    chunk=cuts[step.chunk],
+                    count=cuts[step.chunk + step.count] - cuts[step.chunk],
+                )
+                for step in steps
+            )
+        )
+
+
+def settled(step: Step, size: int, chunks: int, root: int = 0) -> list[Step]:
+    """Take a step's peer and chunks modulo their numbers, in two pieces where its chunks wrap around.
+
+    Schedules are written for root 0. The ranks are turned for another root, and the chunks with them, so that a
+    rank's own chunk keeps its number.
+    """
+    peer = -1 if step.action is Action.FINISH else (step.peer + root) % size
+    first = (step.chunk + root) % chunks
+    until_end = min(step.count, chunks - first)
+    pieces = [replace(step, peer=peer, chunk=first, count=until_end)]
+    if until_end < step.count:
+        pieces.append(replace(step, peer=peer, chunk=0, count=step.count - until_end))
+    return pieces

@@ -6,20 +6,26 @@ the price, the simulation, the pictures, the plans, the benchmark and the tests 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 
 from mpiagg.schedules import (
     circulant,
     direct,
     halving_doubling,
+    hierarchical,
+    one_shot,
     parameter_server,
     recursive_doubling,
     ring,
     tree,
 )
+from mpiagg.schedules.layout import Layout
 from mpiagg.schedules.powers_of_two import largest_power_of_two
-from mpiagg.schedules.steps import Action, Collective, Generator, Round, Step
+from mpiagg.schedules.steps import Collective, Generator, Round, settled
+
+NodeAware = Callable[[int, Layout], Iterator[Round]]
+"""A schedule that goes by the layout of the nodes: ``f(rank, layout)`` yields the rounds of one rank, for root 0."""
 
 
 @dataclass(frozen=True)
@@ -30,20 +36,27 @@ class Algorithm:
     ----------
     name : str
         What ``algorithm=`` takes.
-    chunks : callable
-        How many chunks ``n`` ranks cut the buffer into.
+    cut : callable
+        How many chunks the ranks of a layout cut the buffer into.
     schedules : mapping
         A generator of rounds for every collective it serves.
     needs : str
         What it asks for beyond the buffer, in words.
+    shares_memory : bool
+        Whether the ranks of a node exchange chunks through memory that they share.
     """
 
     name: str
-    chunks: Callable[[int], int]
-    schedules: Mapping[Collective, Generator]
+    cut: Callable[[Layout], int]
+    schedules: Mapping[Collective, NodeAware]
     needs: str
+    shares_memory: bool = False
 
-    def generator(self, collective: Collective) -> Generator:
+    def chunks(self, ranks: Layout | int) -> int:
+        """Return how many chunks the buffer is cut into; a number of ranks is a node of so many."""
+        return self.cut(Layout.of_ranks(ranks))
+
+    def generator(self, collective: Collective) -> NodeAware:
         """Return the generator of rounds for a collective.
 
         Raises
@@ -56,36 +69,39 @@ class Algorithm:
             raise ValueError(f"algorithm {self.name!r} does not serve {collective.value}; these do: {known}")
         return self.schedules[collective]
 
-    def schedule(self, collective: Collective, rank: int, size: int, root: int = 0) -> list[Round]:
-        """Return the rounds of ``rank`` of ``size``, with true peers and contiguous chunks.
+    def schedule(self, collective: Collective, rank: int, ranks: Layout | int, root: int = 0) -> list[Round]:
+        """Return the rounds of ``rank``, with true peers and contiguous chunks; a number of ranks is a node of so many.
 
         Raises
         ------
         ValueError
             If the algorithm does not serve the collective.
         """
-        chunks = self.chunks(size)
-        rounds = self.generator(collective)((rank - root) % size, size)
+        layout = Layout.of_ranks(ranks)
+        chunks = self.cut(layout)
+        rounds = self.generator(collective)((rank - root) % layout.size, layout)
         return [
-            Round(*(piece for step in steps for piece in _settle(step, size, chunks, root)))
+            Round(*(piece for step in steps for piece in settled(step, layout.size, chunks, root)))
             for steps in rounds
             if steps
         ]
 
 
-def _settle(step: Step, size: int, chunks: int, root: int) -> list[Step]:
-    """Take a step's peer and chunks modulo their numbers, in two pieces where its chunks wrap around.
+def _flat(
+    name: str,
+    cut: Callable[[int], int],
+    generators: Mapping[Collective, Generator],
+    needs: str,
+    *,
+    shares_memory: bool = False,
+) -> Algorithm:
+    """Return an algorithm to which all ranks are alike, wherever they are."""
 
-    Schedules are written for root 0. The ranks are turned for another root, and the chunks with them, so that a
-    rank's own chunk keeps its number.
-    """
-    peer = -1 if step.action is Action.FINISH else (step.peer + root) % size
-    first = (step.chunk + root) % chunks
-    until_end = min(step.count, chunks - first)
-    pieces = [replace(step, peer=peer, chunk=first, count=until_end)]
-    if until_end < step.count:
-        pieces.append(replace(step, peer=peer, chunk=0, count=step.count - until_end))
-    return pieces
+    def anywhere(generator: Generator) -> NodeAware:
+        return lambda rank, layout: generator(rank, layout.size)
+
+    found = {collective: anywhere(generator) for collective, generator in generators.items()}
+    return Algorithm(name, lambda layout: cut(layout.size), found, needs, shares_memory)
 
 
 def _one_a_rank(size: int) -> int:
@@ -100,10 +116,18 @@ def _whole(size: int) -> int:
 _ALL_REDUCE, _REDUCE, _BROADCAST = Collective.ALLREDUCE, Collective.REDUCE, Collective.BROADCAST
 _ALL_GATHER, _REDUCE_SCATTER = Collective.ALLGATHER, Collective.REDUCE_SCATTER
 
+_DIRECT: Mapping[Collective, Generator] = {
+    _ALL_REDUCE: direct.allreduce,
+    _REDUCE: direct.reduce,
+    _BROADCAST: direct.broadcast,
+    _ALL_GATHER: direct.allgather,
+    _REDUCE_SCATTER: direct.reduce_scatter,
+}
+
 TABLE: Mapping[str, Algorithm] = {
     entry.name: entry
     for entry in (
-        Algorithm(
+        _flat(
             "ring",
             _one_a_rank,
             {
@@ -115,13 +139,13 @@ TABLE: Mapping[str, Algorithm] = {
             },
             "scratch of one chunk",
         ),
-        Algorithm(
+        _flat(
             "tree",
             _whole,
             {_ALL_REDUCE: tree.allreduce, _REDUCE: tree.reduce, _BROADCAST: tree.broadcast},
             "scratch of one vector on inner ranks",
         ),
-        Algorithm(
+        _flat(
             "parameter_server",
             _whole,
             {
@@ -131,19 +155,19 @@ TABLE: Mapping[str, Algorithm] = {
             },
             "scratch of one vector on the root",
         ),
-        Algorithm(
+        _flat(
             "recursive_doubling",
             _whole,
             {_ALL_REDUCE: recursive_doubling.allreduce},
             "scratch of one vector",
         ),
-        Algorithm(
+        _flat(
             "halving_doubling",
             largest_power_of_two,
             {_ALL_REDUCE: halving_doubling.allreduce},
             "scratch of half a vector, of one where n is not a power of two",
         ),
-        Algorithm(
+        _flat(
             "circulant",
             _one_a_rank,
             {
@@ -153,15 +177,21 @@ TABLE: Mapping[str, Algorithm] = {
             },
             "scratch of half a vector",
         ),
-        Algorithm(
-            "direct",
+        _flat("direct", _one_a_rank, _DIRECT, "scratch of n-1 chunks"),
+        _flat("one_shot", _whole, {_ALL_REDUCE: one_shot.allreduce}, "scratch of n-1 vectors"),
+        _flat(
+            "shared",
             _one_a_rank,
-            {
-                _ALL_REDUCE: direct.allreduce,
-                _ALL_GATHER: direct.allgather,
-                _REDUCE_SCATTER: direct.reduce_scatter,
-            },
-            "scratch of n-1 chunks",
+            _DIRECT,
+            "all ranks on one node; registered memory, or scratch of two segments",
+            shares_memory=True,
+        ),
+        Algorithm(
+            "hierarchical",
+            hierarchical.chunks,
+            {_ALL_REDUCE: hierarchical.allreduce},
+            "scratch of L-1 parts, L ranks being on a node; none within a node in registered memory",
+            shares_memory=True,
         ),
     )
 }
@@ -188,7 +218,7 @@ def algorithm(name: str) -> Algorithm:
     return TABLE[name]
 
 
-def schedules(name: str, collective: Collective, size: int, root: int = 0) -> list[list[Round]]:
-    """Return the schedules of all ranks."""
-    entry = algorithm(name)
-    return [entry.schedule(collective, rank, size, root) for rank in range(size)]
+def schedules(name: str, collective: Collective, ranks: Layout | int, root: int = 0) -> list[list[Round]]:
+    """Return the schedules of all ranks; a number of ranks is a node of so many."""
+    entry, layout = algorithm(name), Layout.of_ranks(ranks)
+    return [entry.schedule(collective, rank, layout, root) for rank in range(layout.size)]

@@ -12,6 +12,7 @@ from mpiagg.schedules import TABLE, Action, Collective, Round, prove, schedules
 
 SERVED = [(name, collective) for name, entry in TABLE.items() for collective in entry.schedules]
 NOTHING = (-(10**9), 0)
+INWARD = (Action.RECEIVE, Action.REDUCE, Action.HOLD)
 
 
 def execute(programs, collective, chunks):
@@ -35,13 +36,17 @@ def execute(programs, collective, chunks):
                 for step in steps:
                     if step.action is Action.SEND:
                         channels[rank, step.peer].append(held[rank][step.chunk : step.chunk + step.count])
-            wanted = [step.peer for step in steps if step.action in (Action.RECEIVE, Action.REDUCE)]
+            wanted = [step.peer for step in steps if step.action in INWARD]
             if any(len(channels[peer, rank]) < wanted.count(peer) for peer in wanted):
                 continue
             if not complete(steps, held[rank], lambda peer, rank=rank: channels[peer, rank].popleft()):
                 return None
             position[rank], posted[rank], moved = position[rank] + 1, False, True
     return held if all(position[rank] == len(program) for rank, program in enumerate(programs)) else None
+
+
+def added(left, right):
+    return left[0] + right[0], left[1] + right[1]
 
 
 def start(collective, rank, chunk):
@@ -51,7 +56,7 @@ def start(collective, rank, chunk):
 
 def complete(steps, held, take):
     """Let the messages of a round land, then compute, as a plan does; False if a message does not fit."""
-    arrived = [take(step.peer) if step.action in (Action.RECEIVE, Action.REDUCE) else None for step in steps]
+    arrived = [take(step.peer) if step.action in INWARD else None for step in steps]
     if any(message is not None and len(message) != step.count for message, step in zip(arrived, steps, strict=True)):
         return False
     if any(step.chunk + step.count > len(held) for step in steps):
@@ -59,13 +64,16 @@ def complete(steps, held, take):
     for message, step in zip(arrived, steps, strict=True):
         if step.action is Action.RECEIVE:
             held[step.chunk : step.chunk + step.count] = message
+    aside = defaultdict(lambda: (0, 0))
     for message, step in zip(arrived, steps, strict=True):
         for offset in range(step.count):
-            total, finished = held[step.chunk + offset]
+            chunk = step.chunk + offset
             if step.action is Action.FINISH:
-                held[step.chunk + offset] = (total, finished + 1)
+                held[chunk] = (held[chunk][0], held[chunk][1] + 1)
+            elif step.action is Action.HOLD:
+                aside[chunk] = added(aside[chunk], message[offset])
             elif step.action is Action.REDUCE:
-                held[step.chunk + offset] = (total + message[offset][0], finished + message[offset][1])
+                held[chunk] = added(held[chunk], added(aside.pop(chunk, (0, 0)), message[offset]))
     return True
 
 
@@ -171,6 +179,10 @@ def reduce_instead_of_replace(program, index, slot, *_):
     changed_step(program, index, slot, action=Action.REDUCE)
 
 
+def hold_instead_of_reduce(program, index, slot, *_):
+    changed_step(program, index, slot, action=Action.HOLD)
+
+
 def turn_side(program, index, slot, *_):
     changed_step(program, index, slot, received_first=bool(slot % 2))
 
@@ -186,6 +198,7 @@ CHANGES = [
     change_peer,
     replace_instead_of_reduce,
     reduce_instead_of_replace,
+    hold_instead_of_reduce,
     turn_side,
 ]
 

@@ -27,6 +27,9 @@ def test_the_names():
         "halving_doubling",
         "circulant",
         "direct",
+        "one_shot",
+        "shared",
+        "hierarchical",
     )
 
 
@@ -34,10 +37,10 @@ def test_the_names():
     ("collective", "names"),
     [
         ("allreduce", algorithms()),
-        ("reduce", ("ring", "tree", "parameter_server")),
-        ("broadcast", ("ring", "tree", "parameter_server")),
-        ("allgather", ("ring", "circulant", "direct")),
-        ("reduce_scatter", ("ring", "circulant", "direct")),
+        ("reduce", ("ring", "tree", "parameter_server", "direct", "shared")),
+        ("broadcast", ("ring", "tree", "parameter_server", "direct", "shared")),
+        ("allgather", ("ring", "circulant", "direct", "shared")),
+        ("reduce_scatter", ("ring", "circulant", "direct", "shared")),
     ],
 )
 def test_who_serves_what(collective, names):
@@ -46,7 +49,9 @@ def test_who_serves_what(collective, names):
 
 @pytest.mark.parametrize("name", ["rung", "", None, 3, ["ring"]])
 def test_an_unknown_name_lists_the_known(name):
-    with pytest.raises(ValueError, match=r"^unknown algorithm .*; known: ring, tree, parameter_server, .*, direct$"):
+    with pytest.raises(
+        ValueError, match=r"^unknown algorithm .*; known: ring, tree, parameter_server, .*, hierarchical$"
+    ):
         algorithm(name)
 
 

@@ -1,0 +1,67 @@
+"""Which rank is on which node: what node-aware schedules go by."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+
+@dataclass(frozen=True)
+class Layout:
+    """The ranks of every node, each rank on one of them.
+
+    Attributes
+    ----------
+    nodes : tuple of tuples of int
+        For each node its ranks, ascending; the nodes by their first ranks.
+    """
+
+    nodes: tuple[tuple[int, ...], ...]
+
+    @classmethod
+    def of(cls, sizes: Sequence[int]) -> Layout:
+        """Return the layout of nodes with so many ranks each, numbered one node after the other."""
+        starts = [sum(sizes[:node]) for node in range(len(sizes))]
+        return cls(tuple(tuple(range(start, start + size)) for start, size in zip(starts, sizes, strict=True) if size))
+
+    @classmethod
+    def of_ranks(cls, ranks: Layout | int) -> Layout:
+        """Return a layout as it is, and for a number of ranks one node of so many."""
+        return ranks if isinstance(ranks, Layout) else cls.of([ranks])
+
+    @classmethod
+    def by_name(cls, names: Sequence[object]) -> Layout:
+        """Return the layout where ranks are on one node if ``names`` has the same for them."""
+        found: dict[object, list[int]] = {}
+        for rank, name in enumerate(names):
+            found.setdefault(name, []).append(rank)
+        return cls(tuple(map(tuple, found.values())))
+
+    @cached_property
+    def size(self) -> int:
+        """How many ranks there are."""
+        return sum(map(len, self.nodes))
+
+    @cached_property
+    def _node_of(self) -> dict[int, int]:
+        return {rank: node for node, ranks in enumerate(self.nodes) for rank in ranks}
+
+    def node_of(self, rank: int) -> int:
+        """Return the number of a rank's node."""
+        return self._node_of[rank]
+
+    @property
+    def even(self) -> bool:
+        """Whether every node has as many ranks as the others."""
+        return len({len(ranks) for ranks in self.nodes}) == 1
+
+    @property
+    def widest(self) -> int:
+        """How many ranks the fullest node has."""
+        return max(map(len, self.nodes))
+
+    def __str__(self) -> str:
+        """Say it in words: ``4 x 2`` is four nodes of two ranks, ``3 + 1`` a node of three and one of one."""
+        sizes = [len(ranks) for ranks in self.nodes]
+        return f"{len(sizes)} x {sizes[0]}" if self.even else " + ".join(map(str, sizes))

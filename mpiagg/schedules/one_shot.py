@@ -1,0 +1,28 @@
+"""One shot: every rank sends its whole vector to all, and reduces all of them by itself.
+
+With n ranks and B bytes:
+
+==============  ==========  ============  =======================
+collective      rounds      messages      bytes sent by a rank
+==============  ==========  ============  =======================
+allreduce       1           n-1           (n-1) B
+==============  ==========  ============  =======================
+
+One round, the fewest there can be, for the most bytes: the choice for very short vectors, and for few ranks.
+Scratch: n-1 vectors. The sum is the left fold in rank order, ((x_0 + x_1) + x_2) + ..., on every rank; the same
+as that of ``direct``.
+
+Source: "one-shot" all-reduce, as it is called among GPUs; an all-to-all broadcast and a reduction of one's own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from mpiagg.schedules.steps import Round, finish, fold, send
+
+
+def allreduce(rank: int, size: int) -> Iterator[Round]:
+    """Send our vector to every rank, and add up all of them, in rank order."""
+    yield Round(*(send(rank + distance) for distance in range(1, size)), *fold(rank, size))
+    yield Round(finish())
