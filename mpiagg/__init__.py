@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from mpiagg.comm import Comm
     from mpiagg.ddp import DDP
     from mpiagg.plan import Plan
+    from mpiagg.registered import empty
 
 __version__ = "0.1.0"
 
@@ -75,6 +76,7 @@ __all__ = [
     "allreduce_init",
     "broadcast",
     "broadcast_init",
+    "empty",
     "reduce",
     "reduce_init",
     "reduce_scatter",
@@ -110,6 +112,7 @@ _HOMES = {
     "mpiagg.comm": ("Comm",),
     "mpiagg.ddp": ("DDP",),
     "mpiagg.plan": ("Plan",),
+    "mpiagg.registered": ("empty",),
 }
 _HOME = {name: home for home, names in _HOMES.items() for name in names}
 

@@ -81,9 +81,9 @@ def bind(
         binders.append(_Binder(place) if wire is None else _WireBinder(place, wire))
     bound = [binder.bind(schedule) for binder in binders]
     rounds = bound[0] if len(bound) == 1 else (Interleaved(bound).as_round(),)
-    requests = tuple(request for binder in binders for request in binder.requests)
+    releases = tuple(request.Free for binder in binders for request in binder.requests)
     sent = sum(binder.sent_bytes for binder in binders)
-    return Program(rounds, requests, sum(binder.nbytes for binder in binders), sent)
+    return Program(rounds, releases, sum(binder.nbytes for binder in binders), sent)
 
 
 class _Place(NamedTuple):

@@ -7,6 +7,7 @@ operators of the user's, derived datatypes, memory of a device, and arguments th
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from operator import index
 from typing import Final, NamedTuple
 
@@ -16,11 +17,12 @@ from mpi4py import MPI
 from mpiagg.arrays import Array, Reduction
 from mpiagg.buffers import Message, read
 from mpiagg.datatypes import reduction_of
-from mpiagg.operations import Operation, prepare, run
+from mpiagg.operation import Operation
+from mpiagg.operations import prepare, run
 from mpiagg.plan import Plan
 from mpiagg.schedules import Collective
 from mpiagg.transport import Channel, channel_of
-from mpiagg.tuning import NATIVE, Choice, pick
+from mpiagg.tuning import NATIVE, Case, Memory, pick
 
 _BYTES: Final = Reduction(np.bitwise_or, np.dtype(np.uint8))
 """How bytes travel. The operator is for barriers, which reduce a byte that nobody reads."""
@@ -39,15 +41,22 @@ class Call(NamedTuple):
         with np.errstate(all="ignore"):  # MPI does not warn
             run(self.channel, self.operation, self.x, self.out)
 
-    def plan(self) -> Plan[Array | None]:
-        """Return a plan that carries it out; all ranks ask for theirs in the same order."""
-        tag = self.channel.new_tag(self.operation.choice.lanes)
-        return prepare(self.channel, self.operation, self.x, self.out, tag)
+    def plan(self, memory: Memory) -> Plan[Array | None]:
+        """Return a plan that carries it out; all ranks ask for theirs in the same order.
+
+        Ranks that share memory wait for one another to set it up.
+        """
+        operation = self.operation
+        if memory is Memory.NONE:
+            case = Case(operation.collective, operation.nbytes, operation.layout, memory)
+            operation = replace(operation, choice=pick("auto", None, case))
+        tag = self.channel.new_tag(operation.choice.lanes)
+        return prepare(self.channel, operation, self.x, self.out, tag, memory=memory)
 
 
 def barrier(comm: MPI.Intracomm) -> Call | None:
     """Return the barrier: an all-reduction of a byte."""
-    return _call(comm, Collective.ALLREDUCE, (1,), _BYTES, choice=Choice("recursive_doubling"))
+    return _call(comm, Collective.ALLREDUCE, (1,), _BYTES)
 
 
 def bcast(comm: MPI.Intracomm, buf: object, root: int) -> Call | None:
@@ -178,16 +187,14 @@ def _call(
     x: Array | None = None,
     out: Array | None = None,
     root: int = 0,
-    choice: Choice | None = None,
 ) -> Call | None:
     if not comm:
         return None
     channel = channel_of(comm)
-    if choice is None:
-        choice = pick("auto", None, collective, sum(counts) * how.dtype.itemsize)
+    choice = pick("auto", None, Case(collective, sum(counts) * how.dtype.itemsize, channel.layout))
     if choice.algorithm == NATIVE:
         return None
-    operation = Operation(collective, channel.rank, channel.size, root, counts, how, choice, MPI.SUM)
+    operation = Operation(collective, channel.rank, channel.layout, root, counts, how, choice, MPI.SUM)
     return Call(channel, operation, x, out)
 
 

@@ -30,11 +30,12 @@ from mpi4py import MPI
 from mpiagg.arguments import check_root
 from mpiagg.arrays import Array, Reduction, as_input, check_output, check_wire_dtype
 from mpiagg.mpi_ops import resolve
-from mpiagg.operations import Operation, even_counts, prepare, run
+from mpiagg.operation import Operation, even_counts
+from mpiagg.operations import prepare, run
 from mpiagg.plan import Plan
 from mpiagg.schedules import Collective
 from mpiagg.transport import Channel, channel_of
-from mpiagg.tuning import NATIVE, Choice, pick
+from mpiagg.tuning import NATIVE, Case, Choice, pick
 
 Op = str | MPI.Op
 ArrayPlan = Plan[Any]
@@ -337,14 +338,15 @@ class _Arguments(NamedTuple):
         else:
             how, op, only_native = Reduction(np.add, x.dtype), MPI.SUM, False
         counts, shape = _layout(self.collective, x, channel)
-        choice = pick(self.algorithm, self.lanes, self.collective, sum(counts) * how.dtype.itemsize, self.wire)
+        case = Case(self.collective, sum(counts) * how.dtype.itemsize, channel.layout)
+        choice = pick(self.algorithm, self.lanes, case, self.wire)
         check_wire_dtype(self.wire, x.dtype)
         if only_native:
             if self.algorithm not in ("auto", NATIVE) or self.wire is not None:
                 asked = f"algorithm {self.algorithm!r}" if self.wire is None else f"wire {self.wire!r}"
                 raise ValueError(f"{asked} cannot apply an op that is not predefined; 'native' can")
             choice = Choice(NATIVE)
-        operation = Operation(self.collective, channel.rank, channel.size, root, counts, how, choice, op)
+        operation = Operation(self.collective, channel.rank, channel.layout, root, counts, how, choice, op)
         # A bad one is an error on every rank that gives it, also where there is nothing to be written to it.
         out = np.empty(shape, x.dtype) if self.out is None else check_output(self.out, shape, x.dtype)
         return _Call(operation, x, None if operation.target is None else out)

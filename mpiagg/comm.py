@@ -19,6 +19,7 @@ from mpiagg.background import threads_allowed
 from mpiagg.calls import Call
 from mpiagg.requests import Prequest, Request
 from mpiagg.transport import channel_of
+from mpiagg.tuning import Memory
 
 if TYPE_CHECKING:
     from mpi4py.typing import BufSpec, BufSpecB, InPlace
@@ -169,36 +170,40 @@ class Comm(MPI.Intracomm):
     def Ibarrier(self) -> MPI.Request:
         """Start a :meth:`Barrier`."""
         call = calls.barrier(self)
-        return Request(call.plan()) if _in_background(call) else super().Ibarrier()
+        return Request(call.plan(Memory.NONE)) if _in_background(call) else super().Ibarrier()
 
     def Ibcast(self, buf: BufSpec, root: int = 0) -> MPI.Request:
         """Start a :meth:`Bcast`."""
         call = calls.bcast(self, buf, root)
-        return Request(call.plan()) if _in_background(call) else super().Ibcast(buf, root)
+        return Request(call.plan(Memory.NONE)) if _in_background(call) else super().Ibcast(buf, root)
 
     def Iallgather(self, sendbuf: BufSpec | InPlace, recvbuf: BufSpecB) -> MPI.Request:
         """Start an :meth:`Allgather`."""
         call = calls.allgather(self, sendbuf, recvbuf)
-        return Request(call.plan()) if _in_background(call) else super().Iallgather(sendbuf, recvbuf)
+        return Request(call.plan(Memory.NONE)) if _in_background(call) else super().Iallgather(sendbuf, recvbuf)
 
     def Ireduce(
         self, sendbuf: BufSpec | InPlace, recvbuf: BufSpec | None, op: MPI.Op = MPI.SUM, root: int = 0
     ) -> MPI.Request:
         """Start a :meth:`Reduce`."""
         call = calls.reduce(self, sendbuf, recvbuf, op, root)
-        return Request(call.plan()) if _in_background(call) else super().Ireduce(sendbuf, recvbuf, op, root)
+        return Request(call.plan(Memory.NONE)) if _in_background(call) else super().Ireduce(sendbuf, recvbuf, op, root)
 
     def Iallreduce(self, sendbuf: BufSpec | InPlace, recvbuf: BufSpec, op: MPI.Op = MPI.SUM) -> MPI.Request:
         """Start an :meth:`Allreduce`."""
         call = calls.allreduce(self, sendbuf, recvbuf, op)
-        return Request(call.plan()) if _in_background(call) else super().Iallreduce(sendbuf, recvbuf, op)
+        return Request(call.plan(Memory.NONE)) if _in_background(call) else super().Iallreduce(sendbuf, recvbuf, op)
 
     def Ireduce_scatter_block(
         self, sendbuf: BufSpecB | InPlace, recvbuf: BufSpec | BufSpecB, op: MPI.Op = MPI.SUM
     ) -> MPI.Request:
         """Start a :meth:`Reduce_scatter_block`."""
         call = calls.reduce_scatter_block(self, sendbuf, recvbuf, op)
-        return Request(call.plan()) if _in_background(call) else super().Ireduce_scatter_block(sendbuf, recvbuf, op)
+        return (
+            Request(call.plan(Memory.NONE))
+            if _in_background(call)
+            else super().Ireduce_scatter_block(sendbuf, recvbuf, op)
+        )
 
     def Ireduce_scatter(
         self,
@@ -211,7 +216,9 @@ class Comm(MPI.Intracomm):
         recvcounts = calls.recvcounts(self, sendbuf, recvbuf, recvcounts)
         call = calls.reduce_scatter(self, sendbuf, recvbuf, recvcounts, op)
         return (
-            Request(call.plan()) if _in_background(call) else super().Ireduce_scatter(sendbuf, recvbuf, recvcounts, op)
+            Request(call.plan(Memory.NONE))
+            if _in_background(call)
+            else super().Ireduce_scatter(sendbuf, recvbuf, recvcounts, op)
         )
 
     # -- persistent calls
@@ -219,19 +226,23 @@ class Comm(MPI.Intracomm):
     def Barrier_init(self, info: MPI.Info = MPI.INFO_NULL) -> MPI.Prequest:
         """Prepare a :meth:`Barrier`."""
         call = calls.barrier(self)
-        return Prequest(call.plan()) if _in_background(call) else super().Barrier_init(info)
+        return Prequest(call.plan(Memory.TOGETHER)) if _in_background(call) else super().Barrier_init(info)
 
     def Bcast_init(self, buf: BufSpec, root: int = 0, info: MPI.Info = MPI.INFO_NULL) -> MPI.Prequest:
         """Prepare a :meth:`Bcast`."""
         call = calls.bcast(self, buf, root)
-        return Prequest(call.plan()) if _in_background(call) else super().Bcast_init(buf, root, info)
+        return Prequest(call.plan(Memory.TOGETHER)) if _in_background(call) else super().Bcast_init(buf, root, info)
 
     def Allgather_init(
         self, sendbuf: BufSpec | InPlace, recvbuf: BufSpecB, info: MPI.Info = MPI.INFO_NULL
     ) -> MPI.Prequest:
         """Prepare an :meth:`Allgather`."""
         call = calls.allgather(self, sendbuf, recvbuf)
-        return Prequest(call.plan()) if _in_background(call) else super().Allgather_init(sendbuf, recvbuf, info)
+        return (
+            Prequest(call.plan(Memory.TOGETHER))
+            if _in_background(call)
+            else super().Allgather_init(sendbuf, recvbuf, info)
+        )
 
     def Reduce_init(
         self,
@@ -243,14 +254,22 @@ class Comm(MPI.Intracomm):
     ) -> MPI.Prequest:
         """Prepare a :meth:`Reduce`."""
         call = calls.reduce(self, sendbuf, recvbuf, op, root)
-        return Prequest(call.plan()) if _in_background(call) else super().Reduce_init(sendbuf, recvbuf, op, root, info)
+        return (
+            Prequest(call.plan(Memory.TOGETHER))
+            if _in_background(call)
+            else super().Reduce_init(sendbuf, recvbuf, op, root, info)
+        )
 
     def Allreduce_init(
         self, sendbuf: BufSpec | InPlace, recvbuf: BufSpec, op: MPI.Op = MPI.SUM, info: MPI.Info = MPI.INFO_NULL
     ) -> MPI.Prequest:
         """Prepare an :meth:`Allreduce`."""
         call = calls.allreduce(self, sendbuf, recvbuf, op)
-        return Prequest(call.plan()) if _in_background(call) else super().Allreduce_init(sendbuf, recvbuf, op, info)
+        return (
+            Prequest(call.plan(Memory.TOGETHER))
+            if _in_background(call)
+            else super().Allreduce_init(sendbuf, recvbuf, op, info)
+        )
 
     def Reduce_scatter_block_init(
         self,
@@ -262,7 +281,7 @@ class Comm(MPI.Intracomm):
         """Prepare a :meth:`Reduce_scatter_block`."""
         call = calls.reduce_scatter_block(self, sendbuf, recvbuf, op)
         return (
-            Prequest(call.plan())
+            Prequest(call.plan(Memory.TOGETHER))
             if _in_background(call)
             else super().Reduce_scatter_block_init(sendbuf, recvbuf, op, info)
         )
@@ -279,7 +298,7 @@ class Comm(MPI.Intracomm):
         recvcounts = calls.recvcounts(self, sendbuf, recvbuf, recvcounts)
         call = calls.reduce_scatter(self, sendbuf, recvbuf, recvcounts, op)
         return (
-            Prequest(call.plan())
+            Prequest(call.plan(Memory.TOGETHER))
             if _in_background(call)
             else super().Reduce_scatter_init(sendbuf, recvbuf, recvcounts, op, info)
         )

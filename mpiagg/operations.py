@@ -1,134 +1,29 @@
-"""A collective operation in full: what is moved, how it is combined, by which schedule, between which arrays.
+"""Carrying operations out, between arrays.
 
 Both faces, the array functions and the communicator, describe their calls as operations and run or plan them here.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
-from dataclasses import dataclass
+from collections.abc import Callable
 from functools import partial
 from typing import Final
 
 import numpy as np
 from mpi4py import MPI
 
-from mpiagg.arrays import (
-    Array,
-    Reduction,
-    address,
-    borrow,
-    codec,
-    cuts_of,
-    even_cuts,
-    even_ranges,
-    flat,
-    ranges,
-    same_memory,
-    scratch,
-)
-from mpiagg.binding import Lane, Wire, bind
+from mpiagg.arrays import Array, address, borrow, codec, flat, same_memory, scratch
+from mpiagg.binding import Wire, bind
+from mpiagg.on_node import bind_on_node, serves
+from mpiagg.operation import Operation
 from mpiagg.plan import Plan, find_plan
 from mpiagg.program import Awaited, BoundRound, Program, in_turn
-from mpiagg.schedules import Collective, algorithm, send
+from mpiagg.schedules import Collective, send
 from mpiagg.transport import SHARED_TAG, Channel
-from mpiagg.tuning import NATIVE, Choice
+from mpiagg.tuning import NATIVE, Memory
 
 STAGED_BYTES: Final = 32 * 2**10
 """Vectors up to this length are copied into a plan's own buffer, which costs less than a plan for each address."""
-
-
-@dataclass(frozen=True)
-class Operation:
-    """A collective operation on vectors, as one rank sees it.
-
-    Attributes
-    ----------
-    collective : Collective
-    rank, size, root : int
-    counts : tuple of int
-        For all-gather and reduce-scatter the elements of each rank's chunk; else the elements of the vector, alone.
-    reduction : Reduction
-        How values are combined, and in which dtype they travel.
-    choice : Choice
-        The algorithm and the number of lanes.
-    op : MPI.Op
-        The operator, for the MPI library's own collectives.
-    """
-
-    collective: Collective
-    rank: int
-    size: int
-    root: int
-    counts: tuple[int, ...]
-    reduction: Reduction
-    choice: Choice
-    op: MPI.Op
-
-    @property
-    def length(self) -> int:
-        """How many elements the buffer has."""
-        return sum(self.counts)
-
-    @property
-    def label(self) -> str:
-        """The operation in words."""
-        wire = f" with wire {self.choice.wire}" if self.choice.wire else ""
-        return f"{self.collective.value} by {self.choice.algorithm}{wire}"
-
-    def key(self) -> Hashable:
-        """Return what a plan for this operation depends on, beside the buffer's address."""
-        combine = self.reduction.combine
-        return (
-            self.collective,
-            self.root,
-            self.counts,
-            combine,
-            self.reduction.dtype,
-            self.reduction.divisor,
-            self.choice,
-        )
-
-    @property
-    def source(self) -> slice | None:
-        """Where in the buffer this rank's input goes; None if it has none."""
-        if self.collective is Collective.ALLGATHER:
-            return self.own_chunk
-        if self.collective is Collective.BROADCAST and self.rank != self.root:
-            return None
-        return slice(0, self.length)
-
-    @property
-    def target(self) -> slice | None:
-        """Where in the buffer this rank's output lies; None if it has none."""
-        if self.collective is Collective.REDUCE_SCATTER:
-            return self.own_chunk
-        if self.collective is Collective.REDUCE and self.rank != self.root:
-            return None
-        return slice(0, self.length)
-
-    @property
-    def own_chunk(self) -> slice:
-        """Where this rank's chunk lies, where every rank has one."""
-        cuts = cuts_of(self.counts)
-        return slice(cuts[self.rank], cuts[self.rank + 1])
-
-    def lanes(self) -> list[Lane]:
-        """Return the ranges of the chunks of every lane.
-
-        Where ranks own chunks, every chunk is cut into lanes; elsewhere the buffer is, and every lane into chunks.
-        """
-        lanes = self.choice.lanes
-        if self.collective in (Collective.ALLGATHER, Collective.REDUCE_SCATTER):
-            parts = [even_ranges(start, stop, lanes) for start, stop in ranges(cuts_of(self.counts))]
-            return [[part[lane] for part in parts] for lane in range(lanes)]
-        chunks = algorithm(self.choice.algorithm).chunks(self.size)
-        return [even_ranges(start, stop, chunks) for start, stop in even_ranges(0, self.length, lanes)]
-
-
-def even_counts(length: int, size: int) -> tuple[int, ...]:
-    """Return the lengths of ``size`` even parts of ``length`` elements."""
-    return tuple(stop - start for start, stop in ranges(even_cuts(length, size)))
 
 
 def run(channel: Channel, operation: Operation, x: Array | None, out: Array | None) -> None:
@@ -161,29 +56,46 @@ def run(channel: Channel, operation: Operation, x: Array | None, out: Array | No
         _drain(operation, buffer, out)
 
 
-def prepare(channel: Channel, operation: Operation, x: Array | None, out: Array | None, tag: int) -> Plan[Array | None]:
+def prepare(
+    channel: Channel,
+    operation: Operation,
+    x: Array | None,
+    out: Array | None,
+    tag: int,
+    *,
+    memory: Memory = Memory.TOGETHER,
+) -> Plan[Array | None]:
     """Return a plan that carries an operation out, from ``x`` to ``out``, each time it runs."""
     mapped = _mapped(operation, out)
     buffer = _own_buffer(operation) if mapped is None else mapped
     load = None if _lies_in(x, buffer, operation.source) else partial(_fill, operation, buffer, x)
     store = None if out is None or mapped is not None else partial(_drain, operation, buffer, out)
-    program = in_turn(load, bind_operation(channel, operation, buffer, tag), store)
+    program = in_turn(load, bind_operation(channel, operation, buffer, tag, memory=memory), store)
     return Plan(channel, program, result=out, label=operation.label)
 
 
 def bind_operation(
-    channel: Channel, operation: Operation, buffer: Array, tag: int = SHARED_TAG, *, residual: Array | None = None
+    channel: Channel,
+    operation: Operation,
+    buffer: Array,
+    tag: int = SHARED_TAG,
+    *,
+    residual: Array | None = None,
+    memory: Memory = Memory.TOGETHER,
 ) -> Program:
     """Return the program of an operation, in place on a buffer of its length and dtype.
 
-    With a wire, what the codec loses of this rank's contributions is left in ``residual``, if that is given.
+    With a wire, what the codec loses of this rank's contributions is left in ``residual``, if that is given. With a
+    tag of its own the program is made by all ranks together, unless ``memory`` says that they do not wait for one
+    another.
     """
     o = operation
     if o.choice.algorithm == NATIVE:
         return _bind_native(channel.comm, o, buffer)
-    schedule = algorithm(o.choice.algorithm).schedule(o.collective, o.rank, o.size, o.root)
+    if memory is Memory.TOGETHER and serves(channel, o):
+        return bind_on_node(channel, o, buffer, tag)
     wire = None if o.choice.wire is None else Wire(codec(o.choice.wire), residual)
-    return bind(channel, schedule, buffer, o.lanes(), o.reduction, label=o.label, tag=tag, wire=wire)
+    return bind(channel, o.schedule(), buffer, o.lanes(), o.reduction, label=o.label, tag=tag, wire=wire)
 
 
 def _plan_in_place(channel: Channel, operation: Operation, buffer: Array) -> Plan[Array]:
@@ -274,7 +186,7 @@ def _bind_native(comm: MPI.Intracomm, operation: Operation, buffer: Array) -> Pr
         request = comm.Reduce_scatter_init(sent, buffer[o.own_chunk], o.counts, o.op)
     awaited = Awaited(o.label, 0, send(o.rank), buffer.nbytes)
     a_round = BoundRound((*before, request.Start), (request.Test,), (partial(_finish_native, o, buffer),), (awaited,))
-    return Program((a_round,), (request,), sent.nbytes)
+    return Program((a_round,), (request.Free,), sent.nbytes)
 
 
 def _as_bytes(buffer: Array) -> Array:

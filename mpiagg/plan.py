@@ -12,12 +12,12 @@ from types import TracebackType
 from typing import Final, Generic, Protocol, TypeVar
 
 from mpiagg.errors import PlanError
-from mpiagg.program import Awaited, Interleaved, Program, run
-from mpiagg.straight import Waiting, straight_line
+from mpiagg.program import Arrival, Awaited, Interleaved, Program, run
+from mpiagg.straight import TRIES, Waiting, straight_line
 from mpiagg.transport import DEFAULT_TIMEOUT, Channel, wait_patiently
 
 SPINS: Final = 20
-"""How often a call tests before it starts to yield the core: ranks may outnumber cores."""
+"""How often a call tests before it starts to yield the core."""
 
 CACHED_PLANS: Final = 32
 """How many plans a communicator keeps for calls that come back."""
@@ -70,13 +70,15 @@ class Plan(Generic[Result]):
         self.sent_bytes = program.sent_bytes
         self.timeout = timeout
         self._channel = channel
-        self._requests = program.requests
+        self._releases = program.releases
         self._rounds = program.rounds
-        self._run = straight_line(self._rounds)
+        # Where ranks outnumber cores, whoever tries again and again only keeps the others from coming.
+        self._spins = 0 if channel.node.crowded else SPINS
+        self._run = straight_line(self._rounds, tries=1 if channel.node.crowded else TRIES)
         # Whether it can be started: not while it runs, nor after an error in the middle, nor when it is freed.
         self._idle = True
-        self._running: Iterator[Awaited] | None = None
-        self._awaited: Awaited | Interleaved | None = None
+        self._running: Iterator[Awaited | Arrival] | None = None
+        self._awaited: Awaited | Arrival | Interleaved | None = None
         self._freed = False
         channel.open[id(self)] = self
 
@@ -170,10 +172,10 @@ class Plan(Generic[Result]):
             self._wait(test)
         return self.result
 
-    def wait_for(self, test: Callable[[], bool], awaited: Awaited | Interleaved) -> None:
+    def wait_for(self, test: Callable[[], bool], awaited: Awaited | Arrival | Interleaved) -> None:
         """Wait within a run until ``test()`` succeeds; ``awaited`` says what that is for."""
         self._awaited = awaited
-        for _ in range(SPINS):
+        for _ in range(self._spins):
             if test():
                 return
         self._wait(test)
@@ -184,9 +186,9 @@ class Plan(Generic[Result]):
     def _fail(self) -> None:
         """Be unusable from now on: messages may be under way. Without any, it can simply run again."""
         self._running = None
-        self._idle = not self._requests
+        self._idle = not any(a_round.tests for a_round in self._rounds)
 
-    def _awaited_now(self) -> Awaited | None:
+    def _awaited_now(self) -> Awaited | Arrival | None:
         return self._awaited.now if self._awaited is not None else None
 
     def _unusable(self) -> PlanError:
@@ -199,12 +201,17 @@ class Plan(Generic[Result]):
     # -- giving back
 
     @property
+    def running(self) -> bool:
+        """Whether the plan is running, or an error has left it in the middle."""
+        return not self._idle and not self._freed
+
+    @property
     def freed(self) -> bool:
         """Whether the plan is freed."""
         return self._freed
 
     def free(self) -> None:
-        """Give the plan's requests back; a second call does nothing.
+        """Give back the plan's requests, and its part of shared memory; a second call does nothing.
 
         Raises
         ------
@@ -217,9 +224,9 @@ class Plan(Generic[Result]):
             raise self._unusable()
         self._freed = True
         self._idle, self._rounds, self._run = False, (), _nothing
-        requests, self._requests = self._requests, ()
-        for request in requests:
-            request.Free()
+        releases, self._releases = self._releases, ()
+        for release in releases:
+            release()
         self._channel.open.pop(id(self), None)
 
     def __enter__(self) -> Plan[Result]:

@@ -6,9 +6,10 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from mpi4py import MPI
-
 from mpiagg.schedules import Action, Step
+from mpiagg.transport import Gate
+
+Call = Callable[[], object]
 
 
 class Awaited(NamedTuple):
@@ -30,19 +31,37 @@ class Awaited(NamedTuple):
         return self
 
 
+class Arrival(NamedTuple):
+    """What a wait is for: the other ranks of the node at a gate."""
+
+    label: str
+    round: int
+    gate: Gate
+
+    def __str__(self) -> str:
+        """Say it in words."""
+        places = ", ".join(map(str, self.gate.missing()))
+        return f"{self.label}, round {self.round}: the ranks in places {places} of this node to come"
+
+    @property
+    def now(self) -> Arrival:
+        """What is waited for at present."""
+        return self
+
+
 class BoundRound(NamedTuple):
     """A round as it runs: what to start, what to test until it is done, what to compute then.
 
     ``awaited`` says of each of the ``tests`` what it waits for.
     """
 
-    starts: tuple[Callable[[], object], ...]
+    starts: tuple[Call, ...]
     tests: tuple[Callable[[], bool], ...]
-    folds: tuple[Callable[[], object], ...]
-    awaited: tuple[Awaited | Interleaved, ...]
+    folds: tuple[Call, ...]
+    awaited: tuple[Awaited | Arrival | Interleaved, ...]
 
 
-def run(rounds: Sequence[BoundRound]) -> Iterator[Awaited]:
+def run(rounds: Sequence[BoundRound]) -> Iterator[Awaited | Arrival]:
     """Run rounds one after the other; yield what is waited for whenever it has not come."""
     for starts, tests, folds, awaited in rounds:
         for start in starts:
@@ -59,7 +78,7 @@ class Interleaved:
 
     def __init__(self, lanes: Sequence[Sequence[BoundRound]]) -> None:
         self._lanes = lanes
-        self._running: list[tuple[Iterator[Awaited], Awaited | None]] = []
+        self._running: list[tuple[Iterator[Awaited | Arrival], Awaited | Arrival | None]] = []
 
     def start(self) -> None:
         """Start all lanes."""
@@ -72,7 +91,7 @@ class Interleaved:
         return not self._running
 
     @property
-    def now(self) -> Awaited:
+    def now(self) -> Awaited | Arrival:
         """What the first unfinished lane waits for at present."""
         awaited = self._running[0][1]
         assert awaited is not None
@@ -89,7 +108,7 @@ class Deferred(Interleaved):
     Parameters
     ----------
     choose : callable
-        Returns the program; who passes it keeps the program's requests, and frees them.
+        Returns the program; who passes it keeps what the program must release.
     """
 
     def __init__(self, choose: Callable[[], Program]) -> None:
@@ -110,8 +129,8 @@ class Program:
     ----------
     rounds : tuple of BoundRound
         What is run.
-    requests : tuple of MPI.Prequest
-        The persistent requests in them, to be freed with the plan.
+    releases : tuple of callables
+        What frees the persistent requests in them, and whatever else goes with the plan.
     nbytes : int
         The memory that belongs to the program alone.
     sent_bytes : int
@@ -119,7 +138,7 @@ class Program:
     """
 
     rounds: tuple[BoundRound, ...]
-    requests: tuple[MPI.Prequest, ...]
+    releases: tuple[Call, ...]
     nbytes: int
     sent_bytes: int = 0
 
@@ -127,14 +146,14 @@ class Program:
 def in_turn(*parts: Program | Callable[[], object] | None) -> Program:
     """Return the program that runs programs one after the other, with calls between them; None is nothing."""
     rounds: list[BoundRound] = []
-    requests: list[MPI.Prequest] = []
+    releases: list[Call] = []
     nbytes = sent_bytes = 0
     for part in parts:
         if isinstance(part, Program):
             rounds += part.rounds
-            requests += part.requests
+            releases += part.releases
             nbytes += part.nbytes
             sent_bytes += part.sent_bytes
         elif part is not None:
             rounds.append(BoundRound((part,), (), (), ()))
-    return Program(tuple(rounds), tuple(requests), nbytes, sent_bytes)
+    return Program(tuple(rounds), tuple(releases), nbytes, sent_bytes)

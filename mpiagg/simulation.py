@@ -20,7 +20,7 @@ from mpiagg.arrays import (
 )
 from mpiagg.schedules import Action, Collective, Layout, Message, Step, schedules, walk
 from mpiagg.schedules import algorithm as find_algorithm
-from mpiagg.tuning import Choice, pick
+from mpiagg.tuning import Case, Choice, pick
 
 
 def simulate(
@@ -72,7 +72,7 @@ def simulate(
         raise ValueError(f"there are {len(inputs)} vectors, and {layout.size} ranks on the nodes")
     how = reduction(op, first.dtype, len(inputs))
     nbytes = first.size * how.dtype.itemsize
-    choice = pick(algorithm, lanes, Collective.ALLREDUCE, nbytes, wire)
+    choice = pick(algorithm, lanes, Case(Collective.ALLREDUCE, nbytes, layout), wire)
     check_wire_dtype(wire, first.dtype)
     buffers = [x.ravel().astype(how.dtype) for x in inputs]
     for start, stop in even_ranges(0, first.size, choice.lanes):

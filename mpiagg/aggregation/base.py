@@ -15,7 +15,8 @@ from mpiagg.aggregation.packing import Layout, check_tensors, layout_in_words, l
 from mpiagg.arrays import Array, Reduction, reduction
 from mpiagg.errors import PlanError
 from mpiagg.mpi_ops import mpi_op
-from mpiagg.operations import Operation, bind_operation
+from mpiagg.operation import Operation
+from mpiagg.operations import bind_operation
 from mpiagg.plan import Plan
 from mpiagg.program import Program, in_turn
 from mpiagg.schedules import Collective
@@ -182,7 +183,7 @@ class Aggregation(ABC):
         """Return the program of a collective on a vector, in place; ``residual`` as for :func:`bind_operation`."""
         channel = self._channel
         counts, op = (vector.size,), mpi_op(how.name, how.dtype)
-        operation = Operation(collective, channel.rank, channel.size, root, counts, how, choice, op)
+        operation = Operation(collective, channel.rank, channel.layout, root, counts, how, choice, op)
         return bind_operation(channel, operation, vector, tag, residual=residual)
 
     def _require_open(self) -> None:

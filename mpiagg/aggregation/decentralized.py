@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import get_args
 
-import numpy as np
 from mpi4py import MPI
 
 from mpiagg.aggregation.gossip import Nodes, PeerSelection, Phase, gossip
@@ -12,8 +11,8 @@ from mpiagg.aggregation.mixing import Mixing
 from mpiagg.arrays import Array, reduction
 from mpiagg.program import Program
 from mpiagg.schedules import Collective
-from mpiagg.transport import SHARED_TAG
-from mpiagg.tuning import pick
+from mpiagg.transport import SHARED_TAG, channel_of
+from mpiagg.tuning import Case, pick
 
 
 class Decentralized(Mixing):
@@ -88,16 +87,10 @@ class Decentralized(Mixing):
         if self.hierarchical or self.peer_selection != "all":
             return super()._bind(vector, tag)
         how = reduction("avg", vector.dtype, self._channel.size)
-        choice = pick("auto", None, Collective.ALLREDUCE, vector.nbytes)
+        choice = pick("auto", None, Case(Collective.ALLREDUCE, vector.nbytes, self._channel.layout))
         return self._collective(vector, Collective.ALLREDUCE, how, choice, tag=tag)
 
 
 def nodes_of(comm: MPI.Intracomm) -> Nodes:
-    """Return the ranks of each node, the nodes in the order of their first ranks; collective."""
-    node = comm.Split_type(MPI.COMM_TYPE_SHARED)
-    leader = np.array(comm.rank)
-    node.Bcast(leader)
-    node.Free()
-    leaders = np.empty(comm.size, leader.dtype)
-    comm.Allgather(leader, leaders)
-    return tuple(tuple(np.flatnonzero(leaders == first).tolist()) for first in np.unique(leaders))
+    """Return the ranks of each node, the nodes in the order of their first ranks."""
+    return channel_of(comm).layout.nodes

@@ -11,11 +11,12 @@ from mpi4py import MPI
 
 from mpiagg.arrays import Array, Reduction, cuts_of, ranges, scratch
 from mpiagg.errors import MismatchError
-from mpiagg.operations import Operation, bind_operation
-from mpiagg.program import Deferred, Program, in_turn
+from mpiagg.operation import Operation
+from mpiagg.operations import bind_operation
+from mpiagg.program import Call, Deferred, Program, in_turn
 from mpiagg.schedules import Collective
 from mpiagg.transport import Channel
-from mpiagg.tuning import pick
+from mpiagg.tuning import Case, Memory, pick
 
 INDEX: Final = np.dtype(np.int64)
 """How coordinates travel."""
@@ -69,10 +70,10 @@ class Exchange(ABC):
         """
 
     def _bind(self, collective: Collective, counts: Sequence[int], how: Reduction, buffer: Array) -> Program:
-        choice = pick("auto", 1, collective, buffer.nbytes)
-        rank, size = self._channel.rank, self._channel.size
-        operation = Operation(collective, rank, size, 0, tuple(counts), how, choice, MPI.SUM)
-        return bind_operation(self._channel, operation, buffer, self._tag)
+        channel = self._channel
+        choice = pick("auto", 1, Case(collective, buffer.nbytes, channel.layout, Memory.NONE))
+        operation = Operation(collective, channel.rank, channel.layout, 0, tuple(counts), how, choice, MPI.SUM)
+        return bind_operation(channel, operation, buffer, self._tag, memory=Memory.NONE)
 
     def _all_gather(self, counts: Sequence[int], buffer: Array) -> Program:
         return self._bind(Collective.ALLGATHER, counts, Reduction(np.add, buffer.dtype), buffer)
@@ -177,20 +178,20 @@ class _Once(Deferred):
     def __init__(self, make: Callable[[], Program]) -> None:
         super().__init__(self._made)
         self._make = make
-        self._requests: tuple[MPI.Prequest, ...] = ()
+        self._releases: tuple[Call, ...] = ()
 
     def _made(self) -> Program:
         program = self._make()
-        self._requests = program.requests
+        self._releases = program.releases
         return program
 
     def test(self) -> bool:
         """Let it go on, and return whether it is done."""
         if not super().test():
             return False
-        for request in self._requests:
-            request.Free()
-        self._requests = ()
+        for release in self._releases:
+            release()
+        self._releases = ()
         return True
 
 

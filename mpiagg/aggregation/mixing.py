@@ -258,7 +258,7 @@ def bind_row(channel: Channel, row: Row, vector: Array, pieces: Lane, *, label: 
         )
         requests += (request for request, _ in posted)
     nbytes = sum(spare.nbytes for spare in arrived.values())
-    return Program(tuple(rounds), tuple(requests), nbytes, vector.nbytes * len(row.targets))
+    return Program(tuple(rounds), tuple(request.Free for request in requests), nbytes, vector.nbytes * len(row.targets))
 
 
 def weighted_mean(out: Array, summands: Sequence[Array], factors: Sequence[float], divisor: float) -> None:

@@ -33,6 +33,13 @@ def chunks(layout: Layout) -> int:
     return len(layout.nodes) * layout.widest
 
 
+def owned(rank: int, layout: Layout) -> range:
+    """Return the chunks of a rank's part of its node's vectors."""
+    node = layout.nodes[layout.node_of(rank)]
+    parts, place = _parts(layout, len(node)), node.index(rank)
+    return range(parts[place], parts[place + 1])
+
+
 def allreduce(rank: int, layout: Layout) -> Iterator[Round]:
     """Reduce-scatter in the node, all-reduce across nodes by all local ranks at once, all-gather in the node."""
     if not layout.even:

@@ -42,15 +42,16 @@ class Algorithm:
         A generator of rounds for every collective it serves.
     needs : str
         What it asks for beyond the buffer, in words.
-    shares_memory : bool
-        Whether the ranks of a node exchange chunks through memory that they share.
+    owned : callable, optional
+        Where ranks of a node can exchange chunks through memory that they share: the chunks that a rank owns, which are
+        sent or received only by it. Of the rank and the layout.
     """
 
     name: str
     cut: Callable[[Layout], int]
     schedules: Mapping[Collective, NodeAware]
     needs: str
-    shares_memory: bool = False
+    owned: Callable[[int, Layout], range] | None = None
 
     def chunks(self, ranks: Layout | int) -> int:
         """Return how many chunks the buffer is cut into; a number of ranks is a node of so many."""
@@ -92,8 +93,7 @@ def _flat(
     cut: Callable[[int], int],
     generators: Mapping[Collective, Generator],
     needs: str,
-    *,
-    shares_memory: bool = False,
+    owned: Callable[[int, Layout], range] | None = None,
 ) -> Algorithm:
     """Return an algorithm to which all ranks are alike, wherever they are."""
 
@@ -101,7 +101,7 @@ def _flat(
         return lambda rank, layout: generator(rank, layout.size)
 
     found = {collective: anywhere(generator) for collective, generator in generators.items()}
-    return Algorithm(name, lambda layout: cut(layout.size), found, needs, shares_memory)
+    return Algorithm(name, lambda layout: cut(layout.size), found, needs, owned)
 
 
 def _one_a_rank(size: int) -> int:
@@ -184,14 +184,14 @@ TABLE: Mapping[str, Algorithm] = {
             _one_a_rank,
             _DIRECT,
             "all ranks on one node; registered memory, or scratch of two segments",
-            shares_memory=True,
+            lambda rank, layout: range(rank, rank + 1),  # noqa: ARG005 - a chunk a rank, wherever it is
         ),
         Algorithm(
             "hierarchical",
             hierarchical.chunks,
             {_ALL_REDUCE: hierarchical.allreduce},
             "scratch of L-1 parts, L ranks being on a node; none within a node in registered memory",
-            shares_memory=True,
+            hierarchical.owned,
         ),
     )
 }

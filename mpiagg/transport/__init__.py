@@ -1,6 +1,22 @@
 """How chunks cross between ranks."""
 
+from mpiagg.transport.gates import Gate
+from mpiagg.transport.memory import LINE, NOWHERE, Block, Position, SharedMemory
 from mpiagg.transport.messages import SHARED_TAG, Channel, channel_of
+from mpiagg.transport.nodes import Node
 from mpiagg.transport.waiting import DEFAULT_TIMEOUT, wait_patiently
 
-__all__ = ["DEFAULT_TIMEOUT", "SHARED_TAG", "Channel", "channel_of", "wait_patiently"]
+__all__ = [
+    "DEFAULT_TIMEOUT",
+    "LINE",
+    "NOWHERE",
+    "SHARED_TAG",
+    "Block",
+    "Channel",
+    "Gate",
+    "Node",
+    "Position",
+    "SharedMemory",
+    "channel_of",
+    "wait_patiently",
+]

@@ -18,7 +18,10 @@ from mpi4py import MPI
 
 from mpiagg.arrays import Array, cuts_of, ranges
 from mpiagg.errors import MismatchError, PlanError
-from mpiagg.schedules import MOST_LANES
+from mpiagg.schedules import MOST_LANES, Layout
+from mpiagg.transport.gates import Gate
+from mpiagg.transport.memory import Block, SharedMemory
+from mpiagg.transport.nodes import Node
 from mpiagg.transport.waiting import wait_patiently
 
 MOST_BYTES: Final = 2**30
@@ -30,6 +33,10 @@ SHARED_TAG: Final = 0
 
 class Freeable(Protocol):
     """Something with MPI handles that must be given back."""
+
+    @property
+    def running(self) -> bool:
+        """Whether messages of it may be under way."""
 
     def free(self) -> None:
         """Give the handles back; a second call does nothing."""
@@ -51,11 +58,39 @@ class Channel:
         group.Free()
         self.rank = comm.Get_rank()
         self.size = comm.Get_size()
+        self.node = Node(self.comm)
+        self.memory = SharedMemory(self.node)
+        self._ground: tuple[Gate, Block] | None = None
         self.open: dict[int, Freeable] = {}
         self.cached: OrderedDict[Hashable, Any] = OrderedDict()
         upper = MPI.COMM_WORLD.Get_attr(MPI.TAG_UB)
         self._last_tag = int(upper) if upper is not None else 32767
         self._tag = MOST_LANES
+
+    @property
+    def layout(self) -> Layout:
+        """Which rank is on which node."""
+        return self.node.layout
+
+    @property
+    def busy(self) -> bool:
+        """Whether anything that was opened on the channel is running."""
+        return any(thing.running for thing in self.open.values())
+
+    def ground(self, nbytes: int) -> tuple[Gate, Block]:
+        """Return the gate of blocking calls, and the block of memory that they share; ``nbytes`` at the first call.
+
+        They follow one another, so they can share it. The first call is collective on the node.
+
+        Raises
+        ------
+        MemoryError
+            On all ranks of the node, if there is not as much memory to share.
+        """
+        if self._ground is None:
+            block = self.memory.take(nbytes, busy=self.busy)
+            self._ground = Gate(block, self.node.place), block
+        return self._ground
 
     def new_tag(self, count: int = 1) -> int:
         """Return the first of ``count`` tags; all ranks get the same, if they ask in the same order.
@@ -154,6 +189,8 @@ class Channel:
             with contextlib.suppress(PlanError):
                 thing.free()
         if not self.open:
+            self.memory.free()
+            self.node.free()
             self.comm.Free()
 
 

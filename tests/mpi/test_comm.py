@@ -49,9 +49,9 @@ def carried(monkeypatch):
     made = []
 
     def noting(method):
-        def noted(self):
+        def noted(self, *arguments):
             made.append(self.operation.collective.value)
-            return method(self)
+            return method(self, *arguments)
 
         return noted
 

@@ -119,10 +119,10 @@ ODD_ONES = {
     "algorithm": (
         lambda x, **how: mpiagg.allreduce_init(x, algorithm="ring", **how),
         "allreduce by ring",
-        "allreduce by recursive_doubling",
+        "allreduce by shared",
     ),
-    "lanes": (lambda x, **how: mpiagg.allreduce_init(x, lanes=3, **how), "3 lanes", "recursive_doubling of"),
-    "collective": (mpiagg.broadcast_init, "broadcast by tree", "allreduce by"),
+    "lanes": (lambda x, **how: mpiagg.allreduce_init(x, lanes=3, **how), "3 lanes", "shared of"),
+    "collective": (mpiagg.broadcast_init, "broadcast by shared", "allreduce by"),
 }
 
 
@@ -147,7 +147,7 @@ def test_plans_that_differ_are_refused_on_every_rank(comm, rank, size, what):
 
 def test_roots_that_differ(comm, rank, size):
     if size > 1:
-        with pytest.raises(mpiagg.MismatchError, match=r"rank 0: reduce by tree .*, root 1; rank.* 1.*: .*, root 0"):
+        with pytest.raises(mpiagg.MismatchError, match=r"rank 0: reduce by shared .*, root 1; rank.* 1.*: .*, root 0"):
             mpiagg.reduce_init(np.ones(3), root=int(rank == 0), comm=comm)
     with mpiagg.reduce_init(np.ones(3), root=size - 1, comm=comm) as plan:
         result = plan()

@@ -1,0 +1,191 @@
+"""Operations whose messages within a node go through memory that its ranks share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
+from itertools import groupby
+from typing import Final
+
+from mpiagg.arrays import Array
+from mpiagg.binding import bind
+from mpiagg.operation import Operation
+from mpiagg.program import BoundRound, Call, Deferred, Program, in_turn
+from mpiagg.schedules import Action, Collective, Round, algorithm
+from mpiagg.sharing import Mail, gate_round, mail_rounds, owner_work
+from mpiagg.transport import LINE, NOWHERE, SHARED_TAG, Block, Channel, Gate, Position
+from mpiagg.tuning import SEGMENT
+
+ONE_SHOT: Final = 4 * 2**10
+"""Bytes up to which every rank reduces everything by itself: one gate then, and two for longer vectors."""
+
+ANNOUNCED: Final = 32 * 2**10
+"""Bytes from which calls first ask whether all vectors lie in shared memory; shorter ones are copied anyway."""
+
+
+def serves(channel: Channel, operation: Operation) -> bool:
+    """Whether this rank's part of an operation can go through shared memory: it has somebody to share it with."""
+    o = operation
+    return channel.node.size > 1 and o.choice.wire is None and o.entry.owned is not None and o.size > 1
+
+
+def bind_on_node(channel: Channel, operation: Operation, buffer: Array, tag: int) -> Program:
+    """Return the program of an operation, in place on a buffer; its messages within the node go through memory.
+
+    With a tag of its own, it is made by all ranks together. Programs of blocking calls are made by each rank when it
+    needs them; they share the channel's own block of memory, and say at each run where the vectors lie.
+    Where there is not enough memory to share, all goes by messages.
+    """
+    ground = _Ground(channel, operation, buffer, tag)
+    try:
+        program = ground.called() if tag == SHARED_TAG else ground.planned()
+    except MemoryError:
+        program = ground.by_messages()
+    # What goes through memory counts as sent, too: the schedule says so.
+    return replace(program, sent_bytes=ground.sent_bytes())
+
+
+class _Ground:
+    """What the programs of an operation are made of."""
+
+    def __init__(self, channel: Channel, operation: Operation, buffer: Array, tag: int) -> None:
+        self.channel, self.operation, self.buffer, self.tag = channel, operation, buffer, tag
+        self.node = channel.node
+        self.segment = operation.choice.segment or SEGMENT
+        self.position = channel.memory.position(buffer)
+        # Within one node there is nothing but what its ranks share; across nodes there are messages.
+        self.all_here = len(operation.layout.nodes) == 1 and self.node.size == operation.size
+        self.one_shot = self.all_here and operation.collective is Collective.ALLREDUCE and operation.nbytes <= ONE_SHOT
+
+    # -- made by all ranks together
+
+    def planned(self) -> Program:
+        """Return the program for vectors that stay where they are."""
+        memory, busy = self.channel.memory, self.channel.busy
+        positions = memory.tell(self.position)
+        mapped = NOWHERE not in positions
+        if self.all_here and (self.one_shot or not mapped):
+            block = memory.take(LINE + 2 * self._box(), busy=busy)
+            program = self._by_mail(Gate(block, self.node.place), block)
+        elif mapped:
+            block = memory.take(LINE, busy=busy)
+            program = self._in_place(Gate(block, self.node.place), positions)
+        else:
+            return self.by_messages()
+        return in_turn(program, Program((), (partial(memory.give_back, block),), block.nbytes))
+
+    # -- made by each rank for itself
+
+    def called(self) -> Program:
+        """Return the program for vectors that may lie elsewhere at the next call."""
+        gate, block = self.channel.ground(LINE + 2 * SEGMENT)
+        leave = BoundRound((gate.leave,), (), (), ())
+        if self.operation.nbytes <= ANNOUNCED:
+            if not self.all_here:
+                return self.by_messages()
+            enter = BoundRound((gate.enter,), (), (), ())
+            program = self._by_mail(gate, block)
+            return Program((enter, *program.rounds, leave), program.releases, program.nbytes)
+        met = gate_round(gate, self.operation.label, 0)
+        announce = BoundRound((gate.enter, partial(gate.announce, self.position), *met.starts), *met[1:])
+        found = _Found(gate, self._where_they_lie, block)
+        return Program((announce, Deferred(found.program).as_round(), leave), (found.release,), 0)
+
+    def _where_they_lie(self, gate: Gate, block: Block, positions: tuple[Position, ...]) -> Program:
+        if NOWHERE not in positions:
+            return self._in_place(gate, positions, first=False)
+        return self._by_mail(gate, block) if self.all_here else self.by_messages()
+
+    def sent_bytes(self) -> int:
+        """Return how many bytes this rank hands to others in one run."""
+        steps = [step for a_round in self._schedule() for step in a_round if step.action is Action.SEND]
+        lanes = [[(0, self.operation.length)]] if self.one_shot else self.operation.lanes()
+        return self.buffer.itemsize * sum(
+            stop - start
+            for lane in lanes
+            for step in steps
+            for start, stop in lane[step.chunk : step.chunk + step.count]
+        )
+
+    def _schedule(self) -> list[Round]:
+        o = self.operation
+        name = "one_shot" if self.one_shot else o.choice.algorithm
+        return algorithm(name).schedule(o.collective, o.rank, o.layout, o.root)
+
+    # -- three ways
+
+    def by_messages(self) -> Program:
+        """Return the program that sends messages within the node, too."""
+        o = self.operation
+        return bind(self.channel, o.schedule(), self.buffer, o.lanes(), o.reduction, label=o.label, tag=self.tag)
+
+    def _box(self) -> int:
+        """Return the bytes of a mailbox."""
+        return -(-min(self.operation.nbytes, self.segment) // LINE) * LINE
+
+    def _by_mail(self, gate: Gate, block: Block) -> Program:
+        """Return the program that copies through mailboxes, a segment after the other."""
+        o = self.operation
+        lanes = [[(0, o.length)]] if self.one_shot else o.lanes(max(1, -(-o.nbytes // self.segment)))
+        # The boxes lie in the same places for all who share the block, so that nobody writes where another still reads.
+        box = (block.nbytes - LINE) // 2
+        first, second = (
+            {rank: part[start : start + box] for rank, part in zip(self.node.ranks, block.parts, strict=True)}
+            for start in (LINE, LINE + box)
+        )
+        mail = Mail(gate, (first[o.rank], second[o.rank]), (first, second))
+        return Program(tuple(mail_rounds(self._schedule(), lanes, self.buffer, o.reduction, mail, o.label)), (), 0)
+
+    def _in_place(self, gate: Gate, positions: Sequence[Position], *, first: bool = True) -> Program:
+        """Return the program for vectors that all ranks of the node reach; ``first`` if it begins with a gate."""
+        o = self.operation
+        assert o.entry.owned is not None
+        owned = o.entry.owned(o.rank, o.layout)
+        vectors = {
+            rank: self.channel.memory.view(place, position, self.buffer.nbytes).view(self.buffer.dtype)
+            for place, (rank, position) in enumerate(zip(self.node.ranks, positions, strict=True))
+        }
+        parts: list[Program] = []
+        for here, group in groupby(o.schedule(), self._within_node):
+            rounds = list(group)
+            if here:
+                work = owner_work(rounds, owned, o.lanes(), vectors, self.buffer, o.reduction, self.segment)
+                before = gate_round(gate, o.label, len(parts), work)
+                if not parts and not first:
+                    before = before._replace(starts=(), tests=(), awaited=())
+                after = gate_round(gate, o.label, len(parts) + 1)
+                parts.append(Program((before, after), (), 0))
+            else:
+                parts.append(
+                    bind(self.channel, rounds, self.buffer, o.lanes(), o.reduction, label=o.label, tag=self.tag)
+                )
+        return in_turn(*parts)
+
+    def _within_node(self, a_round: Round) -> bool:
+        """Whether a round is about this node alone; a round without messages is about what was there before."""
+        peers = [step.peer for step in a_round.messages]
+        return all(peer in self.node.ranks for peer in peers) if peers else self.all_here
+
+
+class _Found:
+    """The programs that were made for what ranks announced, one for each way in which their vectors lay."""
+
+    def __init__(self, gate: Gate, make: Callable[[Gate, Block, tuple[Position, ...]], Program], block: Block) -> None:
+        self._gate, self._make, self._block = gate, make, block
+        self._programs: dict[tuple[Position, ...], Program] = {}
+
+    def program(self) -> Program:
+        """Return the program for what they have just announced."""
+        positions = self._gate.positions()
+        if positions not in self._programs:
+            self.release()
+            self._programs[positions] = self._make(self._gate, self._block, positions)
+        return self._programs[positions]
+
+    def release(self) -> None:
+        """Release what the programs hold."""
+        programs: list[Call] = [release for program in self._programs.values() for release in program.releases]
+        self._programs.clear()
+        for release in programs:
+            release()

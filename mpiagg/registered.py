@@ -1,0 +1,77 @@
+"""Arrays in memory that the ranks of a node share: collectives work on them in place, and nothing is copied."""
+
+from __future__ import annotations
+
+import math
+from operator import index
+
+import numpy as np
+import numpy.typing as npt
+from mpi4py import MPI
+
+from mpiagg.arrays import Array, working_dtype
+from mpiagg.transport import Channel, channel_of
+
+
+def empty(
+    shape: int | tuple[int, ...], dtype: npt.DTypeLike = np.float32, *, comm: MPI.Intracomm | None = None
+) -> Array:
+    """Return a new array, uninitialised, in memory that all ranks of the node have mapped; collective.
+
+    Collectives on ``comm`` find by themselves that an array, or a contiguous part of one, lies in such memory. Where
+    that is so on every rank of a node, its ranks reduce the vectors where they are: each its part of all of them.
+
+    Parameters
+    ----------
+    shape : int or tuple of int
+        As for :func:`numpy.empty`; the ranks may give different ones.
+    dtype : data-type
+        As for :func:`numpy.empty`; float32 by default, as gradients are.
+    comm : mpi4py.MPI.Intracomm, optional
+        The communicator on which collectives will use the array; the world by default.
+
+    Returns
+    -------
+    numpy.ndarray
+        The memory is given back when ``comm`` is freed, or MPI is finalised: the array must not be touched after that.
+        Where a rank is alone on its node it is memory like any other.
+
+    Raises
+    ------
+    ValueError
+        For a negative shape.
+    TypeError
+        For a dtype that cannot travel.
+    MismatchError
+        If another rank raised.
+    MemoryError
+        If there is not as much shared memory; on all ranks of the node.
+    """
+    channel = channel_of(comm)
+    made: list[tuple[tuple[int, ...], np.dtype[np.generic]]] = []
+
+    def check() -> str:
+        lengths = tuple(map(index, shape)) if isinstance(shape, tuple | list) else (index(shape),)
+        if any(length < 0 for length in lengths):
+            raise ValueError(f"negative dimensions are not allowed: {shape}")
+        wanted = np.dtype(dtype)
+        working_dtype(wanted)
+        made.append((lengths, wanted))
+        return "empty"
+
+    channel.agree_on(check)
+    lengths, wanted = made[0]
+    return shared_vector(channel, math.prod(lengths), wanted).reshape(lengths)
+
+
+def shared_vector(channel: Channel, length: int, dtype: np.dtype[np.generic]) -> Array:
+    """Return a vector in memory that the ranks of the node share, where there are others; collective on the node.
+
+    Raises
+    ------
+    MemoryError
+        If there is not as much; on all ranks of the node.
+    """
+    if channel.node.size == 1:
+        return np.empty(length, dtype)
+    return channel.memory.allocate(length * dtype.itemsize).view(dtype)

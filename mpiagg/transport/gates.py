@@ -1,0 +1,93 @@
+"""Gates: where the ranks of a node wait for one another, by counters in memory that they share.
+
+A rank that comes to a gate counts up its own counter, and passes when all counters have come as far. What it wrote
+before is then there for all who pass.
+
+Processors may carry out stores and loads in another order than the program says; x86 hardly does, ARM and POWER do.
+Two fences keep the order. A rank writes its data, then comes MPI_Win_sync, then it counts: so whoever sees the count
+will find the data in memory. A rank sees the counts, then comes MPI_Win_sync, then it reads: so it reads nothing that
+it fetched before it had seen them. The MPI standard has MPI_Win_sync order the loads and stores of the calling process
+in a window of shared memory, and MPICH and Open MPI make it a full memory barrier. A counter is one aligned word of 8
+bytes, which is stored and loaded as a whole. Only its owner writes it, and it only grows; so a rank that is ahead can
+be one count ahead at most, and ``>=`` is the right question.
+
+Every counter has a cache line to itself, lest each count take the line from the others.
+"""
+
+from __future__ import annotations
+
+from mpiagg.arrays import Array
+from mpiagg.errors import PlanError
+from mpiagg.transport.memory import LINE, Block, Position
+
+
+class Gate:
+    """A gate for the ranks of a node.
+
+    Parameters
+    ----------
+    block : Block
+        Memory whose first cache line on each rank is the gate's.
+    place : int
+        This rank's number on the node.
+    """
+
+    def __init__(self, block: Block, place: int) -> None:
+        heads = [_words(part[:LINE]) for part in block.parts]
+        self.count = 0
+        self.place = place
+        self._heads = heads
+        self._own = heads[place]
+        self._others = [head for number, head in enumerate(heads) if number != place]
+        self._sync = block.sync
+        self._inside = False
+
+    def come(self) -> None:
+        """Say that this rank has come to the next gate, with all that it wrote."""
+        self._sync()
+        self.count = count = self.count + 1
+        self._own[0] = count
+
+    def passed(self) -> bool:
+        """Whether all ranks have come; what they wrote can then be read."""
+        count = self.count
+        for other in self._others:
+            if other[0] < count:
+                return False
+        self._sync()
+        return True
+
+    def missing(self) -> list[int]:
+        """Return the places of those who have not come."""
+        return [place for place, head in enumerate(self._heads) if head[0] < self.count]
+
+    # -- a gate that many plans use in turn
+
+    def enter(self) -> None:
+        """Begin an operation.
+
+        Raises
+        ------
+        PlanError
+            If an error has left an earlier one in the middle: the ranks' counts may differ.
+        """
+        if self._inside:
+            raise PlanError("an error has left an earlier call on this communicator in the middle of its run")
+        self._inside = True
+
+    def announce(self, position: Position) -> None:
+        """Say where our array lies, before we come to the next gate."""
+        self._own[1], self._own[2] = position
+
+    def positions(self) -> tuple[Position, ...]:
+        """Return where the arrays of all who came lie."""
+        return tuple(Position(head[1], head[2]) for head in self._heads)
+
+    def leave(self) -> None:
+        """Say that the operation is over on this rank."""
+        self._inside = False
+
+
+def _words(line: Array) -> memoryview:
+    """Return a cache line as integers of 8 bytes; reading one through NumPy would take three times as long."""
+    return line.data.cast("B").cast("q")

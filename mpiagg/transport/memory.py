@@ -1,0 +1,217 @@
+"""Memory that the ranks of a node share: windows of MPI, mapped by all of them.
+
+A :class:`SharedMemory` belongs to a channel. It keeps the windows that users have asked for (``mpiagg.empty``), so that
+it can say where an array of one rank lies for the others; and it hands out blocks of windows to plans.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import Final, NamedTuple
+
+import numpy as np
+from mpi4py import MPI
+
+from mpiagg.arrays import Array, address
+from mpiagg.transport.nodes import Node
+
+PAGE: Final = 4096
+LINE: Final = 64
+"""Bytes of a cache line: what two ranks write never lies in the same."""
+
+WINDOW: Final = 4 * 2**20
+"""Bytes of a window from which blocks are cut, for each rank."""
+
+_WHERE: Final = "/dev/shm"  # noqa: S108 - where MPI libraries put their windows on Linux
+
+
+class Window:
+    """As many bytes for every rank of a node, mapped by all of them; making and freeing one is collective there.
+
+    Attributes
+    ----------
+    parts : list of numpy.ndarray
+        For each place on the node its bytes.
+
+    Raises
+    ------
+    MemoryError
+        On all ranks of the node, if there is not as much.
+    """
+
+    def __init__(self, node: Node, nbytes: int) -> None:
+        most = np.array([nbytes])
+        node.comm.Allreduce(MPI.IN_PLACE, most, MPI.MAX)
+        padded = -(-max(int(most[0]), 1) // PAGE) * PAGE
+        self._refuse_what_does_not_fit(node, padded)
+        info = MPI.Info.Create({"alloc_shared_noncontig": "true"})
+        self._win = MPI.Win.Allocate_shared(padded, 1, info, node.comm)
+        info.Free()
+        # An epoch for loads and stores, which lasts as long as the window; sync() is only allowed within one.
+        self._win.Lock_all(MPI.MODE_NOCHECK)
+        self.sync = self._win.Sync
+        self.nbytes = nbytes
+        self.parts: list[Array] = []
+        for place in range(node.size):
+            memory, _ = self._win.Shared_query(place)
+            self.parts.append(np.frombuffer(memoryview(memory), np.uint8)[:nbytes])
+        self.start = address(self.parts[node.place])
+
+    @staticmethod
+    def _refuse_what_does_not_fit(node: Node, nbytes: int) -> None:
+        """Raise on all ranks if the file system of shared memory is full: a page that it has not got is fatal."""
+        if not os.path.isdir(_WHERE):  # noqa: PTH112 - one call instead of a Path
+            return
+        found = os.statvfs(_WHERE)
+        free = np.array([found.f_bavail * found.f_frsize])
+        node.comm.Bcast(free)
+        if nbytes * node.size > free[0]:
+            raise MemoryError(
+                f"{node.size} ranks want {nbytes} bytes of shared memory each, and {_WHERE} has {free[0]} left in all"
+            )
+
+    def free(self) -> None:
+        """Give the memory back."""
+        self.parts = []
+        self._win.Unlock_all()
+        self._win.Free()
+
+
+class Position(NamedTuple):
+    """Where something lies: the number of a window, and bytes from the start of a rank's part."""
+
+    window: int
+    offset: int
+
+
+NOWHERE: Final = Position(-1, 0)
+"""Where an array lies that is in no window."""
+
+
+class Block(NamedTuple):
+    """Bytes of every rank of a node, which belong to one plan.
+
+    Attributes
+    ----------
+    parts : list of numpy.ndarray
+        For each place on the node its bytes.
+    sync : callable
+        What stands between writing and saying so, and between hearing so and reading: see ``gates``.
+    nbytes : int
+        Bytes of a part.
+    position : Position
+        Where this rank's part lies.
+    """
+
+    parts: list[Array]
+    sync: Callable[[], object]
+    nbytes: int
+    position: Position
+
+
+class SharedMemory:
+    """The memory that the ranks of a node share for one channel.
+
+    Parameters
+    ----------
+    node : Node
+        Where; all that is made here is made by its ranks together.
+    """
+
+    def __init__(self, node: Node) -> None:
+        self._node = node
+        self._windows: list[Window] = []
+        self._spare: dict[int, list[Position]] = {}
+        self._resting: list[tuple[int, Position]] = []
+        self._open = (0, 0, 0)
+
+    def allocate(self, nbytes: int) -> Array:
+        """Return so many bytes of this rank that all ranks of the node map; collective among them.
+
+        The ranks may ask for different numbers.
+
+        Raises
+        ------
+        MemoryError
+            On all ranks of the node, if there is not as much.
+        """
+        self._windows.append(Window(self._node, nbytes))
+        return self._windows[-1].parts[self._node.place]
+
+    def position(self, array: Array) -> Position:
+        """Return where in the windows a contiguous array lies; NOWHERE if in none."""
+        start = address(array)
+        for number, window in enumerate(self._windows):
+            offset = start - window.start
+            if offset >= 0 and offset + array.nbytes <= window.nbytes:
+                return Position(number, offset)
+        return NOWHERE
+
+    def view(self, place: int, position: Position, nbytes: int) -> Array:
+        """Return the bytes of the rank at a place that lie at a position."""
+        return self._windows[position.window].parts[place][position.offset : position.offset + nbytes]
+
+    def tell(self, position: Position) -> tuple[Position, ...]:
+        """Return the positions that the ranks of the node tell; collective among them."""
+        return tuple(Position(*words) for words in self._tell(position))
+
+    def take(self, nbytes: int, *, busy: bool) -> Block:
+        """Return a block of as many bytes on every rank of the node; collective among them.
+
+        Parameters
+        ----------
+        nbytes : int
+            Bytes of every rank; the same on all.
+        busy : bool
+            Whether a plan of this rank is running, which may still read what others have given back.
+
+        Raises
+        ------
+        MemoryError
+            On all ranks of the node, if there is not as much.
+        """
+        padded = -(-nbytes // LINE) * LINE
+        spare = self._spare.setdefault(padded, [])
+        mine = spare[-1] if spare else NOWHERE
+        told = self._tell((*mine, busy))
+        if all(window >= 0 for window, *_ in told):
+            spare.pop()
+        else:
+            mine = self._cut(padded)
+        # Where nobody is in the middle of anything, nobody reads what was given back. From the next time on it is used.
+        if not any(busy for *_, busy in told):
+            for size, rested in self._resting:
+                self._spare.setdefault(size, []).append(rested)
+            self._resting.clear()
+        self.view(self._node.place, mine, padded)[:LINE] = 0
+        self._windows[mine.window].sync()
+        # Once a rank knows where the others' blocks lie, their first lines are 0.
+        parts = [self.view(place, where, padded) for place, where in enumerate(self.tell(mine))]
+        return Block(parts, self._windows[mine.window].sync, padded, mine)
+
+    def give_back(self, block: Block) -> None:
+        """Take a block back, of which this rank has no more use."""
+        self._resting.append((block.nbytes, block.position))
+
+    def _tell(self, words: tuple[int, ...]) -> list[tuple[int, ...]]:
+        """Return what every rank of the node tells the others."""
+        mine = np.array(words, np.int64)
+        everyone = np.empty((self._node.size, mine.size), np.int64)
+        self._node.comm.Allgather(mine, everyone)
+        return [tuple(row) for row in everyone.tolist()]
+
+    def _cut(self, nbytes: int) -> Position:
+        """Cut a new block from the open window, or from a new one; all ranks of the node do the same."""
+        number, offset, end = self._open
+        if offset + nbytes > end:
+            number, offset, end = len(self._windows), 0, max(WINDOW, nbytes)
+            self.allocate(end)
+        self._open = (number, offset + nbytes, end)
+        return Position(number, offset)
+
+    def free(self) -> None:
+        """Give the memory back; collective on the node. Arrays in it must not be touched any more."""
+        for window in self._windows:
+            window.free()
+        self._windows.clear()

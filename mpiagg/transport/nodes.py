@@ -1,0 +1,87 @@
+"""Which ranks of a communicator are on which node, and the communicator of those on ours."""
+
+from __future__ import annotations
+
+import os
+from typing import Final
+
+import numpy as np
+from mpi4py import MPI
+
+from mpiagg.schedules import Layout
+
+NODES: Final = "MPIAGG_NODES"
+"""The environment variable that says how many ranks of the world each node has, as in ``2,2``: for tests, and
+for ranks that are better looked at in smaller groups than nodes."""
+
+MOST_CPUS: Final = 4096
+"""Processors are told apart up to this number."""
+
+
+class Node:
+    """The node of this rank, and the layout of all ranks of a communicator.
+
+    Parameters
+    ----------
+    comm : MPI.Intracomm
+        The communicator; making the object is collective on it.
+
+    Attributes
+    ----------
+    comm : MPI.Intracomm
+        The ranks of ``comm`` on this node, in their order.
+    ranks : tuple of int
+        Their ranks in ``comm``.
+    place : int
+        This rank's number among them.
+    layout : Layout
+        All ranks of ``comm``.
+    crowded : bool
+        Whether the node has more ranks than processors to run them.
+
+    Raises
+    ------
+    ValueError
+        If the environment variable MPIAGG_NODES is set and does not say how many ranks each node has.
+    """
+
+    def __init__(self, comm: MPI.Intracomm) -> None:
+        group = _group_of_world_rank(MPI.COMM_WORLD.Get_rank(), MPI.COMM_WORLD.Get_size())
+        sharing = comm.Split_type(MPI.COMM_TYPE_SHARED, comm.Get_rank())
+        self.comm = MPI.Intracomm(sharing.Split(group, comm.Get_rank()))
+        sharing.Free()
+        self.place = self.comm.Get_rank()
+        self.size = self.comm.Get_size()
+        first = np.array([comm.Get_rank()])
+        self.comm.Bcast(first)
+        firsts = np.empty(comm.Get_size(), first.dtype)
+        comm.Allgather(first, firsts)
+        self.layout = Layout.by_name(firsts.tolist())
+        self.ranks = self.layout.nodes[self.layout.node_of(comm.Get_rank())]
+        self.crowded = self.size > _processors(self.comm)
+
+    def free(self) -> None:
+        """Free the node's communicator."""
+        self.comm.Free()
+
+
+def _group_of_world_rank(rank: int, size: int) -> int:
+    """Return the number of the node that MPIAGG_NODES puts a rank of the world on; 0 where it is not set."""
+    text = os.environ.get(NODES)
+    if not text:
+        return 0
+    words = text.split(",")
+    if not all(word.strip().isdecimal() for word in words) or sum(map(int, words)) != size:
+        raise ValueError(f"{NODES}={text!r} must say how many ranks each node has, {size} in all, as in {size - 1},1")
+    layout = Layout.of([int(word) for word in words])
+    return layout.node_of(rank)
+
+
+def _processors(comm: MPI.Intracomm) -> int:
+    """Return how many processors the ranks of a node may run on together."""
+    mine = np.zeros(MOST_CPUS // 8, np.uint8)
+    for cpu in os.sched_getaffinity(0):
+        mine[cpu % MOST_CPUS // 8] |= 1 << cpu % 8
+    everyone = np.empty_like(mine)
+    comm.Allreduce(mine, everyone, MPI.BOR)
+    return int(np.unpackbits(everyone).sum())
