@@ -12,7 +12,7 @@ from typing import Final
 import numpy as np
 from mpi4py import MPI
 
-from mpiagg.arrays import Array, address, borrow, codec, flat, same_memory, scratch
+from mpiagg.arrays import Array, address, borrow, codec, convert, flat, same_memory, scratch
 from mpiagg.binding import Wire, bind
 from mpiagg.on_node import bind_on_node, serves
 from mpiagg.operation import Operation
@@ -137,13 +137,13 @@ def _lies_in(x: Array | None, buffer: Array, source: slice | None) -> bool:
 def _fill(operation: Operation, buffer: Array, x: Array | None) -> None:
     """Bring the input into the buffer."""
     if x is not None and operation.source is not None:
-        np.copyto(buffer[operation.source].reshape(x.shape), x, casting="unsafe")
+        convert(buffer[operation.source].reshape(x.shape), x)
 
 
 def _drain(operation: Operation, buffer: Array, out: Array | None) -> None:
     """Bring the output out of the buffer."""
     if out is not None and operation.target is not None:
-        np.copyto(out, buffer[operation.target].reshape(out.shape), casting="unsafe")
+        convert(out, buffer[operation.target].reshape(out.shape))
 
 
 # -- the MPI library's own collectives

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+from contextlib import suppress
 from operator import index
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -33,8 +35,8 @@ def empty(
     Returns
     -------
     numpy.ndarray
-        The memory is given back when ``comm`` is freed, or MPI is finalised: the array must not be touched after that.
-        Where a rank is alone on its node it is memory like any other.
+        Its memory is used again when nothing refers to it any more. Where a rank is alone on its node it is memory like
+        any other.
 
     Raises
     ------
@@ -48,7 +50,7 @@ def empty(
         If there is not as much shared memory; on all ranks of the node.
     """
     channel = channel_of(comm)
-    made: list[tuple[tuple[int, ...], np.dtype[np.generic]]] = []
+    made: list[tuple[tuple[int, ...], np.dtype[Any]]] = []
 
     def check() -> str:
         lengths = tuple(map(index, shape)) if isinstance(shape, tuple | list) else (index(shape),)
@@ -61,11 +63,19 @@ def empty(
 
     channel.agree_on(check)
     lengths, wanted = made[0]
-    return shared_vector(channel, math.prod(lengths), wanted).reshape(lengths)
+    return registered_vector(channel, math.prod(lengths), wanted).reshape(lengths)
 
 
-def shared_vector(channel: Channel, length: int, dtype: np.dtype[np.generic]) -> Array:
-    """Return a vector in memory that the ranks of the node share, where there are others; collective on the node.
+def shared_vector(channel: Channel, length: int, dtype: np.dtype[Any]) -> Array:
+    """Return a vector for buckets, uninitialised, shared with the ranks of the node if there is room; collective there."""
+    if channel.node.size > 1:
+        with suppress(MemoryError):
+            return registered_vector(channel, length, dtype)
+    return np.empty(length, dtype)
+
+
+def registered_vector(channel: Channel, length: int, dtype: np.dtype[Any]) -> Array:
+    """Return a vector in memory that the ranks of the node share, where there are others; collective there.
 
     Raises
     ------
@@ -74,4 +84,4 @@ def shared_vector(channel: Channel, length: int, dtype: np.dtype[np.generic]) ->
     """
     if channel.node.size == 1:
         return np.empty(length, dtype)
-    return channel.memory.allocate(length * dtype.itemsize).view(dtype)
+    return channel.memory.lease(length * dtype.itemsize, busy=channel.busy).view(dtype)

@@ -14,6 +14,7 @@ from mpiagg.arrays import (
     as_input,
     check_wire_dtype,
     codec,
+    convert,
     even_ranges,
     reduction,
     scratch,
@@ -74,7 +75,9 @@ def simulate(
     nbytes = first.size * how.dtype.itemsize
     choice = pick(algorithm, lanes, Case(Collective.ALLREDUCE, nbytes, layout), wire)
     check_wire_dtype(wire, first.dtype)
-    buffers = [x.ravel().astype(how.dtype) for x in inputs]
+    buffers = [scratch(x.size, how.dtype) for x in inputs]
+    for buffer, x in zip(buffers, inputs, strict=True):
+        convert(buffer.reshape(x.shape), x)
     for start, stop in even_ranges(0, first.size, choice.lanes):
         _run_lane([buffer[start:stop] for buffer in buffers], layout, choice, how)
     return [buffer.astype(first.dtype).reshape(first.shape) for buffer in buffers]

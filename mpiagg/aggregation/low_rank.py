@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from mpiagg.arrays import Array, cuts_of, ranges, scratch
+from mpiagg.arrays import Array, convert, cuts_of, ranges, scratch
 
 
 def factor_rank(shape: tuple[int, ...], rank: int, min_compression_rate: float) -> int:
@@ -138,7 +138,7 @@ class LowRank:
         for index, error in self._errors.items():
             np.add(error, tensors[index], out=error)
         for index, plain in self._plain.items():
-            np.copyto(plain, tensors[index], casting="unsafe")
+            convert(plain, tensors[index])
 
     @np.errstate(invalid="ignore", over="ignore")  # what is not finite shows in the result
     def project(self, random: np.random.Generator) -> None:
@@ -169,7 +169,7 @@ class LowRank:
                 np.subtract(stack.errors, product, out=stack.errors)
             stack.errors[~np.isfinite(stack.q).all(axis=(-2, -1))] = 0
             for index, approximation in zip(stack.members, product, strict=True):
-                np.copyto(tensors[index], approximation.reshape(tensors[index].shape), casting="unsafe")
+                convert(tensors[index], approximation.reshape(tensors[index].shape))
         _unload(self._plain, tensors)
 
     def unload(self, tensors: Sequence[Array]) -> None:
@@ -182,7 +182,7 @@ class LowRank:
 
 def _unload(views: Mapping[int, Array], tensors: Sequence[Array]) -> None:
     for index, view in views.items():
-        np.copyto(tensors[index], view, casting="unsafe")
+        convert(tensors[index], view)
 
 
 def _lay_out(shapes: Sequence[tuple[int, ...]], dtype: np.dtype[Any]) -> tuple[Array, list[Array]]:

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from mpiagg.arrays import Array, address, borrow, cuts_of, flat, joined, ranges, scratch, working_dtype
+from mpiagg.arrays import Array, address, borrow, convert, cuts_of, flat, joined, ranges, scratch, working_dtype
 from mpiagg.errors import PlanError
 from mpiagg.operations import STAGED_BYTES
 from mpiagg.plan import Plan
@@ -87,14 +87,14 @@ class Group:
             return own
         vector = self._lay_out() if self._vector is None else self._vector
         for index, view in self._views:
-            np.copyto(view, tensors[index], casting="unsafe")
+            convert(view, tensors[index])
         return vector
 
     def unpack(self, vector: Array, tensors: Sequence[Array]) -> None:
         """Bring the vector that :meth:`pack` returned back into the tensors."""
         if vector is self._vector:
             for index, view in self._views:
-                np.copyto(tensors[index], view, casting="unsafe")
+                convert(tensors[index], view)
 
     def joined(self, tensors: Sequence[Array]) -> Array | None:
         """Return the group's tensors as one vector if they lie one after the other, and need no other dtype."""

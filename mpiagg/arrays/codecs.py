@@ -8,16 +8,12 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
 from typing import Any, ClassVar, Final, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
+from mpiagg.arrays.conversions import blocks, convert, room, round_to_bfloat16, single, widen_bfloat16
 from mpiagg.arrays.reductions import Array, working_dtype
-
-BLOCK: Final = 2**15
-"""How many values are converted at once: what lies between stays in the cache."""
 
 HEADER_BYTES: Final = 32
 """Before the codes of ``u8``: the minimum as float32 at byte 0, the maximum at byte 4, and zeros."""
@@ -75,19 +71,17 @@ class Float16(Codec):
     def encode(self, values: Array, image: Array) -> None:
         """Round to float16."""
         with np.errstate(over="ignore"):
-            np.copyto(image.view(np.float16), values, casting="same_kind")
+            convert(image.view(np.float16), values)
 
     def decode(self, image: Array, values: Array) -> None:
         """Widen."""
-        np.copyto(values, image.view(np.float16))
+        convert(values, image.view(np.float16))
 
 
 class BFloat16(Codec):
     """The upper half of a float32: 8 significant bits, and its whole range.
 
-    NumPy has no such dtype. float64 is rounded to float32 first. Rounding is an addition to the bits: half of what is
-    cut off, less one where that makes a tie even. A NaN keeps its upper half with the quiet bit set, since its lower
-    half may be all it has.
+    float64 is rounded to float32 first. NaN stays NaN.
     """
 
     name = "bf16"
@@ -99,24 +93,11 @@ class BFloat16(Codec):
 
     def encode(self, values: Array, image: Array) -> None:
         """Round to bfloat16."""
-        halves = image.view(np.uint16)
-        for block in _blocks(len(values)):
-            single = values[block].astype(np.float32, copy=False)
-            bits = single.view(np.uint32)
-            upper = bits >> np.uint32(16)
-            rounded = bits + ((upper & np.uint32(1)) + np.uint32(0x7FFF))
-            rounded >>= np.uint32(16)
-            upper |= np.uint32(0x40)
-            np.copyto(rounded, upper, where=np.isnan(single))
-            np.copyto(halves[block], rounded, casting="unsafe")
+        round_to_bfloat16(values, image.view(np.uint16))
 
     def decode(self, image: Array, values: Array) -> None:
         """Widen."""
-        halves = image.view(np.uint16)
-        for block in _blocks(len(values)):
-            wide = halves[block].astype(np.uint32)
-            wide <<= np.uint32(16)
-            np.copyto(values[block], wide.view(np.float32))
+        widen_bfloat16(image.view(np.uint16), values)
 
 
 class MinMaxUInt8(Codec):
@@ -141,27 +122,21 @@ class MinMaxUInt8(Codec):
         """Write the header and the codes."""
         if not len(values):
             return
-        least, greatest = np.float32(values.min()), np.float32(values.max())
+        least, greatest = _ends(values)
         header = image[:HEADER_BYTES].view(np.float32)
         header[:] = 0
         codes = image[HEADER_BYTES:]
         codes[len(values) :] = 0
-        if not (np.isfinite(least) and np.isfinite(greatest)):
+        if not (math.isfinite(least) and math.isfinite(greatest)):
             header[:2] = np.nan
             codes[:] = 0
             return
         header[:2] = least, greatest
-        grid = _grid(float(least), float(greatest))
+        grid = _grid(least, greatest)
         if grid is None:
             codes[: len(values)] = 255
             return
-        for block in _blocks(len(values)):
-            level = values[block].astype(np.float32).astype(grid.dtype, copy=False)
-            level *= grid.scale
-            np.rint(level, out=level)
-            np.clip(level, grid.upper - 255, grid.upper, out=level)
-            level -= grid.upper - 255
-            np.copyto(codes[: len(values)][block], level, casting="unsafe")
+        grid.encode(values, codes[: len(values)], least)
 
     def decode(self, image: Array, values: Array) -> None:
         """Read the header and the codes."""
@@ -172,20 +147,61 @@ class MinMaxUInt8(Codec):
         if grid is None:
             values.fill(least)
             return
-        codes = image[HEADER_BYTES:]
-        for block in _blocks(len(values)):
-            level = codes[: len(values)][block].astype(grid.dtype)
-            level += grid.upper - 255
-            level /= grid.scale
-            np.copyto(values[block], level, casting="same_kind")
+        grid.decode(image[HEADER_BYTES : HEADER_BYTES + len(values)], values)
 
 
 class _Grid(NamedTuple):
-    """The numbers that a chunk of ``u8`` is mapped by, and the dtype that they need."""
+    """The numbers that a chunk of ``u8`` is mapped by."""
 
+    narrow: bool
+    """Whether they are float32; else float64."""
     scale: Any
-    upper: Any
-    dtype: npt.DTypeLike
+    lower: Any
+
+    def encode(self, values: Array, codes: Array, least: float) -> None:
+        """Write the codes of values, of which we know the least."""
+        # A level below the lower one comes from rounding; there is none above the upper.
+        clamped = np.rint(type(self.scale)(least) * self.scale) < self.lower
+        scale, code = np.array(self.scale), np.array(int(self.lower) % 256, np.uint8)
+        whole: Array = room.others if self.narrow else room.longs
+        level, magic = whole.view(scale.dtype), _MAGIC if self.narrow else _MAGIC_OF_DOUBLES
+        for block in blocks(len(values)):
+            own, last = codes[block], block.stop - block.start
+            np.multiply(single(values[block]), scale, level[:last], dtype=level.dtype)
+            # The processor rounds the sum as rint does, and the level's last eight bits are then the sum's.
+            np.add(level[:last], magic, level[:last])
+            if clamped:
+                np.maximum(level[:last], self.lower + magic, out=level[:last])
+            np.copyto(own, whole[:last], casting="same_kind")
+            np.subtract(own, code, own)
+
+    def decode(self, codes: Array, values: Array) -> None:
+        """Write the values of codes."""
+        scale, lower = np.array(self.scale), np.array(self.lower)
+        between = None if values.dtype == scale.dtype else room.singles if self.narrow else room.doubles
+        for block in blocks(len(values)):
+            own = values[block]
+            level = own if between is None else between[: len(own)]
+            np.copyto(level, codes[block])
+            np.add(level, lower, level)
+            np.divide(level, scale, level)
+            if between is not None:
+                np.copyto(own, level, casting="same_kind")
+
+
+_MAGIC: Final = np.array(1.5 * 2**23, np.float32)
+_MAGIC_OF_DOUBLES: Final = np.array(1.5 * 2**52)
+
+
+def _ends(values: Array) -> tuple[float, float]:
+    """Return the least and the greatest value, as float32; NaN for both if one is NaN."""
+    least, greatest = math.inf, -math.inf
+    for block in blocks(len(values)):
+        low, high = np.minimum.reduce(values[block]), np.maximum.reduce(values[block])
+        if low != low:  # noqa: PLR0124 - NaN
+            return math.nan, math.nan
+        least, greatest = min(least, float(low)), max(greatest, float(high))
+    return float(np.float32(least)), float(np.float32(greatest))
 
 
 def _grid(least: float, greatest: float) -> _Grid | None:
@@ -196,13 +212,9 @@ def _grid(least: float, greatest: float) -> _Grid | None:
     # The levels of values far from zero beside their range, or of very small ones, need more digits than float32 has.
     narrow = 1e-30 < span < 1e38 and max(abs(least), abs(greatest)) / span < 2**14
     dtype = np.float32 if narrow else np.float64
-    scale = 255 / (dtype(span) + dtype(min(EPSILON, span / 1024)))
-    return _Grid(scale, np.rint(dtype(greatest) * scale), dtype)
-
-
-def _blocks(length: int) -> Iterator[slice]:
-    for start in range(0, length, BLOCK):
-        yield slice(start, min(start + BLOCK, length))
+    scale = dtype(255) / (dtype(span) + dtype(min(EPSILON, span / 1024)))
+    lower = np.rint(dtype(greatest) * scale) - dtype(255)
+    return _Grid(narrow, scale, lower)
 
 
 CODECS: Final[dict[str, Codec]] = {codec.name: codec for codec in (Float16(), BFloat16(), MinMaxUInt8())}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 import numpy as np
@@ -15,6 +15,10 @@ FIRST_BUCKET_BYTES: Final = 2**20
 
 Form = tuple[np.dtype[Any], tuple[int, ...]]
 """The dtype and shape of a parameter."""
+
+
+Allocate = Callable[[int, np.dtype[Any]], Array]
+"""Returns a vector of so many elements, uninitialised."""
 
 
 def fill_buckets(forms: Sequence[Form], cap: int) -> list[list[int]]:
@@ -58,9 +62,10 @@ class Bucket:
         For each parameter its part of the vector, in the parameter's shape.
     """
 
-    def __init__(self, members: Sequence[int], forms: Sequence[Form]) -> None:
+    def __init__(self, members: Sequence[int], forms: Sequence[Form], allocate: Allocate = np.empty) -> None:
         cuts = cuts_of([math.prod(forms[index][1]) for index in members])
-        self.vector = np.zeros(cuts[-1], forms[members[0]][0])
+        self.vector = allocate(cuts[-1], forms[members[0]][0])
+        self.vector.fill(0)
         self.views = {
             index: self.vector[start:stop].reshape(forms[index][1])
             for index, (start, stop) in zip(members, ranges(cuts), strict=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
+from functools import partial
 
 from mpi4py import MPI
 
@@ -15,6 +16,8 @@ from mpiagg.ddp.buckets import Bucket, Form, fill_buckets
 from mpiagg.ddp.launching import Launcher
 from mpiagg.errors import PlanError
 from mpiagg.plan import Plan
+from mpiagg.registered import shared_vector
+from mpiagg.transport import channel_of
 
 Gradients = list[Array | None]
 
@@ -55,7 +58,8 @@ class Steps:
     ) -> None:
         self.aggregation = aggregation
         self._hooked = hooked
-        self._buckets = [Bucket(members, forms) for members in fill_buckets(forms, cap)]
+        allocate = partial(shared_vector, channel_of(aggregation.comm))
+        self._buckets = [Bucket(members, forms, allocate) for members in fill_buckets(forms, cap)]
         self._flags = Flags(comm, len(forms))
         self._plans: list[Plan[None]] = []
         try:

@@ -9,11 +9,12 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from typing import Final, NamedTuple
+from weakref import finalize
 
 import numpy as np
 from mpi4py import MPI
 
-from mpiagg.arrays import Array, address
+from mpiagg.arrays import Array, address, borrow
 from mpiagg.transport.nodes import Node
 
 PAGE: Final = 4096
@@ -41,9 +42,7 @@ class Window:
     """
 
     def __init__(self, node: Node, nbytes: int) -> None:
-        most = np.array([nbytes])
-        node.comm.Allreduce(MPI.IN_PLACE, most, MPI.MAX)
-        padded = -(-max(int(most[0]), 1) // PAGE) * PAGE
+        padded = -(-max(nbytes, 1) // PAGE) * PAGE
         self._refuse_what_does_not_fit(node, padded)
         info = MPI.Info.Create({"alloc_shared_noncontig": "true"})
         self._win = MPI.Win.Allocate_shared(padded, 1, info, node.comm)
@@ -76,6 +75,10 @@ class Window:
         self.parts = []
         self._win.Unlock_all()
         self._win.Free()
+
+
+class _Lease:
+    """What the arrays in a block refer to."""
 
 
 class Position(NamedTuple):
@@ -124,20 +127,29 @@ class SharedMemory:
         self._windows: list[Window] = []
         self._spare: dict[int, list[Position]] = {}
         self._resting: list[tuple[int, Position]] = []
+        self._leases: dict[int, object] = {}
         self._open = (0, 0, 0)
 
-    def allocate(self, nbytes: int) -> Array:
+    def lease(self, nbytes: int, *, busy: bool) -> Array:
         """Return so many bytes of this rank that all ranks of the node map; collective among them.
 
-        The ranks may ask for different numbers.
+        The ranks may ask for different numbers. The memory comes back when nothing refers to the array any more.
 
         Raises
         ------
         MemoryError
             On all ranks of the node, if there is not as much.
         """
-        self._windows.append(Window(self._node, nbytes))
-        return self._windows[-1].parts[self._node.place]
+        most = np.array([nbytes])
+        self._node.comm.Allreduce(MPI.IN_PLACE, most, MPI.MAX)
+        block = self.take(int(most[0]), busy=busy)
+        lease = _Lease()
+        self._leases[id(lease)] = finalize(lease, self._end, id(lease), block)
+        return borrow(address(block.parts[self._node.place]), nbytes, np.uint8, lease)
+
+    def _end(self, number: int, block: Block) -> None:
+        self._leases.pop(number, None)
+        self.give_back(block)
 
     def position(self, array: Array) -> Position:
         """Return where in the windows a contiguous array lies; NOWHERE if in none."""
@@ -181,9 +193,9 @@ class SharedMemory:
             mine = self._cut(padded)
         # Where nobody is in the middle of anything, nobody reads what was given back. From the next time on it is used.
         if not any(busy for *_, busy in told):
-            for size, rested in self._resting:
+            resting, self._resting = self._resting, []  # at any moment more may come back
+            for size, rested in resting:
                 self._spare.setdefault(size, []).append(rested)
-            self._resting.clear()
         self.view(self._node.place, mine, padded)[:LINE] = 0
         self._windows[mine.window].sync()
         # Once a rank knows where the others' blocks lie, their first lines are 0.
@@ -206,12 +218,15 @@ class SharedMemory:
         number, offset, end = self._open
         if offset + nbytes > end:
             number, offset, end = len(self._windows), 0, max(WINDOW, nbytes)
-            self.allocate(end)
+            self._windows.append(Window(self._node, end))
         self._open = (number, offset + nbytes, end)
         return Position(number, offset)
 
     def free(self) -> None:
-        """Give the memory back; collective on the node. Arrays in it must not be touched any more."""
-        for window in self._windows:
-            window.free()
+        """Give the memory back, if no rank still has an array in it; collective on the node."""
+        in_use = np.array([len(self._leases)])
+        self._node.comm.Allreduce(MPI.IN_PLACE, in_use, MPI.MAX)
+        if not in_use[0]:
+            for window in self._windows:
+                window.free()
         self._windows.clear()

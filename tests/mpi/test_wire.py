@@ -46,9 +46,8 @@ def scattered_and_gathered(wire, vectors, divisor):
     """Encode on each way once: every other rank's chunk on its way to its owner, and the owner's result."""
     result = np.empty_like(vectors[0])
     for owner, chunk in enumerate(chunks(len(result))):
-        total = vectors[owner][chunk].copy()
-        for distance in range(1, SIZE):
-            total = total + through(wire, vectors[(owner + distance) % SIZE][chunk])
+        parts = [x[chunk] if rank == owner else through(wire, x[chunk]) for rank, x in enumerate(vectors)]
+        total = sum(parts[1:], start=parts[0])
         result[chunk] = through(wire, total / vectors[0].dtype.type(divisor))
     return result
 

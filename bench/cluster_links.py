@@ -1,0 +1,98 @@
+"""Measure the links of a cluster: from rank 0 to the first rank of every other node, and to its neighbour on its own.
+
+    python bench/cluster.py --nodes 2 --ranks 2 -- python bench/cluster_links.py            prints a table
+    python bench/cluster.py --nodes 2 --ranks 2 -- python bench/cluster_links.py FILE.json  and saves it
+
+It runs under any mpiexec. One pair of ranks after the other is measured, while the others wait. The latency is half of
+the median time that 8 bytes take to the peer and back; the rates are those of the payload, in MB/s (10^6 bytes), in
+messages of 1 MiB, one way, and of each way where both are used at once; medians over the rounds.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from mpi4py import MPI
+
+from mpiagg.cli import machine
+
+COMM = MPI.COMM_WORLD
+TRIPS = 1000
+MESSAGE, MESSAGES, ROUNDS = 2**20, 16, 7
+
+
+def latency(peer: int) -> float:
+    """Return how long a small message takes to the peer, in us."""
+    message, times = np.zeros(8, np.uint8), []
+    for _ in range(TRIPS):
+        start = time.perf_counter()
+        if COMM.rank < peer:
+            COMM.Send(message, peer)
+            COMM.Recv(message, peer)
+        else:
+            COMM.Recv(message, peer)
+            COMM.Send(message, peer)
+        times.append(time.perf_counter() - start)
+    return statistics.median(times) / 2 * 1e6
+
+
+def rate(peer: int, ways: int) -> float:
+    """Return what goes from the lower rank to the higher in a second, in MB; with 2 ways as much goes back."""
+    incoming, outgoing, token = np.zeros(MESSAGE, np.uint8), np.zeros(MESSAGE, np.uint8), np.zeros(1, np.uint8)
+    requests = []
+    if ways == 2 or COMM.rank > peer:
+        requests.append(COMM.Recv_init(incoming, peer))
+    if ways == 2 or COMM.rank < peer:
+        requests.append(COMM.Send_init(outgoing, peer))
+    rates = []
+    for _ in range(ROUNDS):
+        COMM.Sendrecv(token, peer, 0, token.copy(), peer, 0)
+        start = time.perf_counter()
+        for _ in range(MESSAGES):
+            MPI.Prequest.Startall(requests)
+            MPI.Request.Waitall(requests)
+        # The last message has arrived when the peer says so.
+        COMM.Sendrecv(token, peer, 0, token.copy(), peer, 0)
+        rates.append(MESSAGE * MESSAGES / (time.perf_counter() - start) / 1e6)
+    for request in requests:
+        request.Free()
+    return statistics.median(rates)
+
+
+def rest_until_done() -> None:
+    """Wait for all ranks without taking a processor from those who measure."""
+    barrier = COMM.Ibarrier()
+    while not barrier.Test():
+        time.sleep(0.01)
+
+
+def main() -> None:
+    """Measure all pairs, and print and save what came out."""
+    names = COMM.allgather(MPI.Get_processor_name())
+    peers = [rank for rank in range(1, COMM.size) if rank == 1 or names[rank] not in names[:rank]]
+    rows: list[dict[str, Any]] = []
+    for peer in peers:
+        if COMM.rank in (0, peer):
+            other = peer - COMM.rank
+            row = {"from": names[0], "to": names[peer], "latency_us": latency(other)}
+            rows.append(row | {"one_way_MBps": rate(other, ways=1), "both_ways_MBps": rate(other, ways=2)})
+        rest_until_done()
+    if COMM.rank:
+        return
+    print("from      to         latency us   one way MB/s   both ways MB/s")
+    for row in rows:
+        print(f"{row['from']:9} {row['to']:9}", end=" ")
+        print(f"{row['latency_us']:11.1f} {row['one_way_MBps']:14.1f} {row['both_ways_MBps']:16.1f}")
+    if sys.argv[1:]:
+        saved = {"machine": machine.facts(), "ranks": COMM.size, "rows": rows}
+        Path(sys.argv[1]).write_text(json.dumps(saved, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
