@@ -1,36 +1,19 @@
-"""Run the saved set of measurements on this node, with the MPI library that mpi4py loads.
+"""Run the saved set of measurements on this node, with the MPI library that mpi4py loads, beside Gloo where torch is.
 
-    python bench/node.py [options of mpiagg bench]
+    python bench/node.py [--only NAME] [options of mpiagg bench]
 
-It saves ``bench/results/<name>-<library>.json``, one file a sweep; further options go to each of them.
+It saves and draws ``bench/results/<name>-<library>.json``, one file a sweep; further options go to each of them.
 """
 
-import subprocess
 import sys
-from pathlib import Path
 
-from mpiagg.cli import launch
-
-RESULTS = Path(__file__).parent / "results"
+from saving import BENCH, main
 
 SWEEPS = {
-    "allreduce-n2": ["allreduce", "-n", "2"],
-    "allreduce-n4": ["allreduce", "-n", "4"],
+    f"allreduce-n{ranks}-{buffer}": [*BENCH, "-n", str(ranks), "--buffer", buffer]
+    for ranks in (2, 4)
+    for buffer in ("any", "registered")
 }
 
-
-def main() -> int:
-    """Run all sweeps, and return the worst exit status."""
-    library = launch.mpi_vendor().replace(" ", "").lower()
-    RESULTS.mkdir(exist_ok=True)
-    worst = 0
-    for name, arguments in SWEEPS.items():
-        path = RESULTS / f"{name}-{library}.json"
-        command = [sys.executable, "-m", "mpiagg", "bench", *arguments, "--json", str(path), *sys.argv[1:]]
-        print("#", *command, flush=True)
-        worst = max(worst, subprocess.call(command))  # noqa: S603 - our own Python
-    return worst
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(SWEEPS))

@@ -2,18 +2,78 @@
 
     python bench/plot.py [FILE.json ...]
 
-Every file that ``mpiagg bench --json`` saved (by default all in ``bench/results``) becomes a PNG beside it:
-the bus bandwidth of each algorithm by size, and its time over that of the MPI library's own collective.
+Every file that ``mpiagg bench --json`` saved (by default all in ``bench/results``) becomes a PNG beside it: the bus
+bandwidth of each algorithm by size, and its time over that of the MPI library's own collective. Of mlbench's sizes, the
+mean time takes the place of the bandwidth. An algorithm looks the same in all pictures.
 """
 
+from __future__ import annotations
+
+import io
 import json
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter
+from PIL import Image
 
 RESULTS = Path(__file__).parent / "results"
+PATTERNS = ("allreduce-*.json", "mlbench-*.json")
+LIMITS = ("copy", "link")
+COLOURS = 128
+"""Of a picture: as many as it needs, and no more bytes than that."""
+
+STYLES: dict[str, dict[str, Any]] = {
+    "native": {"color": "black", "linewidth": 2.5},
+    "auto": {"color": "#d62728", "linewidth": 2.5},
+    "copy": {"color": "black", "linestyle": ":", "linewidth": 1.5},
+    "link": {"color": "black", "linestyle": ":", "linewidth": 1.5},
+    "gloo": {"color": "#7f7f7f", "linewidth": 2.5, "linestyle": "--"},
+    "ring": {"color": "#1f77b4", "marker": "o"},
+    "tree": {"color": "#98df8a", "marker": "^"},
+    "parameter_server": {"color": "#c49c94", "marker": "v"},
+    "recursive_doubling": {"color": "#ff7f0e", "marker": "s"},
+    "halving_doubling": {"color": "#bcbd22", "marker": "D"},
+    "circulant": {"color": "#17becf", "marker": "p"},
+    "direct": {"color": "#8c564b", "marker": "x"},
+    "one_shot": {"color": "#e377c2", "marker": "*"},
+    "shared": {"color": "#2ca02c", "marker": "P"},
+    "hierarchical": {"color": "#9467bd", "marker": "h"},
+    "auto-fp16": {"color": "#d62728", "linestyle": ":", "marker": "<"},
+    "auto-bf16": {"color": "#d62728", "linestyle": "--", "marker": "<"},
+    "auto-u8": {"color": "#d62728", "linestyle": "-.", "marker": ">"},
+}
+RATIOS = [first * 10.0**power for power in range(-4, 5) for first in (1, 1.5, 2, 3, 5, 7)]
+"""Where the scale of ratios has numbers."""
+
+_UNITS = ((2**20, " MiB"), (2**10, " KiB"), (1, " B"))
+
+
+class View(NamedTuple):
+    """What the left side shows, and which time the right side compares."""
+
+    left: str
+    label: str
+    time: str
+
+
+VIEWS = {
+    "powers": View("busbw", "bus bandwidth (GB/s)", "time_us"),
+    "mlbench": View("mean_us", "mean time (us)", "mean_us"),
+}
+
+
+def style(name: str) -> dict[str, Any]:
+    """Return how an algorithm is drawn; one that is not known here in grey."""
+    return {"linewidth": 1.2, "markersize": 4, **STYLES.get(name, {"color": "#c7c7c7", "marker": "."})}
+
+
+def in_words(nbytes: float, _: object = None) -> str:
+    """Return a number of bytes as people say it."""
+    unit, name = next((each for each in _UNITS if nbytes >= each[0]), _UNITS[-1])
+    return f"{nbytes / unit:g}{name}"
 
 
 def by_algorithm(rows: list[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
@@ -24,29 +84,62 @@ def by_algorithm(rows: list[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
     return found
 
 
+def title(saved: dict[str, Any]) -> str:
+    """Return what was measured, and where."""
+    machine, flags = saved["machine"], saved["flags"]
+    link = f", links of {flags['link_rate'] / 1e9:g} Gbit/s" if flags["link_rate"] else ""
+    return (
+        f"{flags['collective']} of {flags['dtype']}, {saved['ranks']} ranks ({saved['layout']}){link}, "
+        f"{flags['buffer']} memory, {machine['mpi']}, {machine['cpu']}, {machine['cores']} cores"
+    )
+
+
+def figure_of(saved: dict[str, Any]) -> Figure:
+    """Return the picture of a file."""
+    view = VIEWS[saved["flags"]["protocol"]]
+    lines = by_algorithm(saved["rows"])
+    native = {row["size"]: row[view.time] for row in lines["native"]}
+    figure = Figure(figsize=(11, 5), layout="constrained")
+    left, right = figure.subplots(1, 2)
+    for name, rows in lines.items():
+        sizes = [row["size"] for row in rows]
+        label = f"{name} (the limit)" if name in LIMITS else name
+        left.plot(sizes, [row[view.left] for row in rows], label=label, **style(name))
+        right.plot(sizes, [row[view.time] / native[row["size"]] for row in rows], **style(name))
+    left.set(xscale="log", yscale="log", ylabel=view.label)
+    right.set(xscale="log", yscale="log", ylabel="time over native (below 1 is faster)")
+    # Peers may be a hundred times slower; the picture is for telling the others apart.
+    shown = [
+        row[view.time] / native[row["size"]]
+        for row in saved["rows"]
+        if row["algorithm"] not in (*saved["flags"]["beside"], *LIMITS)
+    ]
+    right.set_ylim(min(shown) / 1.5, max(shown) * 1.3)
+    sizes = sorted(native)
+    for axes in (left, right):
+        axes.set_xticks([2**power for power in range(0, 40, 4) if sizes[0] <= 2**power <= sizes[-1]], minor=False)
+        axes.xaxis.set_major_formatter(FuncFormatter(in_words))
+        axes.xaxis.minorticks_off()
+        axes.grid(alpha=0.3)
+    least, most = right.get_ylim()
+    right.set_yticks([ratio for ratio in RATIOS if least <= ratio <= most])
+    right.yaxis.set_major_formatter(FuncFormatter(lambda ratio, _: f"{ratio:g}"))
+    right.yaxis.minorticks_off()
+    figure.legend(loc="outside right upper", fontsize="small")
+    figure.suptitle(title(saved), fontsize="medium")
+    return figure
+
+
 def draw(path: Path) -> Path:
     """Draw one file and return the picture's path."""
-    saved = json.loads(path.read_text())
-    figure = Figure(figsize=(11, 4.5), layout="constrained")
-    bandwidth, ratio = figure.subplots(1, 2)
-    for name, rows in by_algorithm(saved["rows"]).items():
-        sizes = [row["size"] for row in rows]
-        style: dict[str, Any] = {"color": "black", "linewidth": 2.5} if name == "native" else {"marker": "."}
-        bandwidth.plot(sizes, [row["busbw"] for row in rows], label=name, **style)
-        ratio.plot(sizes, [row["ratio"] for row in rows], label=name, **style)
-    bandwidth.set(xscale="log", yscale="log", xlabel="bytes", ylabel="bus bandwidth (GB/s)")
-    ratio.set(xscale="log", yscale="log", xlabel="bytes", ylabel="time over native (below 1 is faster)")
-    figure.legend(*ratio.get_legend_handles_labels(), loc="outside right upper", fontsize="small")
-    machine = saved["machine"]
-    figure.suptitle(
-        f"{saved['flags']['collective']}, {saved['ranks']} ranks, {machine['mpi']}, "
-        f"{machine['cpu']}, {machine['cores']} cores"
-    )
+    drawn = io.BytesIO()
+    figure_of(json.loads(path.read_text())).savefig(drawn, dpi=100)
     picture = path.with_suffix(".png")
-    figure.savefig(picture, dpi=120)
+    Image.open(drawn).convert("RGB").quantize(COLOURS, Image.Quantize.FASTOCTREE).save(picture, optimize=True)
     return picture
 
 
 if __name__ == "__main__":
-    for name in sys.argv[1:] or sorted(map(str, RESULTS.glob("allreduce-*.json"))):
+    found = sorted(str(path) for pattern in PATTERNS for path in RESULTS.glob(pattern))
+    for name in sys.argv[1:] or found:
         print(draw(Path(name)))

@@ -9,7 +9,7 @@ import inspect
 from importlib import import_module
 from pathlib import Path
 
-from mpiagg.schedules import TABLE, Algorithm, Collective, picture
+from mpiagg.schedules import TABLE, Algorithm, Collective, Layout, picture
 
 PAGE = Path(__file__).with_name("algorithms.md")
 
@@ -29,6 +29,7 @@ A row is a round and a column a rank. Within a round all messages are posted tog
 | `2>1` | send chunk 2 to rank 1 |
 | `1<0` | receive chunk 1 from rank 0, in place of our own |
 | `1+0` | receive chunk 1 from rank 0 and reduce it into our own |
+| `1~0` | receive chunk 1 from rank 0 and keep it aside: it stands to the left of what is reduced into chunk 1 next |
 | `1!` | every rank's contribution is in chunk 1: divide, if it is an average |
 | `2-4` | chunks 2 to 4 |
 
@@ -37,7 +38,22 @@ A row is a round and a column a rank. Within a round all messages are posted tog
 {table}
 
 `algorithm="native"` is the MPI library's own collective; `algorithm="auto"` takes a row of the table in
-`mpiagg/tuning.py`, by the length of the vector.
+`mpiagg/tuning.py`: see [tuning.md](tuning.md).
+"""
+
+
+SHARED = """\
+## shared
+
+**Shared: the schedules of `direct`, through memory that the ranks of a node have mapped.**
+
+Where all vectors lie in such memory (`mpiagg.empty`, the buckets of `DDP`), every rank reduces its chunk of all of
+them and writes the result into all of them, between two gates at which the ranks wait for one another. Of B bytes on
+n ranks each rank reads B and writes B: no copy into messages and out of them. Other arrays go through mailboxes, a
+segment after the other, with two gates for each. All-reduces of up to 4 KiB take the schedule of `one_shot`, which
+computes the same fold with one gate. Scratch: two mailboxes of a segment (512 KiB); none for registered memory, save
+a block for what is held aside. Ranks without memory to share (other nodes, nonblocking calls, wires) send the
+messages of `direct`: the same bits.
 """
 
 
@@ -55,9 +71,17 @@ def _table() -> str:
 
 
 def _section(entry: Algorithm) -> str:
+    if entry.name == "shared":
+        return SHARED
     text = inspect.getdoc(import_module(f"mpiagg.schedules.{entry.name}")) or ""
     title, rest = text.split("\n", 1)
     parts = [f"## {entry.name}\n\n**{title}**\n{_markdown(rest)}\n"]
+    if entry.name == "hierarchical":
+        drawn = {"two nodes of two ranks": [2, 2], "a node of two ranks and one of one": [2, 1]}
+        for words, sizes in drawn.items():
+            drawing = picture(entry.name, Collective.ALLREDUCE, Layout.of(sizes))
+            parts.append(f"allreduce, {words}:\n\n```text\n{drawing}\n```\n")
+        return "\n".join(parts)
     for collective in entry.schedules:
         size = 6 if entry.name in ("halving_doubling", "recursive_doubling") else 5 if entry.name == "circulant" else 4
         parts.append(f"{collective.value}, {size} ranks:\n\n```text\n{picture(entry.name, collective, size)}\n```\n")

@@ -20,42 +20,20 @@ Arguments are checked before anything is sent. Values of float16 and bfloat16 ar
 
 from __future__ import annotations
 
-import math
-from typing import Any, NamedTuple
+from typing import Any
 
-import numpy as np
 import numpy.typing as npt
 from mpi4py import MPI
 
-from mpiagg.arguments import check_root
-from mpiagg.arrays import Array, Reduction, as_input, check_output, check_wire_dtype
-from mpiagg.mpi_ops import resolve
-from mpiagg.operation import Operation, even_counts
+from mpiagg.array_calls import Arguments, ArrayCall, Op
+from mpiagg.arrays import Array
 from mpiagg.operations import prepare, run
 from mpiagg.plan import Plan
 from mpiagg.schedules import Collective
-from mpiagg.transport import Channel, channel_of
-from mpiagg.tuning import NATIVE, Case, Choice, pick
+from mpiagg.transport import channel_of
 
-Op = str | MPI.Op
 ArrayPlan = Plan[Any]
 """What the ``..._init`` functions return: a plan whose result is an array, or None where a rank gets none."""
-
-
-class _Call(NamedTuple):
-    """A collective call whose arguments have been found good."""
-
-    operation: Operation
-    x: Array
-    out: Array | None
-
-    def in_words(self) -> str:
-        """Return what all ranks must agree on."""
-        o = self.operation
-        how = f", op {o.reduction.name}" if o.collective.reduces else ""
-        where = f", root {o.root}" if o.collective.rooted else ""
-        lanes = f", {o.choice.lanes} lanes" if o.choice.lanes > 1 else ""
-        return f"{o.label}{lanes} of {self.x.dtype} {self.x.shape}{how}{where}"
 
 
 def allreduce(
@@ -101,7 +79,7 @@ def allreduce(
     -----
     Long vectors take 2 (n-1)/n times their bytes on every link, the least there is; see ``docs/algorithms.md``.
     """
-    return _everywhere(_run(_Arguments(Collective.ALLREDUCE, x, op, 0, out, algorithm, lanes, wire), comm))
+    return _everywhere(_run(Arguments(Collective.ALLREDUCE, x, op, 0, out, algorithm, lanes, wire), comm))
 
 
 def reduce(
@@ -137,7 +115,7 @@ def reduce(
     ValueError, TypeError, StallError
         As :func:`allreduce`, and ValueError for a root out of range.
     """
-    return _run(_Arguments(Collective.REDUCE, x, op, root, out, algorithm, lanes), comm)
+    return _run(Arguments(Collective.REDUCE, x, op, root, out, algorithm, lanes), comm)
 
 
 def broadcast(
@@ -170,7 +148,7 @@ def broadcast(
     ValueError, TypeError, StallError
         As :func:`allreduce`, and ValueError for a root out of range.
     """
-    return _everywhere(_run(_Arguments(Collective.BROADCAST, x, "sum", root, out, algorithm, lanes), comm))
+    return _everywhere(_run(Arguments(Collective.BROADCAST, x, "sum", root, out, algorithm, lanes), comm))
 
 
 def allgather(
@@ -200,7 +178,7 @@ def allgather(
     ValueError, TypeError, StallError
         As :func:`allreduce`.
     """
-    return _everywhere(_run(_Arguments(Collective.ALLGATHER, x, "sum", 0, out, algorithm, lanes), comm))
+    return _everywhere(_run(Arguments(Collective.ALLGATHER, x, "sum", 0, out, algorithm, lanes), comm))
 
 
 def reduce_scatter(
@@ -232,7 +210,7 @@ def reduce_scatter(
     ValueError, TypeError, StallError
         As :func:`allreduce`, and ValueError for an array without dimensions.
     """
-    return _everywhere(_run(_Arguments(Collective.REDUCE_SCATTER, x, op, 0, out, algorithm, lanes), comm))
+    return _everywhere(_run(Arguments(Collective.REDUCE_SCATTER, x, op, 0, out, algorithm, lanes), comm))
 
 
 def allreduce_init(
@@ -259,7 +237,7 @@ def allreduce_init(
     MismatchError
         On all ranks, if the ranks disagree on any argument.
     """
-    return _prepare(_Arguments(Collective.ALLREDUCE, x, op, 0, out, algorithm, lanes, wire), comm)
+    return _prepare(Arguments(Collective.ALLREDUCE, x, op, 0, out, algorithm, lanes, wire), comm)
 
 
 def reduce_init(
@@ -273,7 +251,7 @@ def reduce_init(
     lanes: int | None = None,
 ) -> ArrayPlan:
     """Plan a :func:`reduce`; collective. Raises what :func:`allreduce_init` does."""
-    return _prepare(_Arguments(Collective.REDUCE, x, op, root, out, algorithm, lanes), comm)
+    return _prepare(Arguments(Collective.REDUCE, x, op, root, out, algorithm, lanes), comm)
 
 
 def broadcast_init(
@@ -286,7 +264,7 @@ def broadcast_init(
     lanes: int | None = None,
 ) -> ArrayPlan:
     """Plan a :func:`broadcast`; collective. Raises what :func:`allreduce_init` does."""
-    return _prepare(_Arguments(Collective.BROADCAST, x, "sum", root, out, algorithm, lanes), comm)
+    return _prepare(Arguments(Collective.BROADCAST, x, "sum", root, out, algorithm, lanes), comm)
 
 
 def allgather_init(
@@ -298,7 +276,7 @@ def allgather_init(
     lanes: int | None = None,
 ) -> ArrayPlan:
     """Plan an :func:`allgather`; collective. Raises what :func:`allreduce_init` does."""
-    return _prepare(_Arguments(Collective.ALLGATHER, x, "sum", 0, out, algorithm, lanes), comm)
+    return _prepare(Arguments(Collective.ALLGATHER, x, "sum", 0, out, algorithm, lanes), comm)
 
 
 def reduce_scatter_init(
@@ -311,58 +289,10 @@ def reduce_scatter_init(
     lanes: int | None = None,
 ) -> ArrayPlan:
     """Plan a :func:`reduce_scatter`; collective. Raises what :func:`allreduce_init` does."""
-    return _prepare(_Arguments(Collective.REDUCE_SCATTER, x, op, 0, out, algorithm, lanes), comm)
+    return _prepare(Arguments(Collective.REDUCE_SCATTER, x, op, 0, out, algorithm, lanes), comm)
 
 
 # -- from arguments to operations
-
-
-class _Arguments(NamedTuple):
-    """The arguments of a collective call, as they were given."""
-
-    collective: Collective
-    x: npt.ArrayLike
-    op: Op
-    root: int
-    out: Array | None
-    algorithm: str
-    lanes: int | None
-    wire: str | None = None
-
-    def checked(self, channel: Channel) -> _Call:
-        """Return the call that they mean, if they are good; nothing is sent for that."""
-        x = as_input(self.x)
-        root = check_root(self.root, channel.size)
-        if self.collective.reduces:
-            how, op, only_native = resolve(self.op, x.dtype, channel.size)
-        else:
-            how, op, only_native = Reduction(np.add, x.dtype), MPI.SUM, False
-        counts, shape = _layout(self.collective, x, channel)
-        case = Case(self.collective, sum(counts) * how.dtype.itemsize, channel.layout)
-        choice = pick(self.algorithm, self.lanes, case, self.wire)
-        check_wire_dtype(self.wire, x.dtype)
-        if only_native:
-            if self.algorithm not in ("auto", NATIVE) or self.wire is not None:
-                asked = f"algorithm {self.algorithm!r}" if self.wire is None else f"wire {self.wire!r}"
-                raise ValueError(f"{asked} cannot apply an op that is not predefined; 'native' can")
-            choice = Choice(NATIVE)
-        operation = Operation(self.collective, channel.rank, channel.layout, root, counts, how, choice, op)
-        # A bad one is an error on every rank that gives it, also where there is nothing to be written to it.
-        out = np.empty(shape, x.dtype) if self.out is None else check_output(self.out, shape, x.dtype)
-        return _Call(operation, x, None if operation.target is None else out)
-
-
-def _layout(collective: Collective, x: Array, channel: Channel) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Return the counts of an operation and the shape of its result."""
-    if collective is Collective.ALLGATHER:
-        return (x.size,) * channel.size, (channel.size, *x.shape)
-    if collective is not Collective.REDUCE_SCATTER:
-        return (x.size,), x.shape
-    if x.ndim == 0:
-        raise ValueError("reduce_scatter cuts the first axis; an array without dimensions has none")
-    rows = even_counts(len(x), channel.size)
-    width = math.prod(x.shape[1:])
-    return tuple(row * width for row in rows), (rows[channel.rank], *x.shape[1:])
 
 
 def _everywhere(result: Array | None) -> Array:
@@ -371,16 +301,16 @@ def _everywhere(result: Array | None) -> Array:
     return result
 
 
-def _run(arguments: _Arguments, comm: MPI.Intracomm | None) -> Array | None:
+def _run(arguments: Arguments, comm: MPI.Intracomm | None) -> Array | None:
     channel = channel_of(comm)
     call = arguments.checked(channel)
     run(channel, *call)
     return call.out
 
 
-def _prepare(arguments: _Arguments, comm: MPI.Intracomm | None) -> ArrayPlan:
+def _prepare(arguments: Arguments, comm: MPI.Intracomm | None) -> ArrayPlan:
     channel = channel_of(comm)
-    calls: list[_Call] = []
+    calls: list[ArrayCall] = []
 
     def say() -> str:
         calls.append(arguments.checked(channel))

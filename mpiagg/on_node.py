@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
-from itertools import groupby
 from typing import Final
 
 from mpiagg.arrays import Array
@@ -13,7 +12,7 @@ from mpiagg.binding import bind
 from mpiagg.operation import Operation
 from mpiagg.program import BoundRound, Call, Deferred, Program, in_turn
 from mpiagg.schedules import Action, Collective, Round, algorithm
-from mpiagg.sharing import Mail, gate_round, mail_rounds, owner_work
+from mpiagg.sharing import Mail, Task, gate_round, mail_rounds, owner_work
 from mpiagg.transport import LINE, NOWHERE, SHARED_TAG, Block, Channel, Gate, Position
 from mpiagg.tuning import SEGMENT
 
@@ -27,7 +26,9 @@ ANNOUNCED: Final = 32 * 2**10
 def serves(channel: Channel, operation: Operation) -> bool:
     """Whether this rank's part of an operation can go through shared memory: it has somebody to share it with."""
     o = operation
-    return channel.node.size > 1 and o.choice.wire is None and o.entry.owned is not None and o.size > 1
+    # What knows nothing of nodes has rounds in which some of a node's ranks meet others, and some do not.
+    flat = o.choice.algorithm == "shared" and len(o.layout.nodes) > 1
+    return channel.node.size > 1 and o.choice.wire is None and o.entry.owned is not None and not flat
 
 
 def bind_on_node(channel: Channel, operation: Operation, buffer: Array, tag: int) -> Program:
@@ -79,7 +80,14 @@ class _Ground:
 
     def called(self) -> Program:
         """Return the program for vectors that may lie elsewhere at the next call."""
-        gate, block = self.channel.ground(LINE + 2 * SEGMENT)
+        memory = self.channel.memory
+        if memory.refused:
+            return self.by_messages()
+        try:
+            gate, block = self.channel.ground(LINE + 2 * SEGMENT)
+        except MemoryError:
+            memory.refused = True
+            raise
         leave = BoundRound((gate.leave,), (), (), ())
         if self.operation.nbytes <= ANNOUNCED:
             if not self.all_here:
@@ -121,21 +129,27 @@ class _Ground:
         return bind(self.channel, o.schedule(), self.buffer, o.lanes(), o.reduction, label=o.label, tag=self.tag)
 
     def _box(self) -> int:
-        """Return the bytes of a mailbox."""
-        return -(-min(self.operation.nbytes, self.segment) // LINE) * LINE
+        """Return the bytes of a mailbox: of few sizes, so that a block serves plans of other lengths after this one."""
+        enough = 1 << max(self.operation.nbytes - 1, LINE - 1).bit_length()
+        return min(enough, -(-self.segment // LINE) * LINE)
 
     def _by_mail(self, gate: Gate, block: Block) -> Program:
         """Return the program that copies through mailboxes, a segment after the other."""
         o = self.operation
-        lanes = [[(0, o.length)]] if self.one_shot else o.lanes(max(1, -(-o.nbytes // self.segment)))
         # The boxes lie in the same places for all who share the block, so that nobody writes where another still reads.
         box = (block.nbytes - LINE) // 2
+        room = min(box, self.segment) // self.buffer.itemsize
+        if o.length > room:
+            room -= o.size  # where each rank's chunk is cut, each part may have an element more than the others
+        lanes = [[(0, o.length)]] if self.one_shot else o.lanes(max(1, -(-o.length // max(1, room))))
         first, second = (
             {rank: part[start : start + box] for rank, part in zip(self.node.ranks, block.parts, strict=True)}
             for start in (LINE, LINE + box)
         )
         mail = Mail(gate, (first[o.rank], second[o.rank]), (first, second))
-        return Program(tuple(mail_rounds(self._schedule(), lanes, self.buffer, o.reduction, mail, o.label)), (), 0)
+        return Program(
+            tuple(mail_rounds(self._schedule(), Task(self.buffer, lanes, o.reduction), mail, o.label)), (), 0
+        )
 
     def _in_place(self, gate: Gate, positions: Sequence[Position], *, first: bool = True) -> Program:
         """Return the program for vectors that all ranks of the node reach; ``first`` if it begins with a gate."""
@@ -147,10 +161,9 @@ class _Ground:
             for place, (rank, position) in enumerate(zip(self.node.ranks, positions, strict=True))
         }
         parts: list[Program] = []
-        for here, group in groupby(o.schedule(), self._within_node):
-            rounds = list(group)
+        for here, rounds in self._stages(owned):
             if here:
-                work = owner_work(rounds, owned, o.lanes(), vectors, self.buffer, o.reduction, self.segment)
+                work = owner_work(rounds, owned, Task(self.buffer, o.lanes(), o.reduction), vectors, self.segment)
                 before = gate_round(gate, o.label, len(parts), work)
                 if not parts and not first:
                     before = before._replace(starts=(), tests=(), awaited=())
@@ -161,6 +174,21 @@ class _Ground:
                     bind(self.channel, rounds, self.buffer, o.lanes(), o.reduction, label=o.label, tag=self.tag)
                 )
         return in_turn(*parts)
+
+    def _stages(self, owned: range) -> list[tuple[bool, list[Round]]]:
+        """Return the rounds of this node alone, and those in which messages are sent, in turn.
+
+        All ranks of a node have as many stages within it. Who has nothing to do between two of them knows the second by
+        what it receives of its own chunks: they come from a rank that may have changed them.
+        """
+        stages: list[tuple[bool, list[Round]]] = []
+        for a_round in self.operation.schedule():
+            here = self._within_node(a_round)
+            anew = any(step.action is Action.RECEIVE and step.chunk in owned for step in a_round)
+            if not stages or stages[-1][0] != here or (here and anew):
+                stages.append((here, []))
+            stages[-1][1].append(a_round)
+        return stages
 
     def _within_node(self, a_round: Round) -> bool:
         """Whether a round is about this node alone; a round without messages is about what was there before."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable
 from dataclasses import dataclass
+from functools import cached_property
 
 from mpi4py import MPI
 
@@ -44,12 +45,12 @@ class Operation:
     choice: Choice
     op: MPI.Op
 
-    @property
+    @cached_property
     def size(self) -> int:
         """How many ranks there are."""
         return self.layout.size
 
-    @property
+    @cached_property
     def length(self) -> int:
         """How many elements the buffer has."""
         return sum(self.counts)
@@ -60,8 +61,9 @@ class Operation:
         wire = f" with wire {self.choice.wire}" if self.choice.wire else ""
         return f"{self.collective.value} by {self.choice.algorithm}{wire}"
 
+    @cached_property
     def key(self) -> Hashable:
-        """Return what a plan for this operation depends on, beside the buffer's address."""
+        """What a plan for this operation depends on, beside the buffer's address."""
         combine = self.reduction.combine
         return (
             self.collective,
@@ -73,7 +75,7 @@ class Operation:
             self.choice,
         )
 
-    @property
+    @cached_property
     def source(self) -> slice | None:
         """Where in the buffer this rank's input goes; None if it has none."""
         if self.collective is Collective.ALLGATHER:
@@ -82,7 +84,7 @@ class Operation:
             return None
         return slice(0, self.length)
 
-    @property
+    @cached_property
     def target(self) -> slice | None:
         """Where in the buffer this rank's output lies; None if it has none."""
         if self.collective is Collective.REDUCE_SCATTER:
@@ -91,13 +93,13 @@ class Operation:
             return None
         return slice(0, self.length)
 
-    @property
+    @cached_property
     def own_chunk(self) -> slice:
         """Where this rank's chunk lies, where every rank has one."""
         cuts = cuts_of(self.counts)
         return slice(cuts[self.rank], cuts[self.rank + 1])
 
-    @property
+    @cached_property
     def nbytes(self) -> int:
         """How many bytes the buffer has."""
         return self.length * self.reduction.dtype.itemsize

@@ -42,12 +42,12 @@ def run(channel: Channel, operation: Operation, x: Array | None, out: Array | No
         call: Callable[[], object] = partial(_call_native, channel.comm, operation, buffer)
     elif mapped is None or mapped.nbytes <= STAGED_BYTES:
         mapped = None
-        call = plan = find_plan(channel, operation.key(), partial(_plan_on_own_buffer, channel, operation))
+        call = plan = find_plan(channel, operation.key, partial(_plan_on_own_buffer, channel, operation))
         buffer = plan.result
     else:
         place = address(mapped)
         make = partial(_plan_on_borrowed_memory, channel, operation, place)
-        call = plan = find_plan(channel, (operation.key(), place), make)
+        call = plan = find_plan(channel, (operation.key, place), make)
         buffer = plan.result
     if not (mapped is not None and _lies_in(x, buffer, operation.source)):
         _fill(operation, buffer, x)

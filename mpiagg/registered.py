@@ -67,7 +67,7 @@ def empty(
 
 
 def shared_vector(channel: Channel, length: int, dtype: np.dtype[Any]) -> Array:
-    """Return a vector for buckets, uninitialised, shared with the ranks of the node if there is room; collective there."""
+    """Return a vector, uninitialised, that the ranks of the node share if there is room; collective there."""
     if channel.node.size > 1:
         with suppress(MemoryError):
             return registered_vector(channel, length, dtype)

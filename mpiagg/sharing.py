@@ -29,15 +29,25 @@ def gate_round(gate: Gate, label: str, number: int, call: Call | None = None) ->
     return BoundRound((gate.come,), (gate.passed,), (call,) if call else (), (Arrival(label, number, gate),))
 
 
-def owner_work(
-    rounds: Sequence[Round],
-    owned: range,
-    lanes: Sequence[Lane],
-    vectors: Mapping[int, Array],
-    own: Array,
-    reduction: Reduction,
-    segment: int,
-) -> Call:
+class Task(NamedTuple):
+    """What is reduced.
+
+    Attributes
+    ----------
+    vector : numpy.ndarray
+        This rank's.
+    lanes : sequence of Lane
+        Where the chunks lie in it, in each part of it on which a schedule runs by itself.
+    reduction : Reduction
+        How values are combined.
+    """
+
+    vector: Array
+    lanes: Sequence[Lane]
+    reduction: Reduction
+
+
+def owner_work(rounds: Sequence[Round], owned: range, task: Task, vectors: Mapping[int, Array], segment: int) -> Call:
     """Return the call that does an owner's part of some rounds, on vectors that all lie in reach.
 
     Between a gate before and a gate after it nobody else touches the chunks that a rank owns, in any vector: whoever
@@ -49,30 +59,26 @@ def owner_work(
         What this rank does; in each message one end owns the chunks.
     owned : range
         The chunks that this rank owns.
-    lanes : sequence of Lane
-        Where the chunks lie.
+    task : Task
+        What is reduced.
     vectors : mapping of int to numpy.ndarray
         The vectors of all ranks of the node.
-    own : numpy.ndarray
-        This rank's.
-    reduction : Reduction
-        How values are combined.
     segment : int
         Bytes of a block.
     """
     steps = [step for a_round in rounds for step in a_round if step.chunk in owned]
     if any((step.chunk, step.count) != (owned.start, len(owned)) for step in steps):
         raise AssertionError("an owner's chunks go together")
+    own = task.vector
     length = max(1, segment // own.itemsize)
     aside = _aside(rounds, length, own)
     calls: list[Call] = []
-    for lane in lanes:
+    for lane in task.lanes:
         start, stop = lane[owned.start][0], lane[owned.stop - 1][1]
         for first in range(start, stop, length):
             block = slice(first, min(first + length, stop))
-            calls += _calls(
-                ((step, own[block], vectors.get(step.peer, own)[block]) for step in steps), reduction, aside
-            )
+            operands = ((step, own[block], vectors.get(step.peer, own)[block]) for step in steps)
+            calls += _calls(operands, task.reduction, aside)
     return _InTurn(calls)
 
 
@@ -97,9 +103,7 @@ class Mail(NamedTuple):
     boxes: tuple[Mapping[int, Array], Mapping[int, Array]]
 
 
-def mail_rounds(
-    rounds: Sequence[Round], lanes: Sequence[Lane], buffer: Array, reduction: Reduction, mail: Mail, label: str
-) -> Iterator[BoundRound]:
+def mail_rounds(rounds: Sequence[Round], task: Task, mail: Mail, label: str) -> Iterator[BoundRound]:
     """Yield the rounds that carry a schedule out through mailboxes, lane after lane.
 
     All ranks of the schedule are on this node, and have as many rounds with messages.
@@ -109,11 +113,11 @@ def mail_rounds(
         if a_round.messages or not exchanges:
             exchanges.append([])
         exchanges[-1] += a_round
-    length = max((stop - start for lane in lanes for start, stop in lane), default=0)
-    aside = _aside(rounds, length, buffer)
-    for lane in lanes:
+    length = max((stop - start for lane in task.lanes for start, stop in lane), default=0)
+    aside = _aside(rounds, length, task.vector)
+    for lane in task.lanes:
         for number, steps in enumerate(exchanges):
-            letter = _Letter(steps, lane, buffer, reduction, mail, aside)
+            letter = _Letter(steps, lane, task, mail, aside)
             arrival = Arrival(label, number, mail.gate)
             yield BoundRound((letter.write,), (mail.gate.passed,), (letter.read,), (arrival,))
 
@@ -124,10 +128,8 @@ class _Letter:
     The chunks of a lane lie one after the other in a mailbox, each in its place, whether or not the others are sent.
     """
 
-    def __init__(
-        self, steps: Sequence[Step], lane: Lane, buffer: Array, reduction: Reduction, mail: Mail, aside: Array
-    ) -> None:
-        self._gate = mail.gate
+    def __init__(self, steps: Sequence[Step], lane: Lane, task: Task, mail: Mail, aside: Array) -> None:
+        self._gate, buffer = mail.gate, task.vector
         places = [0, *accumulate((stop - start) * buffer.itemsize for start, stop in lane)]
         sent = {chunk for s in steps if s.action is Action.SEND for chunk in range(s.chunk, s.chunk + s.count)}
         done = [step for step in steps if step.action is not Action.SEND]
@@ -142,7 +144,7 @@ class _Letter:
                 box = boxes.get(step.peer, mail.own[0])
                 return step, own, box[places[step.chunk] : places[step.chunk + step.count]].view(buffer.dtype)
 
-            return _calls(map(operands, done), reduction, aside)
+            return _calls(map(operands, done), task.reduction, aside)
 
         self._writes = (writes(mail.own[0]), writes(mail.own[1]))
         self._reads = (reads(mail.boxes[0]), reads(mail.boxes[1]))

@@ -8,6 +8,7 @@ import click
 import mpiagg
 from mpiagg.cli.bench import bench
 from mpiagg.cli.demo import demo
+from mpiagg.cli.simulate import simulate
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "show_default": True})
@@ -18,3 +19,4 @@ def main() -> None:
 
 main.add_command(demo)
 main.add_command(bench)
+main.add_command(simulate)

@@ -3,26 +3,47 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
+from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from mpiagg.arrays import reduction
+from mpiagg.arrays import OPS, check_wire_dtype, reduction
 from mpiagg.cli import job, launch
-from mpiagg.cli.flags import DTYPES, LARGEST, SMALLEST, Flags, SizeRange, dtype_of, parse_range
+from mpiagg.cli.flags import (
+    BUFFERS,
+    DTYPES,
+    LARGEST,
+    PEERS,
+    PROTOCOLS,
+    SMALLEST,
+    WIRES,
+    Flags,
+    dtype_of,
+    parse_range,
+    parse_rate,
+)
 from mpiagg.schedules import Collective, algorithms
 
 if TYPE_CHECKING:
     from mpi4py import MPI
 
+WIRE_OPS: Final = tuple(op for op in OPS if op != "prod")
+"""The operators of mpiagg.AllReduce, which carries out what has a wire."""
 
-def _convert_range(ctx: click.Context, param: click.Parameter, value: str) -> SizeRange:
-    """Return the range of sizes that was written on the command line."""
-    try:
-        return parse_range(value)
-    except ValueError as error:
-        raise click.BadParameter(str(error), ctx, param) from None
+
+def _parsed_by(parse: Callable[[str], Any]) -> Callable[[click.Context, click.Parameter, str | None], Any]:
+    """Return what click calls to turn a word of the command line into what it means."""
+
+    def convert(ctx: click.Context, param: click.Parameter, value: str | None) -> Any:
+        try:
+            return None if value is None else parse(value)
+        except ValueError as error:
+            raise click.BadParameter(str(error), ctx, param) from None
+
+    return convert
 
 
 def _known(flags: Flags) -> tuple[str, ...]:
@@ -38,7 +59,7 @@ def _known(flags: Flags) -> tuple[str, ...]:
         if name not in (*serving, "auto", "native"):
             known = ", ".join(("auto", "native", *serving))
             raise click.UsageError(f"no algorithm {name!r} for {flags.collective}; known: {known}")
-    return tuple(name for name in flags.algorithm if name != "native") if flags.algorithm else serving
+    return tuple(name for name in flags.algorithm if name != "native") if flags.algorithm else ("auto", *serving)
 
 
 def _check(flags: Flags, size: int) -> None:
@@ -50,11 +71,28 @@ def _check(flags: Flags, size: int) -> None:
             reduction(flags.op, dtype_of(flags.dtype), size)
         except TypeError as error:
             raise click.UsageError(str(error)) from None
+    if not flags.lengths():
+        raise click.UsageError(f"none of mlbench's sizes is up to {flags.sizes.largest} bytes")
+    if flags.beside and find_spec("torch") is None:
+        raise click.ClickException("--beside gloo needs torch: pip install torch")
+    if flags.wires:
+        _check_wires(flags)
+
+
+def _check_wires(flags: Flags) -> None:
+    """Raise click.UsageError if values of these flags cannot travel in fewer bits."""
+    if flags.collective != "allreduce" or flags.op not in WIRE_OPS or flags.protocol != "powers":
+        raise click.UsageError(f"--wire is for allreduce by {', '.join(WIRE_OPS)}, and not for mlbench's sizes")
+    try:
+        check_wire_dtype(flags.wires[0], dtype_of(flags.dtype))
+    except TypeError as error:
+        raise click.UsageError(str(error)) from None
 
 
 _EXAMPLES: Final = """\b
 mpiagg bench                              starts 2 ranks on this machine
 mpiagg bench allgather -a ring -m 1K:1M   chooses what to measure
+mpiagg bench --beside gloo                takes torch.distributed in
 mpiexec -n 8 mpiagg bench                 is a rank of that job
 """
 
@@ -62,46 +100,71 @@ mpiexec -n 8 mpiagg bench                 is a rank of that job
 @click.command(epilog=_EXAMPLES)
 @click.argument("collective", type=click.Choice([entry.value for entry in Collective]), default="allreduce")
 @job.ranks_option(default=2)
-@click.option("-a", "--algorithm", multiple=True, help="What to measure; repeatable.  [default: all that serve]")
+@click.option("-a", "--algorithm", multiple=True, help="What to measure; repeatable.  [default: auto and all]")
+@click.option("--beside", multiple=True, type=click.Choice(PEERS), help="A peer to measure, too; needs torch.")
+@click.option("--wire", "wires", multiple=True, type=click.Choice(WIRES), help="Values in fewer bits, too; repeatable.")
 @click.option(
     "-m",
     "--message-size",
     "sizes",
-    callback=_convert_range,
+    callback=_parsed_by(parse_range),
     metavar="[MIN:]MAX",
     default=f"{SMALLEST}:{LARGEST // 2**20}M",
     help="Bytes of the vector, with suffixes K, M, G.",
 )
 @click.option("--factor", type=click.IntRange(min=2), default=4, help="From one size to the next.")
+@click.option(
+    "--sizes",
+    "protocol",
+    type=click.Choice(PROTOCOLS),
+    default="powers",
+    help="mlbench: its sizes up to MAX; 100 blocking calls each, timed alone, on new random values.",
+)
 @click.option("-i", "--iterations", type=click.IntRange(min=1), default=1000, help="Timed calls a size, at most.")
 @click.option("-x", "--warmup", type=click.IntRange(min=0), default=10, help="Calls before them, at most.")
 @click.option("--time-limit", type=click.FloatRange(min=0, min_open=True), default=4.0, help="Seconds a size, about.")
-@click.option("-f", "--full", is_flag=True, help="Add minimum, maximum, percentiles and iterations.")
+@click.option("-f", "--full", is_flag=True, help="Add count, type, mean, minimum, maximum, iterations.")
 @click.option("--dtype", type=click.Choice(DTYPES), default="float32")
 @click.option("--op", type=click.Choice(["sum", "avg", "min", "max", "prod"]), default="sum")
 @click.option("--root", type=click.IntRange(min=0), default=0, help="Of reduce and broadcast.")
 @click.option("--lanes", type=click.IntRange(1, 64), help="Interleaved parts.  [default: the algorithm's choice]")
 @click.option("--plan/--call", "planned", default=True, help="Time persistent plans, or blocking calls.")
+@click.option("--buffer", type=click.Choice(BUFFERS), default="any", help="registered: memory from mpiagg.empty.")
+@click.option(
+    "--link-rate",
+    callback=_parsed_by(parse_rate),
+    metavar="RATE",
+    help="The limit is what links of this rate between nodes can carry, such as 1gbit.  [default: a plain copy]",
+)
 @click.option("--json", "json_file", type=job.OutputFile(), help="Save the rows.")
 def bench(ranks: int, json_file: Path | None, **options: object) -> None:
     """Time hand-written collectives beside the MPI library's own, and check their results.
 
-    At every size, all algorithms and the MPI library's blocking call in place take turns. A time is the median over
-    blocks of calls, of the slowest rank's mean in each block. algbw is the size over the time; busbw is
-    what the busiest link must have carried at least; /native is the time over the MPI library's.
+    At every size, all algorithms and the MPI library's blocking call in place take turns. median and p99 are over
+    blocks of calls, of the slowest rank's mean in each block. algbw is the size over the median; busbw is
+    what the busiest link must have carried at least; /native is the median over the MPI library's, /gloo over
+    Gloo's, and /limit over that of one plain copy of the vector on every rank, or over what the links take at least.
     """
     flags = Flags(**options)  # type: ignore[arg-type]  # click gives them as declared above
+    if flags.protocol == "mlbench":
+        flags = flags._replace(planned=False)
     names = _known(flags)
     _check(flags, launch.launched_ranks() or ranks)
 
     def work(world: MPI.Intracomm) -> int:
         from mpiagg.cli import sweep  # noqa: PLC0415 - needs MPI, which only a rank may load
 
-        rows = list(sweep.sweep(world, flags, names, show=click.echo if world.rank == 0 else None))
+        try:
+            measured = sweep.Sweep(world, flags, names, show=click.echo if world.rank == 0 else None)
+            rows = list(measured.rows())
+        except click.ClickException as error:  # the same on all ranks
+            if world.rank == 0:
+                error.show()
+            return error.exit_code
         if world.rank != 0:
             return 0
         if json_file is not None:
-            json_file.write_text(json.dumps(sweep.record(world, flags, rows), indent=1) + "\n")
+            json_file.write_text(json.dumps(measured.record(rows), indent=1) + "\n")
         wrong = sum(row.wrong for row in rows)
         if wrong:
             click.echo(f"Error: {wrong} elements are wrong", err=True)

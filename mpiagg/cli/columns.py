@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Final
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Final, NamedTuple
 
 from mpiagg.schedules import Collective
+
+ABSENT: Final = "-"
+"""What stands in the column of a peer that did not take part at this length."""
 
 
 def bus_factor(collective: Collective, size: int) -> float:
@@ -19,6 +23,14 @@ def bus_factor(collective: Collective, size: int) -> float:
     if collective in (Collective.REDUCE_SCATTER, Collective.ALLGATHER):
         return (size - 1) / size
     return 1.0
+
+
+def link_seconds(collective: Collective, nodes: int, nbytes: int, rate: float) -> float:
+    """Return how long the busiest link between nodes is busy at least, each node having one of ``rate`` bit/s.
+
+    What ranks of one node tell each other does not cross it, so a node counts as one rank.
+    """
+    return bus_factor(collective, nodes) * 8 * nbytes / rate
 
 
 @dataclass(frozen=True)
@@ -36,18 +48,23 @@ class Row:
     root : int
         -1 where there is none.
     algorithm : str
+        ``"native"``, an algorithm, ``"auto"``, ``"auto-"`` and a wire, a peer, or the limit: ``"copy"`` or ``"link"``.
     time_us : float
         Microseconds of a call: the median over blocks of the slowest rank's mean.
     algbw, busbw : float
         Size over time, and that times `bus_factor`; GB/s, with 10**9 bytes a GB.
     wrong : int
         Wrong elements, over all ranks.
-    ratio : float
-        The time, divided by that of the MPI library's own collective.
-    min_us, max_us, p50_us, p99_us : float
+    min_us, max_us, p50_us, p99_us, mean_us : float
         Over the blocks.
     iterations : int
-        How many calls were timed.
+        How many calls were timed; 0 for a limit that is computed.
+    ratio : float
+        The time, divided by that of the MPI library's own collective.
+    over_peers : dict of str to float
+        The time, divided by that of each peer.
+    over_limit : float
+        The time, divided by that of the limit.
     """
 
     size: int
@@ -60,57 +77,74 @@ class Row:
     algbw: float
     busbw: float
     wrong: int
-    ratio: float
     min_us: float
     max_us: float
     p50_us: float
     p99_us: float
+    mean_us: float
     iterations: int
+    ratio: float = 1.0
+    over_peers: dict[str, float] = field(default_factory=dict)
+    over_limit: float = 1.0
 
 
-class _Column:
-    def __init__(self, attribute: str, title: str, unit: str, form: str) -> None:
-        self.attribute, self.title, self.unit, self.form = attribute, title, unit, form
-        self.width = int("".join(filter(str.isdigit, form.partition(".")[0])))
+class _Column(NamedTuple):
+    title: str
+    unit: str
+    width: int
+    text: Callable[[Row], str]
 
     def cell(self, row: Row) -> str:
-        return format(getattr(row, self.attribute), self.form)
+        return self.text(row).rjust(self.width)
 
 
-_COLUMNS: Final = (
-    _Column("size", "size", "(B)", ">12d"),
-    _Column("count", "count", "(elements)", ">12d"),
-    _Column("type", "type", "", ">11s"),
-    _Column("redop", "redop", "", ">6s"),
-    _Column("root", "root", "", ">5d"),
-    _Column("algorithm", "algorithm", "", ">20s"),
-    _Column("time_us", "time", "(us)", ">11.2f"),
-    _Column("algbw", "algbw", "(GB/s)", ">8.3f"),
-    _Column("busbw", "busbw", "(GB/s)", ">8.3f"),
-    _Column("wrong", "#wrong", "", ">7d"),
-    _Column("ratio", "/native", "", ">8.2f"),
+def _ratio(ratio: float | None) -> str:
+    """Return a ratio with the digits that say something."""
+    if ratio is None:
+        return ABSENT
+    digits = 4 if ratio < 0.1 else 2 if ratio < 1000 else 0
+    return f"{ratio:.{digits}f}"
+
+
+_FIRST: Final = (
+    _Column("size", "(B)", 10, lambda row: str(row.size)),
+    _Column("algorithm", "", 20, lambda row: row.algorithm),
+    _Column("median", "(us)", 11, lambda row: f"{row.time_us:.2f}"),
+    _Column("p99", "(us)", 11, lambda row: f"{row.p99_us:.2f}"),
+    _Column("algbw", "(GB/s)", 8, lambda row: f"{row.algbw:.3f}"),
+    _Column("busbw", "(GB/s)", 8, lambda row: f"{row.busbw:.3f}"),
+    _Column("#wrong", "", 7, lambda row: str(row.wrong)),
+    _Column("/native", "", 8, lambda row: _ratio(row.ratio)),
 )
-_MORE_COLUMNS: Final = (
-    _Column("min_us", "min", "(us)", ">11.2f"),
-    _Column("max_us", "max", "(us)", ">11.2f"),
-    _Column("p50_us", "p50", "(us)", ">11.2f"),
-    _Column("p99_us", "p99", "(us)", ">11.2f"),
-    _Column("iterations", "iterations", "", ">11d"),
+_LIMIT: Final = _Column("/limit", "", 8, lambda row: _ratio(row.over_limit))
+_MORE: Final = (
+    _Column("count", "(elements)", 12, lambda row: str(row.count)),
+    _Column("type", "", 11, lambda row: row.type),
+    _Column("redop", "", 6, lambda row: row.redop),
+    _Column("root", "", 5, lambda row: str(row.root)),
+    _Column("mean", "(us)", 11, lambda row: f"{row.mean_us:.2f}"),
+    _Column("min", "(us)", 11, lambda row: f"{row.min_us:.2f}"),
+    _Column("max", "(us)", 11, lambda row: f"{row.max_us:.2f}"),
+    _Column("iterations", "", 11, lambda row: str(row.iterations)),
 )
 
 
-def header(*, full: bool) -> str:
+def header(peers: Sequence[str] = (), *, full: bool) -> str:
     """Return the two lines above the rows; they start with #, as comments do."""
-    columns = _columns(full=full)
+    columns = _columns(peers, full=full)
     titles = "".join(column.title.rjust(column.width) for column in columns)
     units = "".join(column.unit.rjust(column.width) for column in columns)
     return f"#{titles[1:]}\n#{units[1:]}"
 
 
-def line(row: Row, *, full: bool) -> str:
+def line(row: Row, peers: Sequence[str] = (), *, full: bool) -> str:
     """Return a row as a line of text."""
-    return "".join(column.cell(row) for column in _columns(full=full))
+    return "".join(column.cell(row) for column in _columns(peers, full=full))
 
 
-def _columns(*, full: bool) -> tuple[_Column, ...]:
-    return _COLUMNS + _MORE_COLUMNS if full else _COLUMNS
+def _columns(peers: Sequence[str], *, full: bool) -> tuple[_Column, ...]:
+    return (*_FIRST, *map(_over, peers), _LIMIT, *(_MORE if full else ()))
+
+
+def _over(peer: str) -> _Column:
+    return _Column(f"/{peer}", "", 8, lambda row: _ratio(row.over_peers.get(peer)))

@@ -1,4 +1,4 @@
-"""What a benchmark runs: one collective on one length, by each algorithm and by the MPI library, checked exactly."""
+"""What a benchmark runs: one collective on one length, by each algorithm and by the MPI library, and its check."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from mpi4py import MPI
 import mpiagg
 from mpiagg.arrays import Array, working_dtype
 from mpiagg.mpi_ops import mpi_op
-from mpiagg.operations import even_counts
+from mpiagg.operation import even_counts
 from mpiagg.schedules import Collective
 from mpiagg.tuning import NATIVE
 
@@ -24,12 +24,28 @@ PERIOD: Final = 251
 Call = Callable[[], object]
 
 
+LARGEST_VALUE: Final = 4
+"""The largest of one rank's values in test data for anything but products."""
+
+_LOSSES: Final = {"fp16": 2**-10, "bf16": 2**-7, "u8": 2 / 255}
+"""What a result may be off by after a wire, in parts of the largest possible one: values are rounded twice at most."""
+
+
 class Competitor(NamedTuple):
-    """A way to carry a task out."""
+    """A way to carry a task out.
+
+    Attributes
+    ----------
+    name : str
+    call, free : callable
+    off : float
+        How far a result may be from the right one.
+    """
 
     name: str
     call: Call
-    free: Call
+    free: Call = lambda: None
+    off: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -45,6 +61,8 @@ class Task:
     dtype : numpy.dtype
     op : str
     root : int
+    memory : numpy.ndarray, optional
+        Where the vector lies: the first ``count`` elements of it. Otherwise it has memory of its own.
     """
 
     collective: Collective
@@ -53,8 +71,14 @@ class Task:
     dtype: np.dtype[Any]
     op: str
     root: int
+    memory: Array | None = None
 
     # -- memory, in place wherever the collective can be
+
+    @cached_property
+    def vector(self) -> Array:
+        """The whole vector."""
+        return np.zeros(self.count, self.dtype) if self.memory is None else self.memory[: self.count]
 
     @cached_property
     def x(self) -> Array:
@@ -63,13 +87,13 @@ class Task:
             assert self.out is not None
             own: Array = self.out[self.comm.rank]
             return own
-        return np.zeros(self.count, self.dtype)
+        return self.vector
 
     @cached_property
     def out(self) -> Array | None:
         """The output of this rank; None where it gets none."""
         if self.collective is Collective.ALLGATHER:
-            return np.zeros((self.comm.size, self.count // self.comm.size), self.dtype)
+            return self.vector.reshape(self.comm.size, -1)
         if self.collective is Collective.REDUCE_SCATTER:
             return np.zeros(self.counts[self.comm.rank], self.dtype)
         if self.collective is Collective.REDUCE and self.comm.rank != self.root:
@@ -92,7 +116,7 @@ class Task:
             arguments["root"] = self.root
         name = self.collective.value
         if not planned:
-            return Competitor(algorithm, partial(getattr(mpiagg, name), self.x, **arguments), lambda: None)
+            return Competitor(algorithm, partial(getattr(mpiagg, name), self.x, **arguments))
         plan = getattr(mpiagg, f"{name}_init")(self.x, **arguments)
         return Competitor(algorithm, plan, plan.free)
 
@@ -101,7 +125,26 @@ class Task:
         if self.op == "avg" or working_dtype(self.dtype) != self.dtype:
             # MPI has no averages and no half precision; what they need beside the collective is added here.
             return self.ours(NATIVE, None, planned=False)
-        return Competitor(NATIVE, self._native_call(), lambda: None)
+        return Competitor(NATIVE, self._native_call())
+
+    def wired(self, wire: str, *, planned: bool) -> Competitor:
+        """Return the all-reduce of gradients with values in fewer bits on the way."""
+        aggregation = mpiagg.AllReduce(self.comm, op=self.op, wire=wire)
+        largest = LARGEST_VALUE * (self.comm.size if self.op == "sum" else 1)
+        name, off = f"auto-{wire}", _LOSSES[wire] * largest
+        if not planned:
+            return Competitor(name, partial(aggregation.aggregate, [self.x]), aggregation.free, off)
+        plan = aggregation.aggregate_init([self.x])
+
+        def free() -> None:
+            plan.free()
+            aggregation.free()
+
+        return Competitor(name, plan, free, off)
+
+    def copy(self) -> Call:
+        """Return a plain copy of the vector to other memory: what it costs only to read it and to write as much."""
+        return partial(np.copyto, np.zeros_like(self.vector), self.vector)
 
     def _native_call(self) -> Call:
         comm, op = self.comm, mpi_op(self.op, self.dtype)
@@ -118,17 +161,23 @@ class Task:
 
     # -- test data: small integers, whose sums and products are exact in every dtype
 
-    def check(self, call: Call) -> int:
-        """Run ``call`` on test data and return how many elements of this rank's output are wrong.
+    def check(self, call: Call, off: float = 0.0) -> int:
+        """Run ``call`` on test data and return how many elements of this rank's output are wrong, by more than ``off``.
 
         Afterwards the memory is zero, so that calls in place, one upon another, stay within every dtype's range.
         """
         self._clear()
         self.x[...] = np.resize(self._contribution(self.comm.rank), self.x.shape)
         call()
-        wrong = 0 if self.out is None else int(np.count_nonzero(self.out != self._expected()))
+        wrong = 0 if self.out is None else self._count_wrong(self.out, off)
         self._clear()
         return wrong
+
+    def _count_wrong(self, out: Array, off: float) -> int:
+        expected = self._expected()
+        if not off:
+            return int(np.count_nonzero(out != expected))
+        return int(np.count_nonzero(~(np.abs(out - expected) <= off)))  # a NaN is wrong, too
 
     def _clear(self) -> None:
         self.x.fill(0)
@@ -138,7 +187,7 @@ class Task:
     def _contribution(self, rank: int) -> npt.NDArray[np.int64]:
         """Return one period of a rank's input."""
         if self.op != "prod":
-            return np.random.default_rng(rank).integers(1, 5, PERIOD)
+            return np.random.default_rng(rank).integers(1, LARGEST_VALUE + 1, PERIOD)
         index = np.arange(PERIOD)
         return np.where(index % self.comm.size == rank, 1 + index % 3, 1)
 

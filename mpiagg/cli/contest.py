@@ -3,6 +3,11 @@
 At a turn, all ranks leave a barrier and make several calls, one right after the other. The time of such a block is
 that of the slowest rank, divided by the calls in it. So calls may overlap where the collective lets ranks run ahead
 (a broadcast's root need not wait for the others).
+
+Every competitor has the same share of the time, and fills it at its own pace: a slow one makes fewer calls in a block,
+and where one call is too long for a block, it takes fewer turns. What a neighbour has left behind, in the caches above
+all, must not count: a block of many calls begins with a few that are not timed, and in what order competitors take
+their turns changes from turn to turn.
 """
 
 from __future__ import annotations
@@ -24,51 +29,116 @@ FEWEST_BLOCKS: Final = 3
 """How many it takes at least, however long they last."""
 
 
+UNTIMED: Final = 3
+"""How many calls begin a block and are not timed, where that is at most a quarter more. After a block of Gloo's, the
+first calls of another take some ten microseconds longer."""
+
+
 class Pace(NamedTuple):
-    """How long to measure: calls of each competitor, calls before them, and seconds for all together."""
+    """How long to measure.
+
+    Attributes
+    ----------
+    iterations, warmup : int
+        Calls of each competitor, and calls before them; at most.
+    seconds : float
+        For all competitors together, about.
+    singly : bool
+        Whether every call is timed alone, after a barrier of its own.
+    """
 
     iterations: int
     warmup: int
     seconds: float
+    singly: bool = False
+
+    @property
+    def blocks(self) -> int:
+        """The turns of each competitor, at most."""
+        return min(BLOCKS, self.iterations)
 
 
-def hold(comm: MPI.Intracomm, calls: Sequence[Callable[[], object]], pace: Pace) -> tuple[Times, int]:
-    """Time collective calls against each other; collective.
+class Entry(NamedTuple):
+    """A competitor: the call to time, and what is done before a barrier and not timed."""
 
-    Returns
-    -------
+    call: Callable[[], object]
+    before: Callable[[], object] = lambda: None
+
+
+class Result(NamedTuple):
+    """What was measured of a competitor.
+
+    Attributes
+    ----------
     seconds : numpy.ndarray
-        Of shape ``(blocks, len(calls))``: seconds a call, on the slowest rank.
+        Seconds a call, on the slowest rank: of each block, or of each call where they are timed singly.
     repeats : int
-        How many calls a block has.
+        How many calls each of these is the mean of.
     """
-    blocks = min(BLOCKS, pace.iterations)
-    turn = _warm_up(comm, calls, pace)
-    repeats = min(pace.iterations // blocks, max(1, int(pace.seconds / (blocks * turn))))
-    seconds: list[list[float]] = []
+
+    seconds: Times
+    repeats: int
+
+
+class Turns(NamedTuple):
+    """How a competitor fills its share of the time: calls of a block, and blocks."""
+
+    repeats: int
+    blocks: int
+
+
+def hold(comm: MPI.Intracomm, entries: Sequence[Entry], pace: Pace) -> list[Result]:
+    """Time collective calls against each other; collective."""
+    share = pace.seconds / len(entries)
+    plans = [turns(_seconds_of_a_call(comm, entry, pace, share), share, pace) for entry in entries]
+    taken: list[list[float]] = [[] for _ in entries]
+    order = np.random.default_rng(0)
     start = time.perf_counter()
-    while len(seconds) < blocks:
-        seconds.append([_block(comm, call, repeats) for call in calls])
-        if _of_rank_0(comm, time.perf_counter() - start) > pace.seconds and len(seconds) >= FEWEST_BLOCKS:
+    for turn in range(pace.blocks):
+        for index in order.permutation(len(entries)):
+            if takes_part(turn, plans[index].blocks, pace.blocks):
+                taken[index] += _block(comm, entries[index], plans[index].repeats, singly=pace.singly)
+        late = _worst(comm, time.perf_counter() - start) > pace.seconds
+        if late and min(map(len, taken)) >= FEWEST_BLOCKS:
             break
-    everyone = np.empty((comm.size, len(seconds), len(calls)))
-    comm.Allgather(np.array(seconds), everyone)
-    return everyone.max(axis=0), repeats
+    return [
+        Result(_slowest(comm, mine), 1 if pace.singly else plan.repeats)
+        for mine, plan in zip(taken, plans, strict=True)
+    ]
 
 
-def _warm_up(comm: MPI.Intracomm, calls: Sequence[Callable[[], object]], pace: Pace) -> float:
-    """Make the warm-up calls, as far as a quarter of the time allows; return the seconds of one call of each."""
-    start = time.perf_counter()
-    done, elapsed = 0, 0.0
-    while done < max(1, pace.warmup) and elapsed < pace.seconds / 4:
-        for call in calls:
-            call()
-        done += 1
-        elapsed = _of_rank_0(comm, time.perf_counter() - start)
-    return elapsed / done
+def turns(seconds: float, share: float, pace: Pace) -> Turns:
+    """Return how a competitor whose call takes ``seconds`` fills its share of the time."""
+    repeats = max(1, min(pace.iterations // pace.blocks, int(share / (pace.blocks * seconds))))
+    blocks = int(share / (repeats * seconds))
+    return Turns(repeats, max(min(FEWEST_BLOCKS, pace.blocks), min(pace.blocks, blocks)))
 
 
-def _block(comm: MPI.Intracomm, call: Callable[[], object], repeats: int) -> float:
+def takes_part(turn: int, blocks: int, turns: int) -> bool:
+    """Whether a competitor with so many blocks takes part in a turn: in the first one, and evenly from then on."""
+    return turn * blocks % turns < blocks
+
+
+def _seconds_of_a_call(comm: MPI.Intracomm, entry: Entry, pace: Pace, share: float) -> float:
+    """Make the warm-up calls, as far as a quarter of the time allows, and return how long one of them took."""
+    times: list[float] = []
+    while len(times) < max(1, pace.warmup) and _worst(comm, sum(times)) < share / 4:
+        times += _block(comm, entry, 1, singly=True)
+    return max(_worst(comm, float(np.median(times))), 1e-9)
+
+
+def _block(comm: MPI.Intracomm, entry: Entry, repeats: int, *, singly: bool) -> list[float]:
+    """Return this rank's seconds: of each call, or a call's mean."""
+    if singly:
+        return [_mean(comm, entry, 1) for _ in range(repeats)]
+    for _ in range(min(UNTIMED, repeats // 4)):
+        entry.call()
+    return [_mean(comm, entry, repeats)]
+
+
+def _mean(comm: MPI.Intracomm, entry: Entry, repeats: int) -> float:
+    entry.before()
+    call = entry.call
     comm.Barrier()
     start = time.perf_counter()
     for _ in range(repeats):
@@ -76,8 +146,12 @@ def _block(comm: MPI.Intracomm, call: Callable[[], object], repeats: int) -> flo
     return (time.perf_counter() - start) / repeats
 
 
-def _of_rank_0(comm: MPI.Intracomm, value: float) -> float:
-    """Return rank 0's value, so that all ranks decide alike."""
-    shared = np.array([value])
-    comm.Bcast(shared)
-    return float(shared[0])
+def _slowest(comm: MPI.Intracomm, mine: Sequence[float]) -> Times:
+    slowest = np.array(mine)
+    comm.Allreduce(MPI.IN_PLACE, slowest, MPI.MAX)
+    return slowest
+
+
+def _worst(comm: MPI.Intracomm, value: float) -> float:
+    """Return the slowest rank's value, so that all ranks decide alike."""
+    return float(_slowest(comm, [value])[0])

@@ -10,13 +10,23 @@ from typing import Any, Final, NamedTuple
 import click
 import numpy as np
 
+from mpiagg.arrays import CODECS
+
 SMALLEST: Final = 64
 LARGEST: Final = 64 * 2**20
 DTYPES: Final = (
     *("float16", "bfloat16", "float32", "float64", "complex64", "complex128"),
     *("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"),
 )
+BUFFERS: Final = ("any", "registered")
+PEERS: Final = ("gloo",)
+WIRES: Final = tuple(CODECS)
+PROTOCOLS: Final = ("powers", "mlbench")
+MLBENCH_CALLS: Final = 100
+"""How many calls mlbench makes at a size, each with new random values and timed alone."""
+
 _UNITS: Final = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30}
+_RATES: Final = {"k": 10**3, "m": 10**6, "g": 10**9}
 
 
 class SizeRange(NamedTuple):
@@ -45,6 +55,25 @@ def parse_size(text: str) -> int:
     if match is None or int(match[1]) == 0:
         raise ValueError(f"{text!r} is not a size; write 64, 4K, 1M or 2G")
     return int(match[1]) * _UNITS[match[2].upper()]
+
+
+def mlbench_counts() -> list[int]:
+    """Return the lengths of mlbench's all-reduce benchmark (its task 0a), in elements."""
+    return sorted({int(count) for count in np.logspace(0, 8, num=80)})
+
+
+def parse_rate(text: str) -> float:
+    """Return a link's rate in bit/s, written like 100mbit, 1gbit or 2.5gbit, as ``tc`` has it.
+
+    Raises
+    ------
+    ValueError
+        If it is not written so, or not positive.
+    """
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)([kmg])bit", text.strip(), re.IGNORECASE)
+    if match is None or float(match[1]) == 0:
+        raise ValueError(f"{text!r} is not a rate; write 100mbit, 1gbit or 2.5gbit")
+    return float(match[1]) * _RATES[match[2].lower()]
 
 
 def parse_range(text: str) -> SizeRange:
@@ -98,3 +127,15 @@ class Flags(NamedTuple):
     root: int
     lanes: int | None
     planned: bool
+    buffer: str = "any"
+    wires: tuple[str, ...] = ()
+    beside: tuple[str, ...] = ()
+    link_rate: float | None = None
+    protocol: str = "powers"
+
+    def lengths(self) -> list[int]:
+        """Return the lengths of the vector to measure, in bytes; of mlbench's those up to the largest size."""
+        if self.protocol == "powers":
+            return list(self.sizes.sizes(self.factor))
+        itemsize = dtype_of(self.dtype).itemsize
+        return [count * itemsize for count in mlbench_counts() if count * itemsize <= self.sizes.largest]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,8 @@ from mpiagg.cli import job
 
 
 def facts() -> dict[str, Any]:
-    """Return the machine and the versions of the software, for a rank of a job."""
+    """Return the machine and the versions of the software, for a rank of a job; torch's, if it takes part."""
+    torch = sys.modules.get("torch")
     return {
         "cpu": _cpu_model(),
         "cores": os.cpu_count(),
@@ -25,6 +27,7 @@ def facts() -> dict[str, Any]:
         "mpi4py": mpi4py.__version__,
         "numpy": np.__version__,
         "python": platform.python_version(),
+        "torch": None if torch is None else str(torch.__version__),
     }
 
 

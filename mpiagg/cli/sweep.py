@@ -2,90 +2,244 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, replace
-from typing import Any
+from functools import partial
+from typing import Any, Final
 
+import click
 import numpy as np
 from mpi4py import MPI
 
-from mpiagg.cli import columns, contest, machine
-from mpiagg.cli.columns import Row, bus_factor
-from mpiagg.cli.competitors import Competitor, Task
-from mpiagg.cli.flags import Flags, dtype_of
-from mpiagg.schedules import Collective
+import mpiagg
+from mpiagg.arrays import Array
+from mpiagg.cli import contest, machine
+from mpiagg.cli.columns import Row, bus_factor, header, line, link_seconds
+from mpiagg.cli.competitors import Call, Competitor, Task
+from mpiagg.cli.flags import MLBENCH_CALLS, Flags, dtype_of
+from mpiagg.schedules import Collective, Layout
+from mpiagg.transport import Node
+from mpiagg.tuning import NATIVE
+
+COPY: Final = "copy"
+"""The limit on a node: every rank copies its vector once, all at the same time."""
+
+LINK: Final = "link"
+"""The limit on a network: the busiest link is never idle and carries no byte too much."""
+
+Builder = Callable[[Task], Competitor]
 
 
-def sweep(
-    comm: MPI.Intracomm, flags: Flags, names: tuple[str, ...], show: Callable[[str], object] | None
-) -> Iterator[Row]:
-    """Measure all sizes; collective. ``show`` is given lines of text as they come."""
-    tell = show or (lambda _: None)
-    tell(_title(comm, flags))
-    tell(columns.header(full=flags.full))
-    for size in flags.sizes.sizes(flags.factor):
-        for row in _measure(_task(comm, flags, size), flags, names):
-            tell(columns.line(row, full=flags.full))
-            yield row
+class Sweep:
+    """All sizes, at each of them all competitors; making one is collective.
+
+    Parameters
+    ----------
+    comm : MPI.Intracomm
+        The ranks.
+    flags : Flags
+        What the user has chosen.
+    names : tuple of str
+        The algorithms to measure. Unless the user has named them, those that refuse are left out.
+    show : callable, optional
+        Is given lines of text as they come.
+
+    Raises
+    ------
+    click.ClickException
+        On all ranks, if there is no link to give a rate for.
+    """
+
+    def __init__(
+        self, comm: MPI.Intracomm, flags: Flags, names: tuple[str, ...], show: Callable[[str], object] | None = None
+    ) -> None:
+        self.comm, self.flags = comm, flags
+        self._tell = show or (lambda _: None)
+        self.layout = _layout(comm)
+        if flags.link_rate is not None and len(self.layout.nodes) == 1:
+            raise click.ClickException("--link-rate is for ranks on several nodes; all of these are on one")
+        self._collective, self._dtype = Collective(flags.collective), dtype_of(flags.dtype)
+        self._memory = self._shared_memory() if flags.buffer == "registered" else None
+        self._optional = {*flags.beside, *(() if flags.algorithm else names)}
+        self._left_out: set[str] = set()
+        self._frees: list[Call] = []
+        self._builders: dict[str, Builder] = {NATIVE: Task.native}
+        for name in names:
+            self._builders[name] = partial(Task.ours, algorithm=name, lanes=flags.lanes, planned=flags.planned)
+        for wire in flags.wires:
+            self._builders[f"auto-{wire}"] = partial(Task.wired, wire=wire, planned=flags.planned)
+        for peer in flags.beside:
+            self._builders[peer] = self._peer()
+
+    def rows(self) -> Iterator[Row]:
+        """Measure all sizes; collective.
+
+        Raises
+        ------
+        click.ClickException
+            On all ranks, if an algorithm that the user has named refuses.
+        """
+        flags = self.flags
+        self._tell(self._title())
+        self._tell(header(flags.beside, full=flags.full))
+        try:
+            for nbytes in flags.lengths():
+                for row in self._measure(self.task(nbytes)):
+                    self._tell(line(row, flags.beside, full=flags.full))
+                    yield row
+        finally:
+            for free in self._frees:
+                free()
+
+    def record(self, rows: list[Row]) -> dict[str, Any]:
+        """Return what is saved of a sweep."""
+        return {
+            "machine": machine.facts(),
+            "ranks": self.comm.size,
+            "layout": str(self.layout),
+            "flags": {**self.flags._asdict(), "sizes": self.flags.sizes._asdict()},
+            "rows": [asdict(row) for row in rows],
+        }
+
+    def task(self, nbytes: int) -> Task:
+        """Return the task on a vector of so many bytes, or about as many."""
+        count = self._count(nbytes)
+        return Task(self._collective, self.comm, count, self._dtype, self.flags.op, self.flags.root, self._memory)
+
+    def _count(self, nbytes: int) -> int:
+        count = max(1, nbytes // self._dtype.itemsize)
+        if self._collective is Collective.ALLGATHER:
+            # Every rank gives as much as the others.
+            count = max(1, count // self.comm.size) * self.comm.size
+        return count
+
+    def _shared_memory(self) -> Array:
+        """Return memory for the longest vector that the other ranks of the node have mapped."""
+        memory: Array = mpiagg.empty(max(map(self._count, self.flags.lengths())), self._dtype, comm=self.comm)
+        memory.fill(0)
+        return memory
+
+    def _peer(self) -> Builder:
+        # On a node without a name server, torch would warn that it cannot find out the peers' names.
+        os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
+        from mpiagg.cli.gloo import Gloo  # noqa: PLC0415 - needs torch, an extra
+
+        gloo = Gloo(self.comm, self.layout)
+        self._frees.append(gloo.free)
+        return gloo.competitor
+
+    def _title(self) -> str:
+        flags, facts = self.flags, machine.facts()
+        how = "persistent plans" if flags.planned else "blocking calls"
+        where = "registered memory" if flags.buffer == "registered" else "any memory"
+        op = f", {flags.op}" if self._collective.reduces else ""
+        root = f", root {flags.root}" if self._collective.rooted else ""
+        return (
+            f"# mpiagg {facts['mpiagg']}, {facts['mpi']}, {self.comm.size} ranks ({self.layout}), "
+            f"{facts['cpu']}, {facts['cores']} cores\n"
+            f"# {flags.collective} of {flags.dtype}{op}{root}: {how} in {where}"
+        )
+
+    # -- one size
+
+    def _measure(self, task: Task) -> list[Row]:
+        """Check and time one task by all competitors; collective."""
+        competitors = self._competitors(task)
+        entries = {competitor.name: self._entry(task, competitor) for competitor in competitors}
+        if self.flags.link_rate is None:
+            entries[COPY] = contest.Entry(task.copy())
+        wrong = self._wrong(task, competitors)
+        results = contest.hold(task.comm, list(entries.values()), self._pace())
+        # Once more: a plan may be right when it is new and wrong when it has run.
+        wrong += self._wrong(task, competitors)
+        for competitor in competitors:
+            competitor.free()
+        wrong_by_name = dict(zip(entries, wrong.tolist(), strict=False))  # a copy is no result to check
+        rows = [
+            _row(task, name, 1e6 * seconds, wrong=wrong_by_name.get(name, 0), repeats=repeats)
+            for name, (seconds, repeats) in zip(entries, results, strict=True)
+        ]
+        if self.flags.link_rate is not None:
+            rows.append(self._link_row(task, self.flags.link_rate))
+        return self._with_ratios(rows)
+
+    def _competitors(self, task: Task) -> list[Competitor]:
+        """Return those who can carry the task out."""
+        found = []
+        for name, build in self._builders.items():
+            try:
+                competitor = build(task)
+                if not self.flags.planned:
+                    competitor.call()  # only a call shows what it refuses
+            except ValueError as error:
+                if name not in self._optional:
+                    raise click.ClickException(f"{name}: {error}") from None
+                if name not in self._left_out:
+                    self._tell(f"# without {name}: {error}")
+                    self._left_out.add(name)
+                continue
+            found.append(competitor)
+        return found
+
+    def _entry(self, task: Task, competitor: Competitor) -> contest.Entry:
+        """Return what is timed of a competitor.
+
+        mlbench's calls all find new random values, and where any memory will do, in new memory.
+        """
+        call = competitor.call
+        if self.flags.protocol != "mlbench":
+            return contest.Entry(call)
+
+        def before() -> None:
+            nonlocal call
+            new = replace(task)
+            new.x[...] = np.random.default_rng().random(new.x.shape, np.float32)
+            call = self._builders[competitor.name](new).call
+
+        return contest.Entry(lambda: call(), before)  # noqa: PLW0108 - another call each time
+
+    def _pace(self) -> contest.Pace:
+        flags = self.flags
+        if flags.protocol == "mlbench":
+            return contest.Pace(min(flags.iterations, MLBENCH_CALLS), flags.warmup, flags.time_limit, singly=True)
+        return contest.Pace(flags.iterations, flags.warmup, flags.time_limit)
+
+    def _wrong(self, task: Task, competitors: list[Competitor]) -> np.ndarray[Any, np.dtype[np.int64]]:
+        """Return how many elements each competitor gets wrong, over all ranks."""
+        mine = np.array([task.check(competitor.call, competitor.off) for competitor in competitors])
+        total = np.zeros_like(mine)
+        self.comm.Allreduce(mine, total)
+        return total
+
+    def _link_row(self, task: Task, rate: float) -> Row:
+        nbytes = task.count * task.dtype.itemsize
+        seconds = link_seconds(task.collective, len(self.layout.nodes), nbytes, rate)
+        return _row(task, LINK, np.array([1e6 * seconds]), wrong=0, repeats=0)
+
+    def _with_ratios(self, rows: list[Row]) -> list[Row]:
+        """Return the rows of a size, of which the first is the MPI library's and the last the limit."""
+        peers = {row.algorithm: row.time_us for row in rows if row.algorithm in self.flags.beside}
+        return [
+            replace(
+                row,
+                ratio=row.time_us / rows[0].time_us,
+                over_peers={peer: row.time_us / time_us for peer, time_us in peers.items()},
+                over_limit=row.time_us / rows[-1].time_us,
+            )
+            for row in rows
+        ]
 
 
-def record(comm: MPI.Intracomm, flags: Flags, rows: list[Row]) -> dict[str, Any]:
-    """Return what is saved of a sweep."""
-    return {
-        "machine": machine.facts(),
-        "ranks": comm.size,
-        "flags": {**flags._asdict(), "sizes": flags.sizes._asdict()},
-        "rows": [asdict(row) for row in rows],
-    }
+def _layout(comm: MPI.Intracomm) -> Layout:
+    """Return which rank is on which node; collective."""
+    node = Node(comm)
+    layout = node.layout
+    node.free()
+    return layout
 
 
-def _title(comm: MPI.Intracomm, flags: Flags) -> str:
-    facts = machine.facts()
-    how = "persistent plans" if flags.planned else "blocking calls"
-    return (
-        f"# mpiagg {facts['mpiagg']}, {facts['mpi']}, {comm.size} ranks, {facts['cpu']}, {facts['cores']} cores\n"
-        f"# {flags.collective}: {how} beside the MPI library's blocking call"
-    )
-
-
-def _task(comm: MPI.Intracomm, flags: Flags, nbytes: int) -> Task:
-    collective, dtype = Collective(flags.collective), dtype_of(flags.dtype)
-    count = max(1, nbytes // dtype.itemsize)
-    if collective is Collective.ALLGATHER:
-        # Every rank gives as much as the others.
-        count = max(1, count // comm.size) * comm.size
-    return Task(collective, comm, count, dtype, flags.op, flags.root)
-
-
-def _measure(task: Task, flags: Flags, names: tuple[str, ...]) -> list[Row]:
-    """Check and time one task by all competitors; collective."""
-    competitors = [task.native(), *(task.ours(name, flags.lanes, planned=flags.planned) for name in names)]
-    calls = [competitor.call for competitor in competitors]
-    wrong = _wrong(task, competitors)
-    pace = contest.Pace(flags.iterations, flags.warmup, flags.time_limit)
-    seconds, repeats = contest.hold(task.comm, calls, pace)
-    # Once more: a plan may be right when it is new and wrong when it has run.
-    wrong += _wrong(task, competitors)
-    for competitor in competitors:
-        competitor.free()
-    times_us = 1e6 * seconds
-    iterations = repeats * len(seconds)
-    rows = [
-        _row(task, name, times_us[:, index], wrong=int(wrong[index]), iterations=iterations)
-        for index, (name, *_) in enumerate(competitors)
-    ]
-    return [replace(row, ratio=row.time_us / rows[0].time_us) for row in rows]
-
-
-def _wrong(task: Task, competitors: list[Competitor]) -> np.ndarray[Any, np.dtype[np.int64]]:
-    """Return how many elements each competitor gets wrong, over all ranks."""
-    mine = np.array([task.check(competitor.call) for competitor in competitors])
-    total = np.zeros_like(mine)
-    task.comm.Allreduce(mine, total)
-    return total
-
-
-def _row(task: Task, name: str, times_us: contest.Times, *, wrong: int, iterations: int) -> Row:
+def _row(task: Task, name: str, times_us: contest.Times, *, wrong: int, repeats: int) -> Row:
     nbytes = task.count * task.dtype.itemsize
     median = float(np.median(times_us))
     algbw = nbytes / median / 1e3
@@ -100,10 +254,10 @@ def _row(task: Task, name: str, times_us: contest.Times, *, wrong: int, iteratio
         algbw=algbw,
         busbw=algbw * bus_factor(task.collective, task.comm.size),
         wrong=wrong,
-        ratio=1.0,
         min_us=float(times_us.min()),
         max_us=float(times_us.max()),
         p50_us=median,
         p99_us=float(np.percentile(times_us, 99)),
-        iterations=iterations,
+        mean_us=float(times_us.mean()),
+        iterations=repeats * len(times_us),
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import accumulate, pairwise
 
 
 @dataclass(frozen=True)
@@ -22,8 +23,8 @@ class Layout:
     @classmethod
     def of(cls, sizes: Sequence[int]) -> Layout:
         """Return the layout of nodes with so many ranks each, numbered one node after the other."""
-        starts = [sum(sizes[:node]) for node in range(len(sizes))]
-        return cls(tuple(tuple(range(start, start + size)) for start, size in zip(starts, sizes, strict=True) if size))
+        cuts = pairwise([0, *accumulate(sizes)])
+        return cls(tuple(tuple(range(start, stop)) for start, stop in cuts if start < stop))
 
     @classmethod
     def of_ranks(cls, ranks: Layout | int) -> Layout:

@@ -183,7 +183,7 @@ TABLE: Mapping[str, Algorithm] = {
             "shared",
             _one_a_rank,
             _DIRECT,
-            "all ranks on one node; registered memory, or scratch of two segments",
+            "scratch of two segments, none for registered memory; as direct where ranks cannot share memory",
             lambda rank, layout: range(rank, rank + 1),  # noqa: ARG005 - a chunk a rank, wherever it is
         ),
         Algorithm(

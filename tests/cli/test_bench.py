@@ -1,12 +1,13 @@
 """``mpiagg bench``: sizes, bandwidths, columns, and results that are checked."""
 
+import importlib
 import json
 
 import pytest
 from click.testing import CliRunner
 
 from mpiagg.cli import columns, launch, main
-from mpiagg.cli.flags import LARGEST, SMALLEST, parse_range, parse_size
+from mpiagg.cli.flags import LARGEST, SMALLEST, Flags, mlbench_counts, parse_range, parse_rate, parse_size
 from mpiagg.schedules import Collective, algorithms
 
 
@@ -49,6 +50,42 @@ def test_sizes_grow_by_the_factor():
     assert list(parse_range("3:20").sizes(2)) == [3, 6, 12]
 
 
+@pytest.mark.parametrize(("text", "rate"), [("1gbit", 1e9), ("2.5Gbit", 2.5e9), (" 100mbit", 1e8), ("10kbit", 1e4)])
+def test_rates_are_tcs(text, rate):
+    assert parse_rate(text) == rate
+
+
+@pytest.mark.parametrize("text", ["", "1", "1g", "0gbit", "-1gbit", "1gbps", "1.gbit"])
+def test_what_is_no_rate_is_refused(text):
+    with pytest.raises(ValueError, match="is not a rate; write 100mbit, 1gbit or"):
+        parse_rate(text)
+
+
+USUAL = Flags("allreduce", (), parse_range("64:1K"), 4, 1000, 10, 4.0, False, "float32", "sum", 0, None, True)
+
+
+def test_sizes_of_mlbench_are_whole_numbers_of_elements_each_once():
+    counts = mlbench_counts()
+    assert (len(counts), counts[:7], counts[-2:]) == (77, [1, 2, 3, 4, 5, 6, 8], [79201640, 100000000])
+    assert counts == sorted(set(counts))
+
+
+def test_sizes_of_mlbench_are_cut_to_the_largest():
+    flags = USUAL._replace(protocol="mlbench")
+    assert flags._replace(sizes=parse_range("20")).lengths() == [4, 8, 12, 16, 20]
+    assert flags._replace(sizes=parse_range("23"), dtype="float64").lengths() == [8, 16]
+    assert flags._replace(sizes=parse_range("64M")).lengths()[-1] == 4 * max(c for c in mlbench_counts() if c <= 2**24)
+    assert USUAL.lengths() == [64, 256, 1024]
+
+
+@pytest.mark.parametrize(
+    ("collective", "nodes", "vectors"),
+    [("allreduce", 4, 1.5), ("allreduce", 2, 1), ("allgather", 4, 0.75), ("reduce_scatter", 2, 0.5), ("reduce", 4, 1)],
+)
+def test_a_link_carries_what_a_node_must_send(collective, nodes, vectors):
+    assert columns.link_seconds(Collective(collective), nodes, 125_000_000, 1e9) == vectors
+
+
 @pytest.mark.parametrize(
     ("collective", "factor"),
     [("allreduce", 1.5), ("reduce_scatter", 0.75), ("allgather", 0.75), ("broadcast", 1), ("reduce", 1)],
@@ -68,27 +105,38 @@ ROW = columns.Row(
     algbw=1.25,
     busbw=2.5,
     wrong=0,
-    ratio=0.5,
     min_us=1,
     max_us=2,
     p50_us=3,
-    p99_us=4,
+    p99_us=234567.891,
+    mean_us=5,
     iterations=20,
+    ratio=0.5,
+    over_peers={"gloo": 0.012345},
+    over_limit=12345.6,
 )
 
 
 @pytest.mark.parametrize("full", [False, True])
-def test_rows_stand_under_their_titles(full):
-    titles, units = columns.header(full=full).splitlines()
-    line = columns.line(ROW, full=full)
+@pytest.mark.parametrize("peers", [(), ("gloo",), ("gloo", "absent")])
+def test_rows_stand_under_their_titles(full, peers):
+    titles, units = columns.header(peers, full=full).splitlines()
+    line = columns.line(ROW, peers, full=full)
     assert len(titles) == len(units) == len(line)
     assert titles.startswith("#")
     assert units.startswith("#")
-    for title, value in (("size", "67108864"), ("algorithm", "recursive_doubling"), ("time", "123456.79")):
+    values = {"size": "67108864", "algorithm": "recursive_doubling", "median": "123456.79", "p99": "234567.89"}
+    values.update({"/native": "0.50", "/limit": "12346"}, **{f"/{peer}": "0.0123" for peer in peers[:1]})
+    values.update({f"/{peer}": " -" for peer in peers[1:]}, **({"iterations": "20"} if full else {}))
+    for title, value in values.items():
         end = titles.index(title) + len(title)
         assert line[:end].endswith(value)
-    assert ("p99" in titles) == full
+    assert ("mean" in titles) == full
     assert len(line.split()) == len(titles[1:].split())
+
+
+def test_the_usual_columns_fit_a_terminal_of_100():
+    assert len(columns.line(ROW, ("gloo",), full=False)) < 100
 
 
 @pytest.mark.parametrize(
@@ -99,6 +147,14 @@ def test_rows_stand_under_their_titles(full):
         (["bees"], "'allreduce', 'reduce', 'broadcast'"),
         (["-m", "bees"], "'bees' is not a size"),
         (["reduce", "--root", "2"], "--root must be a rank from 0 to 1, not 2"),
+        (["--link-rate", "1"], "'1' is not a rate; write 100mbit"),
+        (["--beside", "bees"], "'bees' is not 'gloo'"),
+        (["--wire", "bees"], "'fp16', 'bf16', 'u8'"),
+        (["allgather", "--wire", "u8"], "--wire is for allreduce by sum, avg, min, max"),
+        (["--op", "prod", "--wire", "u8"], "--wire is for allreduce by sum, avg, min, max"),
+        (["--sizes", "mlbench", "--wire", "u8"], "not for mlbench's sizes"),
+        (["--dtype", "int32", "--wire", "u8"], "wire 'u8' is for real floating-point numbers, not for int32"),
+        (["--sizes", "mlbench", "-m", "3"], "none of mlbench's sizes is up to 3 bytes"),
     ],
 )
 def test_bad_arguments_are_told_with_the_known_names(monkeypatch, arguments, words):
@@ -106,7 +162,14 @@ def test_bad_arguments_are_told_with_the_known_names(monkeypatch, arguments, wor
         monkeypatch.delenv(variable, raising=False)
     done = CliRunner().invoke(main, ["bench", *arguments])
     assert done.exit_code == 2
-    assert words in done.output
+    assert words in " ".join(done.output.split())
+
+
+def test_a_peer_that_is_not_there_is_told_before_anything_is_started(monkeypatch):
+    monkeypatch.setattr(importlib.import_module("mpiagg.cli.bench"), "find_spec", lambda _: None)
+    done = CliRunner().invoke(main, ["bench", "--beside", "gloo"])
+    assert done.exit_code == 1
+    assert "--beside gloo needs torch: pip install torch" in done.output
 
 
 # -- the ranks
@@ -116,11 +179,11 @@ def test_the_command_measures_and_saves(mpiagg, tmp_path):
     path = tmp_path / "bench.json"
     done = mpiagg("bench", "-m", "64:1K", "-i", "7", "-x", "1", "-f", "--json", str(path))
     assert done.status == 0, done.err
-    names = ["native", *algorithms("allreduce")]
+    names = ["native", "auto", *algorithms("allreduce"), "copy"]
     lines = [line for line in done.out.splitlines() if not line.startswith("#")]
-    assert [line.split()[5] for line in lines] == names * 3
+    assert [line.split()[1] for line in lines] == names * 3
     told = json.loads(path.read_text())
-    assert told["ranks"] == 2
+    assert (told["ranks"], told["layout"]) == (2, "1 x 2")
     assert told["machine"]["mpi"].startswith(launch.mpi_vendor())
     assert {"cpu", "cores", "mpiagg", "mpi4py", "numpy", "python"} <= set(told["machine"])
     assert told["flags"]["iterations"] == 7
@@ -131,31 +194,75 @@ def test_the_command_measures_and_saves(mpiagg, tmp_path):
         assert row["algbw"] == pytest.approx(row["size"] / row["time_us"] / 1e3)
         assert row["busbw"] == pytest.approx(row["algbw"])  # 2 (n-1)/n is 1 for two ranks
         assert 0 < row["min_us"] <= row["p50_us"] <= row["p99_us"] <= row["max_us"]
+        assert row["min_us"] <= row["mean_us"] <= row["max_us"]
         assert row["iterations"] == 7
-        native = next(other for other in told["rows"] if other["size"] == row["size"])
-        assert row["ratio"] == pytest.approx(row["time_us"] / native["time_us"])
+        here = {other["algorithm"]: other["time_us"] for other in told["rows"] if other["size"] == row["size"]}
+        assert row["ratio"] == pytest.approx(row["time_us"] / here["native"])
+        assert row["over_limit"] == pytest.approx(row["time_us"] / here["copy"])
+        assert row["over_peers"] == {}
+
+
+def test_gloo_takes_part(mpiagg, tmp_path):
+    pytest.importorskip("torch")
+    path = tmp_path / "bench.json"
+    done = mpiagg("bench", "-m", "64:64", "-i", "3", "-a", "auto", "--beside", "gloo", "--json", str(path))
+    assert done.status == 0, done.err
+    native, auto, gloo, copy = json.loads(path.read_text())["rows"]
+    assert (gloo["algorithm"], gloo["wrong"], copy["algorithm"]) == ("gloo", 0, "copy")
+    assert auto["over_peers"] == {"gloo": pytest.approx(auto["time_us"] / gloo["time_us"])}
+    assert native["over_peers"] == {"gloo": pytest.approx(1 / gloo["ratio"])}
+    assert "/gloo" in done.out.splitlines()[2]
+
+
+def test_the_limit_of_a_network_is_computed(mpiagg, tmp_path):
+    path = tmp_path / "bench.json"
+    command = ["bench", "-m", "1K:1K", "-i", "3", "-a", "ring", "--link-rate", "1gbit", "--json", str(path)]
+    done = mpiagg(*command, "-n", "4", MPIAGG_NODES="2,2")
+    assert done.status == 0, done.err
+    saved = json.loads(path.read_text())
+    assert saved["layout"] == "2 x 2"
+    _, ring, link = saved["rows"]
+    assert link["algorithm"] == "link"
+    assert link["time_us"] == pytest.approx(1024 * 8 / 1e9 * 1e6)  # 2 (n-1)/n is 1 for two nodes
+    assert (link["iterations"], link["wrong"], link["over_limit"]) == (0, 0, 1)
+    assert ring["over_limit"] == pytest.approx(ring["time_us"] / link["time_us"])
+
+
+def test_a_node_has_no_link_to_give_a_rate_for(mpiagg):
+    done = mpiagg("bench", "-m", "64:64", "--link-rate", "1gbit")
+    assert done.status == 1
+    assert "Error: --link-rate is for ranks on several nodes; all of these are on one" in done.err
+    assert "Traceback" not in done.err
 
 
 EVERYTHING = """
 import sys
-from mpiagg.cli import job, sweep
+from mpiagg.cli import job
+from mpiagg.cli.competitors import Competitor
 from mpiagg.cli.flags import Flags, SizeRange
 from mpiagg.schedules import Collective, algorithms
 world = job.join()
+from mpiagg.cli.sweep import Sweep
 usual = Flags("allreduce", (), SizeRange(4, 1000), 16, 2, 1, 1.0, False, "float32", "sum", 0, None, True)
 others = (
     dict(dtype="float16", op="avg"), dict(dtype="int32", op="prod"), dict(dtype="complex64"), dict(dtype="uint8"),
     dict(dtype="float64", op="min", planned=False), dict(op="max", lanes=2), dict(op="avg"),
+    dict(wires=("fp16", "bf16", "u8"), sizes=SizeRange(40, 40)),
+    dict(wires=("fp16", "bf16", "u8"), sizes=SizeRange(40, 40), planned=False, op="avg"),
+    dict(protocol="mlbench", sizes=SizeRange(4, 12), planned=False),
 )
 runs = [usual._replace(collective=collective.value) for collective in Collective]
 runs += [usual._replace(collective=collective, root=world.size - 1) for collective in ("reduce", "broadcast")]
 runs += [usual._replace(**changed) for changed in others]
+runs += [flags._replace(buffer="registered") for flags in runs]
 for flags in runs:
-    # Blind checks would pass everything: doing nothing must be seen, by every collective.
-    task = sweep._task(world, flags, 400)
-    if sweep._wrong(task, [sweep.Competitor("nothing", lambda: None, None)])[0] == 0:
+    sweep = Sweep(world, flags, ("auto", *algorithms(flags.collective)))
+    # Blind checks would pass everything: doing nothing must be seen, by every collective, whatever a wire may lose.
+    task = sweep.task(400 if flags.buffer == "any" else flags.lengths()[-1])
+    off = max([task.wired(wire, planned=True).off for wire in flags.wires], default=0)
+    if sweep._wrong(task, [Competitor("nothing", lambda: None, off=off)])[0] == 0:
         raise AssertionError(f"a call that does nothing passes as {flags}")
-    for row in sweep.sweep(world, flags, algorithms(flags.collective), None):
+    for row in sweep.rows():
         if row.wrong:
             raise AssertionError(f"{row} of {flags}")
 if world.rank == 0:
@@ -186,8 +293,67 @@ def test_an_algorithm_that_is_wrong_is_told_and_fails(run_ranks, tmp_path):
     path = tmp_path / "broken.json"
     done = run_ranks(2, BROKEN, str(path))
     assert done.status == 1
-    native, broken = json.loads(path.read_text())["rows"]
+    native, broken, _ = json.loads(path.read_text())["rows"]
     assert (native["algorithm"], native["wrong"]) == ("native", 0)
     # On each of two ranks half of 256 elements, before and after the timing.
     assert (broken["algorithm"], broken["wrong"]) == ("broken", 512)
     assert "Error: 512 elements are wrong" in done.err
+
+
+GLOO = """
+import sys
+from mpiagg.cli import job
+from mpiagg.cli.flags import Flags, SizeRange
+from mpiagg.schedules import Collective
+world = job.join()
+from mpiagg.cli.sweep import Sweep
+usual = Flags("allreduce", (), SizeRange(64, 64), 2, 1, 1, 1.0, False, "float32", "sum", 0, None, True)
+usual = usual._replace(beside=("gloo",))
+runs = [usual._replace(collective=collective.value, root=world.size - 1) for collective in Collective]
+runs += [usual._replace(op=op, dtype="float64") for op in ("avg", "min", "max", "prod")]
+runs += [usual._replace(dtype=dtype) for dtype in ("float16", "bfloat16", "complex64", "int64", "uint8")]
+for flags in runs:
+    gloo = {row.algorithm: row for row in Sweep(world, flags, ()).rows()}["gloo"]
+    if gloo.wrong:
+        raise AssertionError(f"{gloo} of {flags}")
+told = []
+rows = list(Sweep(world, usual._replace(dtype="int16"), (), told.append).rows())
+if [row.algorithm for row in rows] != ["native", "copy"] or "# without gloo: Gloo has no int16" not in told:
+    raise AssertionError(f"{rows} {told}")
+if world.rank == 0:
+    sys.stdout.write("all right")
+"""
+
+
+def test_gloo_is_right(run_ranks):
+    pytest.importorskip("torch")
+    done = run_ranks(2, GLOO)
+    assert done.status == 0, done.err
+    assert done.out == "all right"
+
+
+PICKY = """
+import sys
+from dataclasses import replace
+from mpiagg.cli import main
+from mpiagg.schedules import TABLE, Collective
+def generator(rank, layout):
+    raise ValueError("wants another number of ranks")
+TABLE["picky"] = replace(TABLE["ring"], name="picky", schedules={Collective.ALLREDUCE: generator})
+main(["bench", "-m", "64:256", "-i", "2", *sys.argv[1:]])
+"""
+
+
+@pytest.mark.parametrize("how", ["--plan", "--call"])
+def test_an_algorithm_that_refuses_is_left_out_and_told_once(run_ranks, how):
+    done = run_ranks(2, PICKY, how)
+    assert done.status == 0, done.err
+    assert done.out.count("# without picky: wants another number of ranks") == 1
+    assert " ring " in done.out
+
+
+def test_an_algorithm_that_refuses_and_was_asked_for_is_an_error(run_ranks):
+    done = run_ranks(2, PICKY, "-a", "ring", "-a", "picky")
+    assert done.status == 1
+    assert "Error: picky: wants another number of ranks" in done.err
+    assert "Traceback" not in done.err

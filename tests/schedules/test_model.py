@@ -1,10 +1,28 @@
-"""The price of schedules."""
+"""The price of schedules: closed forms, and the clocks of all ranks at once held to the walk."""
 
 from math import ceil, log2
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from mpiagg.schedules import TABLE, Cluster, Collective, price
+from mpiagg.schedules import (
+    TABLE,
+    Cluster,
+    Collective,
+    Layout,
+    Round,
+    algorithm,
+    check,
+    price,
+    receive,
+    schedules,
+    send,
+)
+from mpiagg.schedules.bulk import FORMS, bulks
+from mpiagg.schedules.clocks import Clocks
+from mpiagg.schedules.cluster import Links
+from mpiagg.schedules.model import Pricing, finish_times
 
 SERVED = [(name, collective) for name, entry in TABLE.items() for collective in entry.schedules]
 CLUSTER = Cluster(alpha=3e-6, beta=1e-9, gamma=2e-10)
@@ -68,3 +86,196 @@ def test_every_root_costs_the_same(collective):
     for name in ("ring", "tree", "parameter_server"):
         prices = {price(name, collective, 6, 600, CLUSTER, root=root) for root in range(6)}
         assert len(prices) == 1
+
+
+# -- all ranks at once, and the walk
+
+
+def clocks(name, collective, layout, cluster, chunk_bytes=1.0, *, root=0):
+    links = Links.between(layout, cluster)
+    return Clocks(bulks(name, collective, layout, root), layout, links).run(chunk_bytes, links, cluster.gamma)
+
+
+def walked(name, collective, layout, cluster, chunk_bytes=1.0, *, root=0):
+    return finish_times(schedules(name, collective, layout, root), chunk_bytes, cluster, layout)
+
+
+COSTS = st.one_of(st.just(0.0), st.floats(0.01, 10))
+
+
+@st.composite
+def settings_of(draw, most=20):
+    """Return a layout, its ranks in any order, and a cluster with links of any cost."""
+    size = draw(st.integers(1, most))
+    even = draw(st.sampled_from([nodes for nodes in range(1, size + 1) if size % nodes == 0]))
+    names = draw(
+        st.one_of(
+            st.just([rank * even // size for rank in range(size)]),
+            st.just([rank % even for rank in range(size)]),
+            st.lists(st.integers(0, 3), min_size=size, max_size=size),
+        )
+    )
+    layout = Layout.by_name(names)
+    within = draw(st.one_of(st.just({}), st.fixed_dictionaries({"node_alpha": COSTS, "node_beta": COSTS})))
+    nodes = len(layout.nodes)
+    links = draw(st.one_of(st.just(()), st.tuples(*[st.floats(0.01, 10)] * nodes)))
+    return layout, Cluster(draw(COSTS), draw(COSTS), draw(COSTS), links=links, **within)
+
+
+@pytest.mark.parametrize(("name", "collective"), SERVED)
+@settings(max_examples=15, deadline=None)
+@given(setting=settings_of(), chunk_bytes=st.floats(0, 100), data=st.data())
+def test_all_ranks_at_once_are_the_walk(name, collective, setting, chunk_bytes, data):
+    layout, cluster = setting
+    root = data.draw(st.integers(0, layout.size - 1)) if collective.rooted else 0
+    arguments = (name, collective, layout, cluster, chunk_bytes)
+    assert clocks(*arguments, root=root) == pytest.approx(walked(*arguments, root=root), rel=1e-9)
+
+
+@pytest.mark.parametrize("size", [32, 33, 64])
+@pytest.mark.parametrize(("name", "collective"), SERVED)
+def test_all_ranks_at_once_are_the_walk_for_more_ranks(name, collective, size):
+    layout = Layout.by_name([rank // 6 if size == 33 else rank % 8 for rank in range(size)])
+    links = tuple(1 + (node % 3) for node in range(len(layout.nodes)))
+    for cluster in (Cluster(1, 2, 0.5), Cluster(1, 2, 0.5, node_alpha=0.3, node_beta=0.7, links=links)):
+        expected = walked(name, collective, layout, cluster)
+        assert clocks(name, collective, layout, cluster) == pytest.approx(expected, rel=1e-9)
+
+
+def test_a_form_that_says_something_else_is_found_out(monkeypatch):
+    """The comparison sees a round too few, a message elsewhere, and a reduction left out."""
+    cluster, layout, collective = Cluster(1, 2, 0.5), Layout.of([5]), Collective.ALLREDUCE
+    right = FORMS["ring"](collective, layout)
+    expected = walked("ring", collective, layout, cluster)
+    for wrong in (right[:1], (right[0], right[1]._replace(chunks=2)), (right[1], right[1])):
+        monkeypatch.setitem(FORMS, "ring", lambda *_, wrong=wrong: wrong)
+        assert clocks("ring", collective, layout, cluster) != pytest.approx(expected, rel=1e-9)
+
+
+def test_all_algorithms_have_a_form():
+    assert list(FORMS) == list(TABLE)
+
+
+def test_an_algorithm_without_a_form_is_priced_by_the_walk(monkeypatch):
+    layout, cluster = Layout.of([3, 3]), Cluster(node_alpha=1e-6, node_beta=1e-10)
+    expected = price("tree", "allreduce", layout, 1000, cluster)
+    monkeypatch.delitem(FORMS, "tree")
+    assert price("tree", "allreduce", layout, 1000, cluster) == pytest.approx(expected)
+
+
+# -- links
+
+
+def test_ranks_of_a_node_share_its_link_if_they_do_the_same_at_the_same_time():
+    cluster, layout = Cluster(alpha=1, beta=10, gamma=0, node_alpha=0.1, node_beta=1), Layout.of([2, 2])
+    together = [[Round(send(2))], [Round(send(3))], [Round(receive(0))], [Round(receive(1))]]
+    assert finish_times(together, 1, cluster, layout) == [21, 21, 21, 21]
+    in_turn = [[Round(send(2))], [Round(send(2))], [Round(receive(0)), Round(receive(1))], []]
+    assert finish_times(in_turn, 1, cluster, layout) == [11, 22, 22, 0]
+    within = [[Round(send(1), send(2))], [Round(receive(0))], [Round(receive(0))], []]
+    assert finish_times(within, 1, cluster, layout) == pytest.approx([11, 1.1, 11, 0])
+
+
+@pytest.mark.parametrize(("name", "collective"), SERVED)
+def test_nodes_of_one_rank_are_ranks_with_links_of_their_own(name, collective):
+    layout = Layout.of([1] * 7)
+    with_nodes = Cluster(1, 2, 3, node_alpha=100, node_beta=100)
+    assert price(name, collective, layout, 10, with_nodes) == price(name, collective, layout, 10, Cluster(1, 2, 3))
+
+
+@pytest.mark.parametrize("n", [2, 5, 300])
+def test_a_ring_goes_at_the_pace_of_its_slowest_link(n):
+    links = (CLUSTER.beta,) * (n - 1) + (1e-6,)
+    slow = Cluster(CLUSTER.alpha, CLUSTER.beta, CLUSTER.gamma, links=links)
+    expected = 2 * (n - 1) * (CLUSTER.alpha + 1e-6 * 1000 / n) + (n - 1) * CLUSTER.gamma * 1000 / n
+    assert price("ring", "allreduce", Layout.of([1] * n), 1000, slow) == pytest.approx(expected)
+
+
+def test_half_a_node_and_links_of_other_nodes_are_refused():
+    with pytest.raises(ValueError, match="node_alpha and node_beta go together"):
+        Cluster(node_alpha=1e-6)
+    with pytest.raises(ValueError, match="links of 3 nodes, but the ranks are on 2"):
+        price("ring", "allreduce", Layout.of([1, 1]), 1, Cluster(links=(1, 1, 1)))
+
+
+def test_what_is_unknown_or_does_not_serve_is_refused():
+    with pytest.raises(ValueError, match="unknown algorithm 'bees'"):
+        price("bees", "allreduce", 2, 1, CLUSTER)
+    with pytest.raises(ValueError, match="'tree' does not serve allgather"):
+        price("tree", "allgather", 2, 1, CLUSTER)
+
+
+def test_too_many_messages_to_tell_apart_are_refused():
+    with pytest.raises(ValueError, match="nodes of up to 3000 ranks that are not equally full"):
+        price("hierarchical", "allreduce", Layout.of([3000, 1]), 1, CLUSTER)
+
+
+# -- very many ranks
+
+
+def test_65536_ranks():
+    n, nbytes = 2**16, 1e8
+    wire, reduction = 2 * (n - 1) / n * nbytes * CLUSTER.beta, (n - 1) / n * nbytes * CLUSTER.gamma
+    expected = {
+        "ring": 2 * (n - 1) * CLUSTER.alpha + wire + reduction,
+        "halving_doubling": 32 * CLUSTER.alpha + wire + reduction,
+        "circulant": 32 * CLUSTER.alpha + wire + reduction,
+        "direct": 2 * CLUSTER.alpha + wire + reduction,
+        "recursive_doubling": 16 * (CLUSTER.alpha + nbytes * (CLUSTER.beta + CLUSTER.gamma)),
+        "parameter_server": n * CLUSTER.alpha + (n - 1) * nbytes * (2 * CLUSTER.beta + CLUSTER.gamma),
+    }
+    for name, seconds in expected.items():
+        assert price(name, "allreduce", n, nbytes, CLUSTER) == pytest.approx(seconds, rel=1e-8), name
+
+
+def test_65536_ranks_on_8192_nodes():
+    nodes, each, nbytes = 8192, 8, 1e8
+    n = nodes * each
+    cluster = Cluster(CLUSTER.alpha, CLUSTER.beta, CLUSTER.gamma, node_alpha=1e-7, node_beta=1e-11)
+    layout = Layout.by_name([rank // each for rank in range(n)])
+    in_node = 2 * (cluster.node_alpha + (each - 1) / each * nbytes * cluster.node_beta)
+    across = 2 * (nodes - 1) * (cluster.alpha + nbytes / nodes * cluster.beta)
+    expected = in_node + across + (n - 1) / n * nbytes * cluster.gamma
+    assert price("hierarchical", "allreduce", layout, nbytes, cluster) == pytest.approx(expected, rel=1e-8)
+
+
+# -- what a price is made of
+
+
+@settings(max_examples=50, deadline=None)
+@given(entry=st.sampled_from(SERVED), setting=settings_of(), nbytes=st.floats(0, 1000))
+def test_parts_add_up(entry, setting, nbytes):
+    layout, cluster = setting
+    found = Pricing(*entry, layout, cluster).predict(nbytes)
+    assert min(found.latency, found.bandwidth, found.reduction) >= 0
+    assert found.latency + found.bandwidth + found.reduction == pytest.approx(found.seconds)
+    assert found.seconds == price(*entry, layout, nbytes, cluster)
+
+
+def test_the_parts_of_a_ring():
+    found = Pricing("ring", "allreduce", Layout.of([5]), CLUSTER).predict(1000)
+    assert found.rounds == 8
+    assert found.latency == pytest.approx(8 * CLUSTER.alpha)
+    assert found.bandwidth == pytest.approx(8 * 200 * CLUSTER.beta)
+    assert found.reduction == pytest.approx(4 * 200 * CLUSTER.gamma)
+    assert found.busiest == 8 * 200
+
+
+@pytest.mark.parametrize("n", [1, 2, 6, 8, 13])
+@pytest.mark.parametrize(("name", "collective"), SERVED)
+def test_the_busiest_link_carries_what_the_schedules_say(name, collective, n):
+    counts = check(name, collective, n)
+    chunk = 1000 / algorithm(name).chunks(n)
+    found = Pricing(name, collective, Layout.of([n]), CLUSTER).predict(1000)
+    assert found.busiest == pytest.approx(chunk * max(max(count.sent, count.received) for count in counts))
+
+
+@pytest.mark.parametrize("sizes", [[4, 4, 4], [5, 1, 3]])
+def test_a_nodes_link_carries_what_leaves_the_node(sizes):
+    layout, nodes = Layout.of(sizes), len(sizes)
+    cluster = Cluster(node_alpha=1e-6, node_beta=1e-10)
+    found = Pricing("hierarchical", "allreduce", layout, cluster).predict(1000)
+    assert found.busiest == pytest.approx(2 * (nodes - 1) / nodes * 1000)
+    assert Pricing("ring", "allreduce", layout, cluster).predict(1000).busiest == pytest.approx(
+        2 * (layout.size - 1) / layout.size * 1000
+    )

@@ -1,0 +1,145 @@
+"""``mpiagg simulate``: how quantities are written, what is told, saved and drawn, and what is refused."""
+
+import json
+import sys
+
+import pytest
+from click.testing import CliRunner
+
+from mpiagg.cli import main
+from mpiagg.cli.simulate import parse_nodes, parse_rate, parse_time
+from mpiagg.schedules import Cluster, Layout, algorithms, price
+
+
+def simulate(*arguments):
+    return CliRunner().invoke(main, ["simulate", *map(str, arguments)])
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"), [("2us", 2e-6), ("0.3us", 3e-7), ("300 ns", 3e-7), ("1ms", 1e-3), ("1s", 1)]
+)
+def test_times(text, seconds):
+    assert parse_time(text) == pytest.approx(seconds)
+
+
+@pytest.mark.parametrize(
+    ("text", "rate"),
+    [("25GB/s", 25e9), ("1Gbit/s", 125e6), ("1gbit", 125e6), ("119.6 MB/s", 119.6e6), ("5kB/s", 5e3), ("1TB/s", 1e12)],
+)
+def test_rates(text, rate):
+    assert parse_rate(text) == pytest.approx(rate)
+
+
+@pytest.mark.parametrize(
+    ("read", "text", "words"),
+    [
+        *[(parse_time, text, "is not a time; write 300ns") for text in ("", "2", "us", "-2us", "2 min", "1e3us")],
+        *[(parse_rate, text, "is not a rate; write 25GB/s") for text in ("", "25", "25GB", "0GB/s", "1Gb/s", "-1GB/s")],
+        *[(parse_nodes, text, "no layout of nodes; write 128, 4x2") for text in ("", "x", "4x", "8,", "-1", "4x2x2")],
+        *[(parse_nodes, text, "leaves nodes without ranks") for text in ("0x2", "4x0", "8,0")],
+        (parse_nodes, "4", "how many ranks are on the 4 nodes"),
+    ],
+)
+def test_what_is_not_written_so_is_refused(read, text, words):
+    with pytest.raises(ValueError, match=words):
+        read(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "ranks", "sizes"),
+    [
+        ("3", 6, [2, 2, 2]),
+        ("4", 6, [1, 2, 1, 2]),
+        ("4x2", None, [2] * 4),
+        ("4 x 2", 8, [2] * 4),
+        ("8,8,4", 20, [8, 8, 4]),
+        ("3 + 1", None, [3, 1]),
+    ],
+)
+def test_layouts(text, ranks, sizes):
+    assert parse_nodes(text, ranks) == Layout.of(sizes)
+
+
+def test_a_layout_is_read_as_it_is_told():
+    for sizes in ([4], [2, 2], [3, 1, 2]):
+        assert parse_nodes(str(Layout.of(sizes))) == Layout.of(sizes)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["bees", "-n", 4], "'ring', 'tree'"),
+        (["all"], "how many ranks? Give -n, or --nodes with the ranks of each"),
+        (["tree", "-n", 4, "--collective", "allgather"], "'tree' does not serve allgather; these do: ring, circulant"),
+        (["ring", "-n", 4, "--alpha", "3"], "'3' is not a time"),
+        (["ring", "-n", 4, "--bandwidth", "3Gb/s"], "'3Gb/s' is not a rate"),
+        (["ring", "-n", 4, "--bytes", "bees"], "'bees' is not a size"),
+        (["ring", "-n", 4, "--nodes", "5"], "--nodes: '5' leaves nodes without ranks"),
+        (["ring", "-n", 4, "--nodes", "0"], "--nodes: '0' leaves nodes without ranks"),
+        (["ring", "-n", 4, "--nodes", "3x2"], "is a layout of 6 ranks, not of 4"),
+        (["ring", "--nodes", "65537x1"], "at most 65,536 ranks, not 65,537"),
+        (["ring", "-n", 65537], "65537 is not in the range"),
+        (["ring", "-n", 4, "--slow-node", "4:1GB/s"], "--slow-node must be from 0 to 3, not 4"),
+        (["ring", "-n", 4, "--slow-node", "1GB/s"], "'1GB/s' is no slow node; write 3:1GB/s"),
+        (["hierarchical", "--nodes", "9000,1"], "not equally full"),
+        (["ring", "-n", 1, "--plot", "x.png"], "--plot is for two ranks and more"),
+        (["ring", "-n", 4, "--plot", "nowhere/x.png"], "folder 'nowhere' does not exist"),
+    ],
+)
+def test_what_is_wrong_is_told(arguments, words):
+    done = simulate(*arguments)
+    assert done.exit_code == 2
+    assert words in done.output
+
+
+def test_the_prices_are_the_models(tmp_path):
+    path = tmp_path / "prices.json"
+    done = simulate(
+        "all", "--nodes", "4,4,2", "--bytes", "1M", "--alpha", "3us", "--bandwidth", "1GB/s", "--gamma", "10GB/s",
+        *["--node-alpha", "0.5us", "--node-bandwidth", "20GB/s", "--slow-node", "2:100MB/s", "--json", path],
+    )  # fmt: skip
+    assert done.exit_code == 0, done.output
+    told = json.loads(path.read_text())
+    cluster = Cluster(3e-6, 1e-9, 1e-10, 0.5e-6, 5e-11, links=(1e-9, 1e-9, 1e-8))
+    assert (told["ranks"], told["layout"], told["size"]) == (10, "4 + 4 + 2", 2**20)
+    assert told["cluster"]["links"] == pytest.approx(cluster.links)
+    assert [row["algorithm"] for row in told["rows"]] == list(algorithms("allreduce"))
+    for row in told["rows"]:
+        expected = price(row["algorithm"], "allreduce", Layout.of([4, 4, 2]), 2**20, cluster)
+        assert row["seconds"] == pytest.approx(expected)
+        assert row["latency"] + row["bandwidth"] + row["reduction"] == pytest.approx(row["seconds"])
+
+
+def test_the_table_is_sorted_and_fits():
+    done = simulate("all", "-n", 1024, "--nodes", 128)
+    assert done.exit_code == 0, done.output
+    lines = done.output.splitlines()
+    assert lines[0].strip() == "allreduce of 100 MiB, ranks: 1,024, nodes: 128 x 8"
+    assert max(map(len, lines)) <= 80
+    names = [line.split()[0] for line in lines if line.split()[:1] and line.split()[0] in algorithms()]
+    assert sorted(names) == sorted(algorithms("allreduce"))
+    assert names[0] == "hierarchical"
+    assert "30.22 ms" in next(line for line in lines if line.startswith("hierarchical"))
+
+
+def test_65536_ranks():
+    done = simulate("all", "-n", 65536, "--nodes", 8192)
+    assert done.exit_code == 0, done.output
+    assert "131,070" in done.output
+
+
+@pytest.mark.parametrize("where", [("-n", 5), ("-n", 6, "--nodes", 1), ("--nodes", "2,1,2", "--slow-node", "1:1GB/s")])
+def test_a_plot(where, tmp_path):
+    pytest.importorskip("matplotlib")
+    path = tmp_path / "plot.png"
+    done = simulate("ring", "--collective", "broadcast", *where, "--plot", path)
+    assert done.exit_code == 0, done.output
+    assert f"Saved the plot to {path}" in done.output.replace("\n", "")
+    assert path.read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_plot_without_matplotlib_is_refused_at_once(monkeypatch, tmp_path):
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    done = simulate("ring", "-n", 4, "--plot", tmp_path / "plot.png")
+    assert done.exit_code == 1
+    assert done.output == 'Error: --plot needs matplotlib: pip install "mpiagg[plot]"\n'
