@@ -57,7 +57,8 @@ class _Ground:
         self.position = channel.memory.position(buffer)
         # Within one node there is nothing but what its ranks share; across nodes there are messages.
         self.all_here = len(operation.layout.nodes) == 1 and self.node.size == operation.size
-        self.one_shot = self.all_here and operation.collective is Collective.ALLREDUCE and operation.nbytes <= ONE_SHOT
+        short = operation.nbytes <= min(ONE_SHOT, self.segment)
+        self.one_shot = self.all_here and short and operation.collective is Collective.ALLREDUCE
 
     # -- made by all ranks together
 

@@ -14,10 +14,10 @@ from typing import Final, Generic, Protocol, TypeVar
 from mpiagg.errors import PlanError
 from mpiagg.program import Arrival, Awaited, Interleaved, Program, run
 from mpiagg.straight import TRIES, Waiting, straight_line
-from mpiagg.transport import DEFAULT_TIMEOUT, Channel, wait_patiently
+from mpiagg.transport import DEFAULT_TIMEOUT, YIELDS, YIELDS_IN_A_CROWD, Channel, wait_patiently
 
-SPINS: Final = 20
-"""How often a call tests before it starts to yield the core."""
+SPINS: Final = 500
+"""How often a call tests before it starts to yield the core, where every rank has one: as long as a segment takes."""
 
 CACHED_PLANS: Final = 32
 """How many plans a communicator keeps for calls that come back."""
@@ -73,8 +73,9 @@ class Plan(Generic[Result]):
         self._releases = program.releases
         self._rounds = program.rounds
         # Where ranks outnumber cores, whoever tries again and again only keeps the others from coming.
-        self._spins = 0 if channel.node.crowded else SPINS
-        self._run = straight_line(self._rounds, tries=1 if channel.node.crowded else TRIES)
+        crowded = channel.node.crowded
+        self._spins, self._yields = (0, YIELDS_IN_A_CROWD) if crowded else (SPINS, YIELDS)
+        self._run = straight_line(self._rounds, tries=1 if crowded else TRIES)
         # Whether it can be started: not while it runs, nor after an error in the middle, nor when it is freed.
         self._idle = True
         self._running: Iterator[Awaited | Arrival] | None = None
@@ -181,7 +182,7 @@ class Plan(Generic[Result]):
         self._wait(test)
 
     def _wait(self, test: Callable[[], bool]) -> None:
-        wait_patiently(test, self._awaited_now, self.timeout)
+        wait_patiently(test, self._awaited_now, self.timeout, yields=self._yields)
 
     def _fail(self) -> None:
         """Be unusable from now on: messages may be under way. Without any, it can simply run again."""

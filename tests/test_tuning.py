@@ -1,33 +1,132 @@
-"""What ``algorithm="auto"`` means."""
+"""What a caller's words mean, what the environment says, and that the simulation follows it."""
 
-from itertools import pairwise
-
+import numpy as np
 import pytest
 
-from mpiagg.schedules import Collective, algorithm
-from mpiagg.tuning import ANY, DEFAULT, choose
+import mpiagg
+from mpiagg.schedules import Collective, Layout
+from mpiagg.tables import Choice, Row, Table, settings
+from mpiagg.tables.files import write_table
+from mpiagg.tables.settings import FORCED, TUNING, Settings
+from mpiagg.tuning import NATIVE, Case, Memory, choose, pick
+
+CASE = Case(Collective.ALLREDUCE, 2**20, Layout.of([1, 1, 1, 1]))
+LEFT_TO_RIGHT = [[2.0**60], [-(2.0**60)], [1.0], [2.0**-40]]
+"""Every order of summation gives these another sum."""
 
 
-@pytest.mark.parametrize("collective", Collective)
-def test_every_length_has_a_choice_that_serves(collective):
-    for exponent in range(45):
-        for nbytes in (2**exponent - 1, 2**exponent, 2**exponent + 1):
-            choice = choose(collective, nbytes)
-            assert collective in algorithm(choice.algorithm).schedules
-            assert choice.lanes >= 1
+@pytest.fixture(autouse=True)
+def environment(monkeypatch):
+    """Return a function that sets the environment, as a process finds it when it starts."""
+
+    def environment(**variables):
+        for variable in (TUNING, FORCED):
+            monkeypatch.delenv(variable, raising=False)
+        for variable, value in variables.items():
+            monkeypatch.setenv(variable, str(value))
+        settings.cache_clear()
+
+    environment()
+    yield environment
+    monkeypatch.undo()
+    settings.cache_clear()
 
 
-@pytest.mark.parametrize("collective", Collective)
-def test_rows_are_in_order_and_hold_up_to_their_limit(collective):
-    rows = DEFAULT[collective]
-    limits = [row.nbytes for row in rows]
-    assert limits == sorted(set(limits))
-    assert limits[-1] == ANY
-    for row, after in pairwise(rows):
-        assert choose(collective, row.nbytes) == row.choice
-        assert choose(collective, row.nbytes + 1) == after.choice
+def test_auto_is_the_table():
+    assert pick("auto", None, CASE) == choose(CASE) == Choice("ring")
+    assert pick("auto", 3, CASE) == Choice("ring", 3)
+    assert pick("auto", None, CASE, "fp16") == Choice("ring", 1, "fp16")
+    assert pick("auto", None, CASE, "u8") == Choice("direct", 1, "u8")
+    assert pick("auto", None, CASE._replace(layout=Layout.of([4]))) == Choice("shared")
+    assert pick("auto", None, CASE._replace(layout=Layout.of([4])), "fp16").algorithm == "ring"
+    assert pick("tree", None, CASE) == Choice("tree")
+    assert pick(NATIVE, None, CASE) == Choice(NATIVE)
 
 
-def test_few_rounds_for_short_vectors_and_few_bytes_for_long_ones():
-    assert choose(Collective.ALLREDUCE, 8).algorithm == "recursive_doubling"
-    assert choose(Collective.ALLREDUCE, 2**30).algorithm == "ring"
+def test_a_table_from_the_environment_is_used(environment, tmp_path):
+    path = tmp_path / "table.json"
+    write_table(path, Table("", (Row(Collective.ALLREDUCE, Choice("tree", 2), 2**20),)))
+    environment(MPIAGG_TUNING=path)
+    assert choose(CASE) == Choice("tree", 2)
+    assert choose(CASE._replace(nbytes=2**20 + 1)) == Settings().found(CASE._replace(nbytes=2**20 + 1)).choice
+    assert choose(CASE._replace(collective=Collective.REDUCE)).algorithm == "ring"
+
+
+def test_an_algorithm_is_forced_where_it_serves(environment):
+    environment(MPIAGG_ALGORITHM="recursive_doubling")
+    for memory in Memory:
+        assert choose(CASE._replace(memory=memory)) == Choice("recursive_doubling")
+    assert choose(CASE._replace(collective=Collective.BROADCAST)).algorithm == "ring"
+    assert pick("tree", None, CASE) == Choice("tree")  # who names an algorithm gets it
+    assert pick("auto", None, CASE, "u8") == Choice("direct", 1, "u8")
+
+
+@pytest.mark.parametrize(
+    ("variables", "words"),
+    [
+        ({"MPIAGG_ALGORITHM": "rung"}, "MPIAGG_ALGORITHM: unknown algorithm 'rung'; known: ring, "),
+        ({"MPIAGG_ALGORITHM": "native"}, "MPIAGG_ALGORITHM: unknown algorithm 'native'"),
+        ({"MPIAGG_TUNING": "/absent.json"}, "tuning table '/absent.json' cannot be read"),
+    ],
+)
+def test_what_the_environment_says_is_checked(environment, variables, words):
+    environment(**variables)
+    with pytest.raises(ValueError) as caught:
+        choose(CASE)
+    assert words in str(caught.value)
+
+
+def test_empty_variables_say_nothing(environment):
+    environment(MPIAGG_ALGORITHM="", MPIAGG_TUNING="")
+    assert settings() == Settings()
+
+
+def test_the_simulation_follows(environment, tmp_path):
+    def simulated(algorithm="auto"):
+        return mpiagg.simulate(LEFT_TO_RIGHT, algorithm=algorithm)[0]
+
+    assert np.array_equal(simulated(), simulated("shared"))
+    assert simulated("tree") != simulated("shared")  # else the rest shows nothing
+    environment(MPIAGG_ALGORITHM="tree")
+    assert simulated() == simulated("tree")
+    write_table(tmp_path / "t.json", Table("", (Row(Collective.ALLREDUCE, Choice("tree")),)))
+    environment(MPIAGG_TUNING=tmp_path / "t.json")
+    assert simulated() == simulated("tree")
+
+
+# -- which layouts a table is for
+
+
+def measured_on(layout):
+    from mpiagg.tables import Origin
+
+    return Settings(Table("t.json", (), Origin(layout, "MPICH", {})))
+
+
+@pytest.mark.parametrize(
+    ("layout", "ranks", "words"),
+    [
+        (Layout.of([4]), 4, "t.json' was measured on another layout: 2 x 2, and this job is 1 x 4; measure one for it"),
+        (None, 8, "another layout: 2 x 2, and this job is 8 ranks"),
+        (Layout(((0, 2), (1, 3))), 4, "layout: 2 x 2 (0,1 2,3), and this job is 2 x 2 (0,2 1,3)"),
+    ],
+)
+def test_a_table_for_another_layout_is_refused(layout, ranks, words):
+    with pytest.raises(ValueError) as caught:
+        measured_on(Layout.of([2, 2])).check(layout, ranks)
+    assert words in str(caught.value)
+
+
+def test_a_table_for_this_layout_is_not_refused():
+    measured_on(Layout.of([2, 2])).check(Layout.of([2, 2]), 4)
+    measured_on(Layout.of([2, 2])).check(None, 4)
+    Settings(Table("for all", ())).check(Layout.of([2, 2]), 4)
+    Settings().check(Layout.of([2, 2]), 4)
+
+
+def test_digests_tell_settings_apart():
+    row = Row(Collective.ALLREDUCE, Choice("tree"))
+    all_settings = [Settings(), Settings(forced="ring"), Settings(forced="tree"), Settings(Table("", (row,)))]
+    all_settings.append(Settings(Table("", (row,)), "ring"))
+    assert len({settings.digest() for settings in all_settings}) == len(all_settings)
+    assert Settings(Table("a", (row,))).digest() == Settings(Table("b", (row,))).digest()  # a name decides nothing

@@ -1,4 +1,4 @@
-"""The command line: ``mpiagg demo`` and ``mpiagg bench``.
+"""The command line: ``mpiagg demo``, ``bench``, ``tune`` and ``simulate``.
 
 Importing it does not import MPI: only a process that is a rank of a job does.
 """
@@ -9,6 +9,7 @@ import mpiagg
 from mpiagg.cli.bench import bench
 from mpiagg.cli.demo import demo
 from mpiagg.cli.simulate import simulate
+from mpiagg.cli.tune import tune
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "show_default": True})
@@ -20,3 +21,4 @@ def main() -> None:
 main.add_command(demo)
 main.add_command(bench)
 main.add_command(simulate)
+main.add_command(tune)

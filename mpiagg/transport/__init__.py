@@ -1,10 +1,10 @@
 """How chunks cross between ranks."""
 
 from mpiagg.transport.gates import Gate
-from mpiagg.transport.memory import LINE, NOWHERE, Block, Position, SharedMemory
+from mpiagg.transport.memory import LINE, NOWHERE, Block, Position, SharedMemory, Window
 from mpiagg.transport.messages import SHARED_TAG, Channel, channel_of
 from mpiagg.transport.nodes import Node
-from mpiagg.transport.waiting import DEFAULT_TIMEOUT, wait_patiently
+from mpiagg.transport.waiting import DEFAULT_TIMEOUT, YIELDS, YIELDS_IN_A_CROWD, wait_patiently
 
 __all__ = [
     "DEFAULT_TIMEOUT",
@@ -16,7 +16,10 @@ __all__ = [
     "Gate",
     "Node",
     "Position",
+    "YIELDS",
+    "YIELDS_IN_A_CROWD",
     "SharedMemory",
+    "Window",
     "channel_of",
     "wait_patiently",
 ]

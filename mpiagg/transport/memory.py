@@ -54,8 +54,11 @@ class Window:
         self.parts: list[Array] = []
         for place in range(node.size):
             memory, _ = self._win.Shared_query(place)
-            self.parts.append(np.frombuffer(memoryview(memory), np.uint8)[:nbytes])
+            self.parts.append(np.asarray(memory)[:nbytes])
         self.start = address(self.parts[node.place])
+        # A page is taken when it is first written. Until then, whoever asks next would be told that it is free.
+        self.parts[node.place][::PAGE] = 0
+        node.comm.Barrier()
 
     @staticmethod
     def _refuse_what_does_not_fit(node: Node, nbytes: int) -> None:
@@ -129,6 +132,8 @@ class SharedMemory:
         self._resting: list[tuple[int, Position]] = []
         self._leases: dict[int, object] = {}
         self._open = (0, 0, 0)
+        self.refused = False
+        """Whether there was none for blocking calls, which cannot ask again: each rank makes them when it must."""
 
     def lease(self, nbytes: int, *, busy: bool) -> Array:
         """Return so many bytes of this rank that all ranks of the node map; collective among them.
@@ -183,7 +188,7 @@ class SharedMemory:
         MemoryError
             On all ranks of the node, if there is not as much.
         """
-        padded = -(-nbytes // LINE) * LINE
+        padded = -(-max(nbytes, 1) // LINE) * LINE
         spare = self._spare.setdefault(padded, [])
         mine = spare[-1] if spare else NOWHERE
         told = self._tell((*mine, busy))

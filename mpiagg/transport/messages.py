@@ -19,6 +19,7 @@ from mpi4py import MPI
 from mpiagg.arrays import Array, cuts_of, ranges
 from mpiagg.errors import MismatchError, PlanError
 from mpiagg.schedules import MOST_LANES, Layout
+from mpiagg.tables import DIGEST_BYTES, Settings, settings
 from mpiagg.transport.gates import Gate
 from mpiagg.transport.memory import Block, SharedMemory
 from mpiagg.transport.nodes import Node
@@ -26,6 +27,9 @@ from mpiagg.transport.waiting import wait_patiently
 
 MOST_BYTES: Final = 2**30
 """Longer messages are cut: MPI counts are 32-bit integers in many libraries."""
+
+MOST_KNOWN: Final = 1024
+"""How many calls are kept as they were worked out."""
 
 SHARED_TAG: Final = 0
 """The first of the tags of blocking calls, one for each lane: they follow one another, so they can share them."""
@@ -63,9 +67,44 @@ class Channel:
         self._ground: tuple[Gate, Block] | None = None
         self.open: dict[int, Freeable] = {}
         self.cached: OrderedDict[Hashable, Any] = OrderedDict()
+        self.known: dict[Hashable, Any] = {}
         upper = MPI.COMM_WORLD.Get_attr(MPI.TAG_UB)
         self._last_tag = int(upper) if upper is not None else 32767
         self._tag = MOST_LANES
+        self._compare_settings()
+
+    def _compare_settings(self) -> None:
+        """Raise on all ranks unless all of them choose algorithms by the same table, which is for this job; collective.
+
+        Where they do, as always but for mistakes, that costs an all-gather of a few bytes.
+        """
+        try:
+            mine = self._settings().digest()
+        except ValueError:
+            mine = bytes(DIGEST_BYTES)
+        digests = np.empty((self.size, DIGEST_BYTES), np.uint8)
+        self.comm.Allgather(np.frombuffer(mine, np.uint8), digests)
+        if digests.any(axis=1).all() and (digests == digests[0]).all():
+            return
+        try:
+            self.agree_on(lambda: f"uses {self._settings()}")
+        except Exception:
+            self.free()
+            raise
+
+    def _settings(self) -> Settings:
+        """Return what this rank chooses algorithms by, or raise ValueError if that cannot be used in this job."""
+        found = settings()
+        # Only where all ranks of the job are together, it shows how they are spread over nodes.
+        whole = MPI.Comm.Compare(self.comm, MPI.COMM_WORLD) == MPI.CONGRUENT
+        found.check(self.layout if whole else None, MPI.COMM_WORLD.Get_size())
+        return found
+
+    def remember(self, key: Hashable, value: object) -> None:
+        """Keep what was worked out for a call, in ``known``, for the calls that come again."""
+        if len(self.known) == MOST_KNOWN:
+            self.known.clear()
+        self.known[key] = value
 
     @property
     def layout(self) -> Layout:

@@ -12,6 +12,9 @@ from mpiagg.errors import StallError
 YIELDS: Final = 1000
 """How often a wait yields the core before it starts to sleep."""
 
+YIELDS_IN_A_CROWD: Final = 200
+"""The same where ranks outnumber cores: those who wait take turns with those who work."""
+
 LONGEST_SLEEP: Final = 1e-3
 """Seconds that it sleeps at most between two tests."""
 
@@ -19,7 +22,13 @@ DEFAULT_TIMEOUT: Final = float(os.environ.get("MPIAGG_TIMEOUT", "1800"))
 """Seconds that a wait lasts at most; the environment variable MPIAGG_TIMEOUT sets it."""
 
 
-def wait_patiently(test: Callable[[], bool], awaited: Callable[[], object], timeout: float = DEFAULT_TIMEOUT) -> None:
+def wait_patiently(
+    test: Callable[[], bool],
+    awaited: Callable[[], object],
+    timeout: float = DEFAULT_TIMEOUT,
+    *,
+    yields: int = YIELDS,
+) -> None:
     """Test until it succeeds, yielding the core between tests at first, then sleeping ever longer.
 
     Parameters
@@ -30,13 +39,15 @@ def wait_patiently(test: Callable[[], bool], awaited: Callable[[], object], time
         Returns what is waited for at present, which says what it is as a string; another object is progress.
     timeout : float
         Seconds to wait without progress, from when the yielding ends.
+    yields : int
+        How often it yields before it starts to sleep.
 
     Raises
     ------
     StallError
         If it does not succeed in time.
     """
-    for _ in range(YIELDS):
+    for _ in range(yields):
         os.sched_yield()
         if test():
             return

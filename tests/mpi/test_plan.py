@@ -309,8 +309,8 @@ def test_scratch_is_what_the_schedule_counts(comm, rank, size, algorithm):
     with mpiagg.allreduce_init(x, comm=comm, out=x, algorithm=algorithm) as plan:
         if TABLE[algorithm].owned is None or size == 1:
             assert plan.nbytes == counted * x.nbytes // TABLE[algorithm].chunks(size)
-        else:  # two mailboxes instead, and a gate
-            assert plan.nbytes == 2 * x.nbytes + 64
+        else:  # two mailboxes instead, of a size that serves other lengths too, and a gate
+            assert 2 * x.nbytes <= plan.nbytes - 64 <= 4 * x.nbytes
 
 
 # -- plans that are kept

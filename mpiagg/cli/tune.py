@@ -1,0 +1,205 @@
+"""``mpiagg tune``: measure which algorithm is fastest where, save it as a table, and show what would be chosen."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+import click
+from rich import box
+from rich.table import Table as Printed
+
+from mpiagg.cli import job
+from mpiagg.cli.flags import SizeRange, parse_range
+from mpiagg.cli.simulate import parse_nodes
+from mpiagg.schedules import Collective, Layout
+from mpiagg.tables import Case, Memory, Settings
+from mpiagg.tables.files import read_table, write_table
+from mpiagg.tables.predicted import Prices
+from mpiagg.tables.settings import FORCED, TUNING, Found
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+MOST_RANKS: Final = 2**16
+SHOWN: Final = 3
+"""How many candidates are told, the fastest ones."""
+
+_EXAMPLES: Final = """\b
+mpiagg tune -n 4 -o tuning.json           starts 4 ranks on this machine
+mpiexec -n 64 mpiagg tune -o tuning.json  is a rank of that job
+MPIAGG_TUNING=tuning.json mpiexec ...     uses the table
+mpiagg tune --show -n 64 --nodes 8        tells what is chosen, and why
+"""
+
+
+@click.command(epilog=_EXAMPLES)
+@click.option(
+    "-n",
+    "ranks",
+    type=click.IntRange(1, MOST_RANKS),
+    help="Ranks to start.  [default: 2; with --show, the table's, or 4]",
+)
+@click.option("-o", "--output", type=job.OutputFile(), help="Measure, and write the table into this file.")
+@click.option(
+    "--collective",
+    "collectives",
+    multiple=True,
+    type=click.Choice([entry.value for entry in Collective]),
+    help="Only this one; repeatable.  [default: all]",
+)
+@click.option("-m", "--message-size", "sizes", default="64:64M", metavar="[MIN:]MAX", help="Bytes of the vector.")
+@click.option("--factor", type=click.IntRange(min=2), default=4, help="From one size to the next.")
+@click.option("--time", "seconds", type=click.FloatRange(min=0, min_open=True), default=300.0, help="Seconds, about.")
+@click.option("--show", is_flag=True, help="Do not measure; print what would be chosen, and why.")
+@click.option("--table", type=click.Path(path_type=Path), help=f"The table to show.  [default: {TUNING}, or none]")
+@click.option("--nodes", metavar="N|NxR|R,R,...", help="With --show: the nodes.  [default: the table's, or one]")
+def tune(
+    *,
+    ranks: int | None,
+    output: Path | None,
+    collectives: tuple[str, ...],
+    sizes: str,
+    factor: int,
+    seconds: float,
+    show: bool,
+    table: Path | None,
+    nodes: str | None,
+) -> None:
+    """Measure which algorithm is fastest on this cluster, and write a table for the environment variable MPIAGG_TUNING.
+
+    At every size all algorithms take turns, and those within twice the best time once more, with more lanes and shorter
+    segments. The usual choice stays unless another is 3 % faster in the median. The table is for jobs on the layout
+    that it was measured on.
+    """
+    chosen = [Collective(name) for name in collectives] or list(Collective)
+    lengths = list(_range(sizes).sizes(factor))
+    if show:
+        if output is not None:
+            raise click.UsageError("--show measures nothing that -o could save")
+        settings = _settings(table)
+        layout = _layout(settings, ranks, nodes)
+        for collective in chosen:
+            job.console().print(_printed(settings, collective, layout, lengths))
+        return
+    if output is None:
+        raise click.UsageError("give -o FILE to measure and save, or --show to print what would be chosen")
+    if table is not None or nodes is not None:
+        raise click.UsageError("--table and --nodes are for --show")
+    # What is measured must not depend on what was chosen before.
+    for variable in (TUNING, FORCED):
+        os.environ.pop(variable, None)
+    job.run(ranks or 2, lambda world: _measure(world, output, chosen, lengths, seconds))
+
+
+def _range(text: str) -> SizeRange:
+    try:
+        return parse_range(text)
+    except ValueError as error:
+        raise click.UsageError(f"-m: {error}") from None
+
+
+def _measure(
+    world: MPI.Intracomm, output: Path, collectives: Sequence[Collective], lengths: Sequence[int], seconds: float
+) -> int:
+    """Do the work of a rank and return its exit status."""
+    from mpiagg.cli.tuner import Tuner  # noqa: PLC0415 - needs MPI, which only a rank may load
+
+    def tell(line: str) -> None:
+        if world.rank == 0:
+            click.echo(line)
+
+    tuner = Tuner(world, collectives, lengths, seconds, tell)
+    tell(f"# {job.vendor()}, {world.size} ranks ({tuner.layout}); what is fastest")
+    table = tuner.table(output.name)
+    if world.rank == 0:
+        write_table(output, table)
+    tell(f"# saved {len(table.rows)} rows; use them with {TUNING}={output}")
+    return 0
+
+
+# -- what would be chosen
+
+
+def _settings(path: Path | None) -> Settings:
+    try:
+        told = Settings.of_environment()
+        return told if path is None else Settings(read_table(path), told.forced)
+    except ValueError as error:
+        raise click.ClickException(str(error)) from None
+
+
+def _layout(settings: Settings, ranks: int | None, nodes: str | None) -> Layout:
+    """Return the layout to choose for: what is asked, or else that of the table, or else a few ranks on a node.
+
+    Raises
+    ------
+    click.ClickException
+        If no ranks can lie so, or the table is for others.
+    """
+    origin = settings.table.origin if settings.table is not None else None
+    if nodes is None and ranks in (None, origin and origin.layout.size) and origin is not None:
+        return origin.layout
+    ranks = 4 if ranks is None and nodes is None else ranks
+    try:
+        layout = parse_nodes("1" if nodes is None else nodes, ranks)
+        if layout.size > MOST_RANKS:
+            raise click.UsageError(f"at most {MOST_RANKS:,} ranks, not {layout.size:,}")
+        settings.check(layout, layout.size)
+    except ValueError as error:
+        raise click.ClickException(str(error)) from None
+    return layout
+
+
+def _printed(settings: Settings, collective: Collective, layout: Layout, lengths: Sequence[int]) -> Printed:
+    """Return what is chosen for a collective on a layout, in words."""
+    printed = Printed(
+        title=f"{collective.value}, {layout.size} ranks, nodes: {layout}",
+        title_justify="left",
+        box=box.SIMPLE_HEAD,
+        show_edge=False,
+        padding=(0, 1, 0, 0),
+    )
+    printed.add_column("bytes", justify="right", no_wrap=True)
+    for column in ("memory", "takes", "by", "because"):
+        printed.add_column(column)
+    prices = {memory: Prices(collective, layout, memory) for memory in Memory} if layout.size > 1 else {}
+    for nbytes in lengths:
+        told = []
+        for memory in Memory:
+            found = settings.found(Case(collective, nbytes, layout, memory))
+            told.append((str(found.choice), _origin(found), _reason(found, nbytes, prices.get(memory))))
+        if told[0] == told[1]:
+            printed.add_row(f"{nbytes:,}", "any", *told[0])
+        else:
+            for memory, words in zip(Memory, told, strict=True):
+                printed.add_row(f"{nbytes:,}", memory.value, *words)
+    return printed
+
+
+def _origin(found: Found) -> str:
+    if found.table is None:
+        return FORCED
+    return f"row {found.number} of {found.table.name}"
+
+
+def _reason(found: Found, nbytes: int, prices: Prices | None) -> str:
+    """Return the times of the fastest candidates: measured at the nearest length, or else by the model."""
+    if found.table is None:
+        return "it is forced"
+    if found.row is not None and found.row.times:
+        times = found.row.times
+        nearest = min(times, key=lambda length: abs(math.log((length + 1) / (nbytes + 1))))
+        return f"measured at {nearest:,} B: {'; '.join(_fastest(times[nearest]))}"
+    if prices is None:
+        return "there is nobody else"
+    predicted = {str(choice): taken for choice, taken in prices.seconds(nbytes).items()}
+    return f"the model says {'; '.join(_fastest(predicted))}"
+
+
+def _fastest(times: Mapping[str, float]) -> Iterator[str]:
+    for name in sorted(times, key=times.__getitem__)[:SHOWN]:
+        yield f"{name} {1e6 * times[name]:,.1f} us"

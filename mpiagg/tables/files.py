@@ -1,0 +1,229 @@
+"""Tables as JSON files. What is read is checked in full before it is used: files come from anywhere."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from enum import Enum
+from pathlib import Path
+from typing import Any, Final, NoReturn, TypeVar
+
+from mpiagg.arguments import check_integer, check_number
+from mpiagg.schedules import MOST_LANES, Collective, Layout, algorithm
+from mpiagg.tables.rows import SEGMENT, Choice, Memory, Origin, Row, Spread, Table
+
+FORMAT: Final = "mpiagg tuning"
+VERSION: Final = 1
+
+MOST_FILE_BYTES: Final = 2**24
+MOST_ROWS: Final = 10_000
+MOST_RANKS: Final = 2**24
+MOST_BYTES: Final = 2**62
+MOST_TIMES: Final = 1_000
+
+BLOCK: Final = 4096
+"""Segments are multiples of so many bytes, so that no element is cut."""
+
+_Kind = TypeVar("_Kind", bound=Enum)
+_ROW_FIELDS: Final = ("collective", "bytes", "ranks", "layout", "memory", "algorithm", "lanes", "segment", "times")
+
+
+def read_table(path: Path) -> Table:
+    """Return the table in a file.
+
+    Raises
+    ------
+    ValueError
+        If there is none that can be used; the message names the file, and the row where it is a row that is wrong.
+    """
+    try:
+        with path.open("rb") as file:
+            data = file.read(MOST_FILE_BYTES + 1)
+    except (OSError, ValueError) as error:
+        raise ValueError(f"tuning table {str(path)!r} cannot be read: {error}") from None
+    try:
+        return table_of(str(path), _parsed(data))
+    except ValueError as error:
+        raise ValueError(f"tuning table {str(path)!r}: {error}") from None
+
+
+def _parsed(data: bytes) -> object:
+    if len(data) > MOST_FILE_BYTES:
+        raise ValueError(f"it has more than {MOST_FILE_BYTES:,} bytes")
+    try:
+        return json.loads(data, parse_constant=_refuse_constant, object_pairs_hook=_once_each)
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
+    except ValueError as error:
+        raise ValueError(f"it is not JSON: {error}") from None
+
+
+def _refuse_constant(word: str) -> NoReturn:
+    raise ValueError(f"{word} is no number")
+
+
+def _once_each(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Return an object if no field is there twice, for then it is not clear what is meant."""
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        raise ValueError("a field is there twice")
+    return found
+
+
+def table_of(name: str, content: object) -> Table:
+    """Return the table that the content of a JSON file says.
+
+    Raises
+    ------
+    ValueError
+        If it says none.
+    """
+    top = _fields("the file", content, ("format", "version", "measured", "rows"))
+    if top["format"] != FORMAT or top["version"] != VERSION or isinstance(top["version"], bool):
+        raise ValueError(f"it must be of format {FORMAT!r}, version {VERSION}; run: mpiagg tune")
+    rows = _list("rows", top["rows"], MOST_ROWS)
+    return Table(
+        name,
+        tuple(_named(f"row {number}", _row, row) for number, row in enumerate(rows, 1)),
+        None if top["measured"] is None else _named("measured", _origin, top["measured"]),
+    )
+
+
+_Made = TypeVar("_Made")
+
+
+def _named(what: str, make: Callable[[object], _Made], value: object) -> _Made:
+    try:
+        return make(value)
+    except ValueError as error:
+        raise ValueError(f"{what}: {error}") from None
+
+
+def _origin(value: object) -> Origin:
+    fields = _fields("it", value, ("nodes", "mpi", "machine"))
+    nodes = [
+        tuple(check_integer("a rank", rank, 0, MOST_RANKS) for rank in _list("a node", node, MOST_RANKS))
+        for node in _list("nodes", fields["nodes"], MOST_RANKS)
+    ]
+    ranks = sorted(rank for node in nodes for rank in node)
+    if (
+        not ranks
+        or ranks != list(range(len(ranks)))
+        or nodes != sorted(nodes)
+        or any(list(node) != sorted(node) or not node for node in nodes)
+    ):
+        raise ValueError("nodes must have every rank once, in ascending order, and the nodes by their first ranks")
+    if not isinstance(fields["mpi"], str) or not isinstance(fields["machine"], dict):
+        raise ValueError("mpi must be a text, and machine an object")  # noqa: TRY004 - a file's fault, not a caller's
+    return Origin(Layout(tuple(nodes)), fields["mpi"], fields["machine"])
+
+
+def _row(value: object) -> Row:
+    given = _fields("it", value, ("collective", "algorithm"), _ROW_FIELDS)
+    collective = _word("collective", given["collective"], Collective)
+    entry = algorithm(given["algorithm"])
+    entry.generator(collective)  # refuses what it does not serve
+    segment = _or_none("segment", given.get("segment"), BLOCK, SEGMENT)
+    if segment is not None and segment % BLOCK:
+        raise ValueError(f"segment must be a multiple of {BLOCK}, not {segment}")
+    spread, memory = given.get("layout"), given.get("memory")
+    return Row(
+        collective,
+        Choice(entry.name, check_integer("lanes", given.get("lanes", 1), 1, MOST_LANES), None, segment),
+        _or_none("bytes", given.get("bytes"), 0, MOST_BYTES),
+        _or_none("ranks", given.get("ranks"), 1, MOST_RANKS),
+        None if spread is None else _word("layout", spread, Spread),
+        None if memory is None else _word("memory", memory, Memory),
+        _times(given.get("times", {})),
+    )
+
+
+def _times(value: object) -> dict[int, dict[str, float]]:
+    if not isinstance(value, dict) or len(value) > MOST_TIMES:
+        raise ValueError(f"times must be an object with at most {MOST_TIMES} lengths")
+    found = {}
+    for length, times in value.items():
+        if not length.isascii() or not length.isdecimal() or len(length) > 19:
+            raise ValueError(f"times must be of lengths in bytes, not of {length[:40]!r}")
+        if not isinstance(times, dict) or len(times) > MOST_TIMES:
+            raise ValueError(f"times of {length} bytes must be an object with at most {MOST_TIMES} candidates")
+        found[int(length)] = {
+            name: check_number(f"time of {name[:80]!r}", seconds, "a positive number of seconds", lambda s: s > 0)
+            for name, seconds in times.items()
+        }
+    return found
+
+
+# -- small checks
+
+
+def _fields(what: str, value: object, needed: tuple[str, ...], known: tuple[str, ...] = ()) -> dict[str, Any]:
+    """Return an object that has the fields that are needed, and no others than those known."""
+    if not isinstance(value, dict):
+        raise ValueError(f"{what} must be an object, not {_short(value)}")  # noqa: TRY004 - a file's fault
+    known = known or needed
+    for name in needed:
+        if name not in value:
+            raise ValueError(f"{name!r} is missing")
+    for name in value:
+        if name not in known:
+            raise ValueError(f"unknown field {_short(name)}; known: {', '.join(known)}")
+    return value
+
+
+def _list(what: str, value: object, most: int) -> list[Any]:
+    if not isinstance(value, list) or len(value) > most:
+        raise ValueError(f"{what} must be a list of at most {most:,}, not {_short(value)}")
+    return value
+
+
+def _word(what: str, value: object, kind: type[_Kind]) -> _Kind:
+    """Return the member of an enumeration that a word names."""
+    for member in kind:
+        if isinstance(value, str) and value == member.value:
+            return member
+    known = ", ".join(str(member.value) for member in kind)
+    raise ValueError(f"{what} must be one of {known}; not {_short(value)}")
+
+
+def _or_none(what: str, value: object, least: int, most: int) -> int | None:
+    return None if value is None else check_integer(what, value, least, most)
+
+
+def _short(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 80 else f"{text[:77]}..."
+
+
+# -- writing
+
+
+def write_table(path: Path, table: Table) -> None:
+    """Write a table into a file, a row a line."""
+    path.write_text(text_of(table))
+
+
+def text_of(table: Table) -> str:
+    """Return a table as JSON, a row a line; of what says nothing, nothing is written."""
+    origin = table.origin
+    measured = None
+    if origin is not None:
+        measured = {"nodes": origin.layout.nodes, "mpi": origin.mpi, "machine": dict(origin.machine)}
+    rows = ",\n".join(f"  {json.dumps(_written(row))}" for row in table.rows)
+    head = f'{{\n "format": {json.dumps(FORMAT)},\n "version": {VERSION},\n "measured": {json.dumps(measured)},\n'
+    return f'{head} "rows": [\n{rows}\n ]\n}}\n'
+
+
+def _written(row: Row) -> Mapping[str, object]:
+    fields = {
+        "collective": row.collective.value,
+        "bytes": row.nbytes,
+        "ranks": row.ranks,
+        "layout": row.spread and row.spread.value,
+        "memory": row.memory and row.memory.value,
+        "algorithm": row.choice.algorithm,
+        "lanes": None if row.choice.lanes == 1 else row.choice.lanes,
+        "segment": row.choice.segment,
+        "times": {str(length): dict(times) for length, times in row.times.items()} or None,
+    }
+    return {name: value for name, value in fields.items() if value is not None}

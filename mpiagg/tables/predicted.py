@@ -1,0 +1,145 @@
+"""The default table, derived from the alpha-beta-gamma model of the schedules.
+
+The cluster that it is derived for has nodes whose ranks exchange messages through memory, and between them a network
+of 10 us and 10 Gbit/s. What is best depends on alpha / beta, here 12.5 KB, which differs less between networks than
+either: it is 6 KB for TCP at 50 us and 1 Gbit/s, and 50 KB for 2 us and 25 GB/s.
+
+What the model leaves out is put right here, in words:
+
+- ``direct``, ``one_shot`` and ``parameter_server`` are no candidates where they send messages. They start n-1 at once,
+  for which the model takes one latency; on four nodes each of these messages was measured to cost about a third of one.
+- Two lanes pay every latency twice, and hide half of the reduction behind the other lane's transfer. Within a node
+  they hide nothing: the processor that reduces is the one that moves the bytes.
+- Through shared memory, a round is a gate, and bytes are copied once, where messages copy them in and out.
+
+A row is for ranges of lengths and ranks. It has the algorithm that is at worst the smallest multiple of the best price,
+for the middle of the lengths and for the fewest ranks, three quarters of the most, and the most; within 3 %, the first
+in the table of algorithms.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from itertools import groupby, pairwise
+from typing import Final
+
+from mpiagg.schedules import Cluster, Collective, Layout, algorithms
+from mpiagg.schedules.model import Pricing
+from mpiagg.tables.rows import Choice, Memory, Row, Spread, Table
+
+CLUSTER: Final = Cluster(alpha=10e-6, beta=1 / 1.25e9, gamma=1 / 5e9, node_alpha=1e-6, node_beta=1 / 5e9)
+"""The cluster of the default table. A sum of long vectors reads two numbers from memory for each that it writes."""
+
+GATE: Final = 0.5e-6
+"""Seconds in which the ranks of a node wait for one another."""
+
+MEMORY: Final = 10e9
+"""Bytes that a rank copies in a second, in memory that it shares."""
+
+TOLERANCE: Final = 1.03
+LENGTHS: Final = tuple(4**power for power in range(3, 16))
+RANKS: Final = (2, 4, 8, 32, 128, 512)
+"""The ends of the ranges of lengths and of ranks. The last range of either is open."""
+
+_CROWDING: Final = ("direct", "one_shot", "parameter_server")
+
+
+def candidates(collective: Collective, spread: Spread, memory: Memory) -> list[Choice]:
+    """Return what can be taken, the simplest first."""
+    found = [Choice("shared")] if (spread, memory) == (Spread.ONE_NODE, Memory.TOGETHER) else []
+    for name in algorithms(collective):
+        if name not in (*_CROWDING, "shared") and (name != "hierarchical" or spread is Spread.SEVERAL):
+            found += [Choice(name, lanes) for lanes in ((1,) if spread is Spread.ONE_NODE else (1, 2))]
+    return found
+
+
+class Prices:
+    """The prices of candidates on a layout, for vectors of several lengths."""
+
+    def __init__(self, collective: Collective, layout: Layout, memory: Memory, cluster: Cluster = CLUSTER) -> None:
+        lanes: dict[str, list[int]] = {}
+        for choice in candidates(collective, Spread.of(layout), memory):
+            lanes.setdefault(choice.algorithm, []).append(choice.lanes)
+        shared = replace(cluster, node_alpha=GATE, node_beta=1 / MEMORY)
+        self._pricings = [
+            (Pricing(name, collective, layout, shared if name == "shared" else cluster), numbers)
+            for name, numbers in lanes.items()
+        ]
+        self._names = tuple(lanes)
+        self._known: dict[int, dict[Choice, float]] = {}
+
+    def seconds(self, nbytes: int) -> dict[Choice, float]:
+        """Return the price of every candidate for vectors of ``nbytes``, the simplest first."""
+        if nbytes not in self._known:
+            self._known[nbytes] = {
+                Choice(name, lanes): seconds
+                for name, (pricing, numbers) in zip(self._names, self._pricings, strict=True)
+                for lanes, seconds in _with_lanes(pricing, nbytes, numbers)
+            }
+        return self._known[nbytes]
+
+
+def _with_lanes(pricing: Pricing, nbytes: int, numbers: Sequence[int]) -> Iterator[tuple[int, float]]:
+    """Yield the price with so many lanes, for each of the numbers."""
+    if list(numbers) == [1]:
+        yield 1, pricing.seconds(nbytes)
+        return
+    found = pricing.predict(nbytes)
+    for lanes in numbers:
+        yield lanes, lanes * found.latency + found.bandwidth + found.reduction / lanes
+
+
+def derived() -> Table:
+    """Return the default table: complete, for every collective, length, number of ranks, spread and memory."""
+    # Across nodes it hardly matters how the ranks of a node exchange.
+    places = [(Spread.ONE_NODE, memory) for memory in Memory] + [(Spread.ONE_EACH, None), (Spread.SEVERAL, None)]
+    rows = [
+        row for collective in Collective for spread, memory in places for row in _merged(collective, spread, memory)
+    ]
+    return Table("the default table", tuple(rows))
+
+
+def _merged(collective: Collective, spread: Spread, memory: Memory | None) -> Iterator[Row]:
+    """Yield the rows for a collective, a spread and a memory, without those that the next ones make superfluous."""
+    ladders = []
+    for fewer, ranks in pairwise((0, *RANKS)):
+        numbers = sorted({fewer + 1, ranks - ranks // 4, ranks})
+        layouts = [layout for number in numbers for layout in _layouts(number, spread)]
+        if layouts:
+            ladders.append((ranks, _ladder(collective, layouts, memory or Memory.NONE)))
+    for ladder, group in groupby(ladders, lambda entry: entry[1]):
+        most = list(group)[-1][0]
+        for nbytes, choice in ladder:
+            yield Row(collective, choice, nbytes, None if most == RANKS[-1] else most, spread, memory)
+
+
+def _layouts(ranks: int, spread: Spread) -> list[Layout]:
+    """Return layouts that stand for all of so many ranks."""
+    if ranks == 1:
+        return []  # alone there is nothing to choose
+    if spread is Spread.ONE_NODE:
+        return [Layout.of([ranks])]
+    if spread is Spread.ONE_EACH:
+        return [Layout.by_name(range(ranks))]
+    # Two nodes, nodes of two ranks, and something between; all of them equally full.
+    fits = [nodes for nodes in sorted({2, ranks // 8, ranks // 2}) if 1 < nodes < ranks and ranks % nodes == 0]
+    return [Layout.by_name([rank * nodes // ranks for rank in range(ranks)]) for nodes in fits]
+
+
+def _ladder(collective: Collective, layouts: Sequence[Layout], memory: Memory) -> list[tuple[int | None, Choice]]:
+    """Return the choices for lengths that grow, each with the length up to which it is taken."""
+    prices = [Prices(collective, layout, memory) for layout in layouts]
+    steps = [
+        (longest, _safest([table.seconds(math.isqrt(shorter * longest)) for table in prices]))
+        for shorter, longest in pairwise(LENGTHS)
+    ]
+    grouped = [(choice, list(group)[-1][0]) for choice, group in groupby(steps, lambda step: step[1])]
+    return [(None if longest == LENGTHS[-1] else longest, choice) for choice, longest in grouped]
+
+
+def _safest(prices: Sequence[dict[Choice, float]]) -> Choice:
+    """Return the candidate that is at worst the smallest multiple of the best price."""
+    worst = {choice: max(table[choice] / min(table.values()) for table in prices) for choice in prices[0]}
+    return next(choice for choice in worst if worst[choice] <= TOLERANCE * min(worst.values()))

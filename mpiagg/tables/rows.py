@@ -1,0 +1,170 @@
+"""What a table of choices is made of."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any, Final, NamedTuple
+
+from mpiagg.schedules import Collective, Layout
+
+SEGMENT: Final = 2**20
+"""Bytes of a block that is still in the cache when it has been reduced and is written. Blocking calls share memory for
+segments of this length; a choice may have shorter ones."""
+
+
+class Memory(Enum):
+    """Whether an operation can go through memory that ranks share, which they must set up together."""
+
+    TOGETHER = "shared"
+    NONE = "messages"
+
+
+class Spread(Enum):
+    """How ranks are spread over nodes."""
+
+    ONE_NODE = "one node"
+    ONE_EACH = "one rank a node"
+    SEVERAL = "several ranks a node"
+
+    @classmethod
+    def of(cls, layout: Layout) -> Spread:
+        """Return how the ranks of a layout are spread; ``SEVERAL`` if there are nodes, and any has several."""
+        nodes = len(layout.nodes)
+        if nodes == 1:
+            return cls.ONE_NODE
+        return cls.ONE_EACH if nodes == layout.size else cls.SEVERAL
+
+
+class Case(NamedTuple):
+    """What a choice goes by.
+
+    Attributes
+    ----------
+    collective : Collective
+    nbytes : int
+        Bytes of the vector.
+    layout : Layout
+        The ranks, on their nodes.
+    memory : Memory
+        Whether ranks of a node may share memory.
+    """
+
+    collective: Collective
+    nbytes: int
+    layout: Layout
+    memory: Memory = Memory.TOGETHER
+
+
+class Choice(NamedTuple):
+    """How an operation is carried out.
+
+    Attributes
+    ----------
+    algorithm : str
+    lanes : int
+        The parts of the buffer on which it runs, interleaved.
+    wire : str or None
+        The codec by which values travel.
+    segment : int or None
+        Bytes that go through shared memory at a time; None for ``SEGMENT``.
+    """
+
+    algorithm: str
+    lanes: int = 1
+    wire: str | None = None
+    segment: int | None = None
+
+    def __str__(self) -> str:
+        """Say it in words, as in ``ring, 2 lanes``."""
+        lanes = f", {self.lanes} lanes" if self.lanes > 1 else ""
+        segment = f", segments of {self.segment} bytes" if self.segment else ""
+        return f"{self.algorithm}{lanes}{segment}"
+
+
+@dataclass(frozen=True)
+class Row:
+    """What to take in which cases; None stands for any.
+
+    Attributes
+    ----------
+    collective : Collective
+    choice : Choice
+        Without a wire: that is the caller's to say.
+    nbytes, ranks : int or None
+        The longest vector, in bytes, and the most ranks, that the row is for.
+    spread : Spread or None
+    memory : Memory or None
+    times : mapping
+        For each length that was measured, the seconds that candidates took, by their names.
+    """
+
+    collective: Collective
+    choice: Choice
+    nbytes: int | None = None
+    ranks: int | None = None
+    spread: Spread | None = None
+    memory: Memory | None = None
+    times: Mapping[int, Mapping[str, float]] = field(default_factory=dict)
+
+    def is_for(self, collective: Collective, ranks: int, spread: Spread, memory: Memory) -> bool:
+        """Whether the row is for such cases, with vectors of some length."""
+        return (
+            self.collective is collective
+            and (self.ranks is None or ranks <= self.ranks)
+            and self.spread in (None, spread)
+            and self.memory in (None, memory)
+        )
+
+    def __str__(self) -> str:
+        """Say it in words, as in ``allreduce up to 16384 bytes, up to 8 ranks: ring, 2 lanes``."""
+        conditions = [
+            "" if self.nbytes is None else f"up to {self.nbytes:,} bytes",
+            "" if self.ranks is None else f"up to {self.ranks:,} ranks",
+            "" if self.spread is None else self.spread.value,
+            "" if self.memory is None else f"memory: {self.memory.value}",
+        ]
+        return f"{self.collective.value}, {', '.join(filter(None, conditions)) or 'always'}: {self.choice}"
+
+
+class Origin(NamedTuple):
+    """Where a table was measured.
+
+    Attributes
+    ----------
+    layout : Layout
+        The ranks of the job.
+    mpi : str
+        The MPI library.
+    machine : mapping
+        The machine and the versions of the software, as the benchmark saves them.
+    """
+
+    layout: Layout
+    mpi: str
+    machine: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Table:
+    """Rows, of which the first that fits is taken.
+
+    Attributes
+    ----------
+    name : str
+        What it is called in words: its file.
+    rows : tuple of Row
+    origin : Origin or None
+        Where it was measured; None for the default, which no cluster is asked for.
+    """
+
+    name: str
+    rows: tuple[Row, ...]
+    origin: Origin | None = None
+
+    def ladder(self, collective: Collective, ranks: int, spread: Spread, memory: Memory) -> list[tuple[int, Row]]:
+        """Return the rows for cases that differ in the length of the vector alone, with their numbers from 1 on."""
+        return [
+            (number, row) for number, row in enumerate(self.rows, 1) if row.is_for(collective, ranks, spread, memory)
+        ]

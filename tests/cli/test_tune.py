@@ -1,0 +1,232 @@
+"""``mpiagg tune``: from measured times to rows, the command, and the table that it writes in use."""
+
+import json
+
+import pytest
+from click.testing import CliRunner
+
+from mpiagg.cli import launch, main
+from mpiagg.schedules import Collective, Layout, algorithms
+from mpiagg.tables import Choice, Memory, Origin, Row, Spread, Table
+from mpiagg.tables.files import read_table, write_table
+
+
+@pytest.fixture
+def invoke(monkeypatch):
+    """Return a function that runs the command in this process, and returns its exit status and output."""
+    for variable in (*launch._LAUNCHERS, "MPIAGG_TUNING", "MPIAGG_ALGORITHM"):
+        monkeypatch.delenv(variable, raising=False)
+
+    def invoke(*arguments, **environment):
+        done = CliRunner(env={"COLUMNS": "200", **environment}).invoke(main, ["tune", *arguments])
+        return done.exit_code, " ".join(done.output.split())
+
+    return invoke
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ([], "give -o FILE to measure and save, or --show to print what would be chosen"),
+        (["-o", "/absent/t.json"], "folder '/absent' does not exist"),
+        (["--show", "-o", "t.json"], "--show measures nothing that -o could save"),
+        (["-o", "t.json", "--nodes", "2"], "--table and --nodes are for --show"),
+        (["-o", "t.json", "-m", "bees"], "-m: 'bees' is not a size"),
+        (["-o", "t.json", "--time", "0"], "--time"),
+        (["--show", "--collective", "bees"], "'bees' is not one of"),
+        (["--show", "-n", "100000"], "100000 is not in the range"),
+        (["--show", "--nodes", "bees"], "'bees' is no layout of nodes"),
+        (["--show", "--nodes", "300x300"], "at most 65,536 ranks, not 90,000"),
+        (["--show", "-n", "3", "--nodes", "2x2"], "is a layout of 4 ranks, not of 3"),
+        (["--show", "--table", "absent.json"], "tuning table 'absent.json' cannot be read"),
+    ],
+)
+def test_bad_arguments_are_told(invoke, arguments, words):
+    status, output = invoke(*arguments)
+    assert status in (1, 2)
+    assert words in output
+
+
+def test_a_bad_environment_is_told(invoke):
+    assert invoke("--show", MPIAGG_ALGORITHM="rung") == (
+        1,
+        f"Error: MPIAGG_ALGORITHM: unknown algorithm 'rung'; known: {', '.join(algorithms())}",
+    )
+
+
+def test_the_default_is_shown_with_prices(invoke):
+    status, output = invoke("--show", "-n", "4", "--nodes", "4", "--collective", "allreduce", "-m", "1K:64K")
+    assert status == 0
+    assert "allreduce, 4 ranks, nodes: 4 x 1" in output
+    assert "1,024 any recursive_doubling row" in output
+    assert "of the default table the model says recursive_doubling 2" in output
+    assert "65,536 any circulant row" in output
+
+
+def test_memory_is_told_where_it_matters(invoke):
+    _, output = invoke("--show", "--collective", "reduce", "-m", "1K:1K")
+    assert "reduce, 4 ranks, nodes: 1 x 4" in output
+    assert "1,024 shared shared row" in output
+    assert "1,024 messages tree row" in output
+
+
+def test_every_collective_is_shown_even_for_one_rank(invoke):
+    status, output = invoke("--show", "-n", "1", "-m", "64:64")
+    assert status == 0
+    assert all(f"{collective.value}, 1 ranks" in output for collective in Collective)
+    assert "there is nobody else" in output
+
+
+def test_what_is_forced_is_shown(invoke):
+    _, output = invoke("--show", "-m", "64:64", MPIAGG_ALGORITHM="recursive_doubling")
+    assert "64 any recursive_doubling MPIAGG_ALGORITHM it is forced" in output
+    assert "64 shared shared row" in output  # where it does not serve
+
+
+@pytest.fixture
+def table(tmp_path):
+    """Return the path of a table."""
+    times = {1024: {"ring": 2e-6, "tree": 1e-6, "direct": 3e-6, "circulant": 4e-6}}
+    row = Row(Collective.ALLREDUCE, Choice("tree", 2), 4096, 4, Spread.ONE_NODE, None, times)
+    write_table(tmp_path / "t.json", Table("", (row,), Origin(Layout.of([4]), "MPICH", {})))
+    return str(tmp_path / "t.json")
+
+
+@pytest.mark.parametrize("how", ["option", "environment"])
+def test_a_table_is_shown_with_its_times(invoke, table, how):
+    arguments = ["--show", "--collective", "allreduce", "-m", "2K:64K"]
+    if how == "option":
+        status, output = invoke(*arguments, "--table", table)
+    else:
+        status, output = invoke(*arguments, MPIAGG_TUNING=table)
+    assert status == 0
+    assert "2,048 any tree, 2 lanes row 1 of" in output
+    assert "measured at 1,024 B: tree 1.0 us; ring 2.0 us; direct 3.0 us" in output
+    assert "32,768 shared shared row 1 of the default table" in output  # what the table has no row for
+
+
+def test_a_table_is_not_shown_for_another_layout(invoke, table):
+    assert (
+        "was measured on another layout: 1 x 4, and this job is 1 x 8" in invoke("--show", "--table", table, "-n8")[1]
+    )
+    assert "another layout: 1 x 4, and this job is 2 x 2" in invoke("--show", "--table", table, "--nodes", "2x2")[1]
+
+
+# -- from times to rows, in a process of its own, since it loads MPI
+
+
+ROWS = """
+import math, sys
+from mpiagg.cli.tuner import OPEN, Candidate, candidates, preferred, rows_of, together, variants
+from mpiagg.schedules import Collective, Layout
+from mpiagg.tables import Choice, Memory, Spread
+ring, tree, shared, lanes = Choice("ring"), Choice("tree"), Choice("shared"), Choice("ring", 2)
+
+def same(found, expected):
+    if found != expected:
+        raise AssertionError(f"{found} is not {expected}")
+
+# What is usual stays unless another is 3 % faster; then the choice before, and then the simplest.
+same(preferred({ring: 1.02, tree: 1.0}, [ring]), ring)
+same(preferred({ring: 1.04, tree: 1.0}, [ring]), tree)
+same(preferred({ring: 1.04, tree: 1.0, shared: 1.01}, [ring, shared]), shared)
+same(preferred({lanes: 1.0, tree: 1.02, ring: 1.01}, []), ring)
+same(preferred({ring: 1.0}, [Choice("direct")]), ring)  # what is usual was not measured
+
+# Registered memory and any count alike.
+mean = together({Candidate(shared): 4.0, Candidate(shared, True): 1.0, Candidate(ring): 3.0})
+same(mean, {shared: 2.0, ring: 3.0})
+
+# One node: two kinds of memory; neighbours that agree are one row; limits lie in the middle.
+node = Layout.of([2])
+def times(**seconds):
+    return {Candidate(Choice(name)): taken for name, taken in seconds.items()}
+measured = {
+    64: times(shared=1.0, tree=2.0, ring=3.0),
+    256: times(shared=1.0, tree=2.0, ring=3.0),
+    1024: times(shared=3.0, tree=2.0, ring=1.0),
+}
+rows = rows_of(Collective.ALLREDUCE, node, measured)
+same([(r.choice.algorithm, r.nbytes, r.memory) for r in rows], [
+    ("shared", 512, Memory.TOGETHER), ("ring", 1024, Memory.TOGETHER),
+    ("tree", 512, Memory.NONE), ("ring", 1024, Memory.NONE),
+])
+same({(r.ranks, r.spread) for r in rows}, {(2, Spread.ONE_NODE)})
+same(rows[0].times, {64: {"shared": 1.0, "tree": 2.0, "ring": 3.0}, 256: {"shared": 1.0, "tree": 2.0, "ring": 3.0}})
+same(list(rows[2].times[64]), ["tree", "ring"])
+
+# The last row is for all that is longer, if what was measured is long; with a rank a node memory makes no difference.
+apart = rows_of(Collective.ALLREDUCE, Layout.of([1, 1]), {OPEN: times(ring=1.0, tree=2.0)})
+same([(r.choice.algorithm, r.nbytes, r.memory) for r in apart], [("ring", None, None)])
+
+# What is measured: not what is another by another name, nor long vectors by what sends several times as much.
+same("shared" in candidates(Collective.ALLREDUCE, node, 64), True)
+same({"shared", "hierarchical"} & set(candidates(Collective.ALLREDUCE, Layout.of([1, 1]), 64)), set())
+same("hierarchical" in candidates(Collective.ALLREDUCE, Layout.of([2, 2]), 2**24), True)
+long = candidates(Collective.ALLREDUCE, Layout.of([1] * 8), 2**24)
+same("ring" in long and "circulant" in long and "tree" not in long and "one_shot" not in long, True)
+same(list(variants(ring, 64)), [ring])
+same(len(list(variants(ring, 2**24))), 3)
+same([one.lanes for one in variants(shared, 2**24)], [1] * 4)
+sys.stdout.write("all right")
+"""
+
+
+def test_rows_come_of_times(run_ranks):
+    done = run_ranks(1, ROWS)
+    assert (done.out, done.err) == ("all right", "")
+
+
+# -- the ranks
+
+
+USE = """
+import sys
+import numpy as np
+from mpi4py import MPI
+import mpiagg
+from mpiagg.schedules import Collective
+from mpiagg.transport import channel_of
+from mpiagg.tables import Case, settings
+found = settings().found(Case(Collective.ALLREDUCE, 64, channel_of(None).layout))
+x = mpiagg.allreduce(np.ones(16, np.float32))
+if MPI.COMM_WORLD.rank == 0:
+    sys.stdout.write(f"{found.table.name} {x[0]}")
+"""
+
+
+@pytest.mark.parametrize(("ranks", "nodes"), [(2, ""), (3, "2,1")])
+def test_a_table_is_measured_and_used(mpiagg, run_ranks, monkeypatch, tmp_path, ranks, nodes):  # noqa: PLR0917 - fixtures
+    monkeypatch.setenv("MPIAGG_NODES", nodes)
+    path = tmp_path / "t.json"
+    # What was chosen before makes no difference, not even where it is broken.
+    arguments = ["tune", "-n", str(ranks), "-m", "64:1K", "--time", "0.5", "-o", str(path)]
+    done = mpiagg(*arguments, MPIAGG_TUNING="absent.json", MPIAGG_ALGORITHM="rung")
+    assert (done.status, done.err) == (0, "")
+    assert f"use them with MPIAGG_TUNING={path}" in done.out
+    table = read_table(path)
+    layout = Layout.of([2, 1]) if nodes else Layout.of([ranks])
+    assert table.origin.layout == layout
+    assert table.origin.mpi.startswith(launch.mpi_vendor())
+    assert {row.collective for row in table.rows} >= {Collective.ALLREDUCE}
+    for row in table.rows:
+        assert row.spread is Spread.of(layout)
+        assert row.memory in set(Memory)
+        for times in row.times.values():
+            assert str(row.choice) in times
+    monkeypatch.setenv("MPIAGG_TUNING", str(path))
+    done = run_ranks(ranks, USE)
+    assert (done.out, done.err) == (f"{path} {ranks}.0", "")
+    monkeypatch.delenv("MPIAGG_NODES")
+    done = run_ranks(4, USE)
+    assert done.status != 0
+    assert f"was measured on another layout: {layout}" in done.err
+
+
+def test_what_there_is_no_time_for_is_left_out(mpiagg, tmp_path):
+    path = tmp_path / "t.json"
+    done = mpiagg("tune", "-m", "64:1M", "--time", "0.001", "--collective", "allreduce", "-o", str(path))
+    assert done.status == 0, done.err
+    assert "# out of time: 7 of 8 are left out" in done.out
+    limits = [row["bytes"] for row in json.loads(path.read_text())["rows"]]
+    assert limits == [64, 64]

@@ -1,0 +1,83 @@
+"""Gates, with the ranks of a node played by one process."""
+
+import numpy as np
+import pytest
+
+from mpiagg.errors import PlanError
+from mpiagg.transport import LINE, Block, Gate, Position
+from mpiagg.transport import gates as gates_module
+
+pytestmark = pytest.mark.mpi
+
+
+def gates(number, fences=None):
+    """Return the gates of so many ranks, which share their heads."""
+    parts = [np.zeros(LINE, np.uint8) for _ in range(number)]
+    heard = [] if fences is None else fences
+    return [
+        Gate(Block(parts, lambda place=place: heard.append(place), LINE, Position(0, 0)), place)
+        for place in range(number)
+    ]
+
+
+def test_nobody_passes_until_all_have_come():
+    first, second, third = gates(3)
+    for turn in range(3):
+        first.come()
+        assert not first.passed()
+        assert first.missing() == [1, 2]
+        third.come()
+        assert not first.passed()
+        assert first.missing() == third.missing() == [1]
+        assert second.missing() == []  # which has not come, and so waits for nobody
+        second.come()
+        assert first.passed()
+        assert second.passed()
+        # One who is ahead does not keep the others from passing.
+        first.come()
+        assert third.passed()
+        assert not first.passed()
+        second.come()
+        third.come()
+        assert all(gate.passed() for gate in (first, second, third))
+        assert first.count == 2 * (turn + 1)
+
+
+def test_a_gate_of_one_is_open():
+    (gate,) = gates(1)
+    gate.come()
+    assert gate.passed()
+    assert gate.missing() == []
+
+
+@pytest.mark.parametrize("in_order", [True, False])
+def test_fences_stand_where_processors_need_them(monkeypatch, in_order):
+    monkeypatch.setattr(gates_module, "IN_ORDER", in_order)
+    fences = []
+    first, second = gates(2, fences)
+    first.come()  # fenced before the count: what was written is there for who sees it
+    assert not first.passed()
+    assert fences == ([] if in_order else [0])
+    second.come()
+    assert first.passed()  # and after it, before anything is read
+    assert fences == ([] if in_order else [0, 1, 0])
+
+
+def test_what_is_announced_is_there_for_all():
+    first, second = gates(2)
+    first.announce(Position(3, 4096))
+    second.announce(Position(-1, 0))
+    for gate in (first, second):
+        gate.come()
+    assert first.positions() == second.positions() == (Position(3, 4096), Position(-1, 0))
+
+
+def test_a_call_that_was_left_in_the_middle_is_told():
+    first, _ = gates(2)
+    first.enter()
+    first.leave()
+    first.enter()
+    with pytest.raises(PlanError, match="an error has left an earlier call on this communicator in the middle"):
+        first.enter()
+    first.leave()
+    first.enter()

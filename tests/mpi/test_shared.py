@@ -1,0 +1,279 @@
+"""Collectives through memory that the ranks of a node share: their bits, wherever the vectors lie and however long."""
+
+from itertools import product
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from mpi4py import MPI
+from restated import result, same_bits, values
+
+import mpiagg
+from mpiagg.arrays import cuts_of, reduction
+from mpiagg.on_node import ANNOUNCED, ONE_SHOT
+from mpiagg.operation import Operation, even_counts
+from mpiagg.operations import bind_operation
+from mpiagg.plan import Plan
+from mpiagg.schedules import Collective
+from mpiagg.transport import NOWHERE, channel_of
+from mpiagg.tuning import SEGMENT, Choice
+
+pytestmark = pytest.mark.mpi
+
+COLLECTIVES = [collective.value for collective in Collective]
+PLACES = ["anywhere", "registered", "at offsets", "some registered"]
+EDGES = [edge // 4 + more for edge in (ONE_SHOT, ANNOUNCED, SEGMENT) for more in (-1, 0, 1)]
+LENGTHS = [0, 1, 2, 7, *EDGES, 3 * SEGMENT // 4 + 5]
+LONGEST = max(LENGTHS)
+if MPI.COMM_WORLD.size > 4:  # ranks that outnumber the cores take long
+    LENGTHS, PLACES = [0, 7, *EDGES[2::3]], PLACES[1::2]
+
+
+def operation(channel, collective, counts, op="sum", dtype="float32", root=0, choice=Choice("shared")):  # noqa: B008, PLR0917
+    how = reduction(op, np.dtype(dtype), channel.size)
+    return Operation(Collective(collective), channel.rank, channel.layout, root, counts, how, choice, MPI.SUM)
+
+
+def counts_of(collective, length, size):
+    chunked = collective in ("allgather", "reduce_scatter")
+    return even_counts(length, size) if chunked else (length,)
+
+
+def vectors_of(size, length, dtype="float32", turn=0):
+    return [values(place, length, dtype, turn) for place in range(size)]
+
+
+def check(buffer, collective, vectors, rank, **keywords):
+    wanted = result(collective, vectors, rank, **keywords)
+    if wanted is not None:
+        place, bits = wanted
+        assert same_bits(buffer[place], bits), (collective, buffer.size, buffer.dtype, keywords)
+
+
+@pytest.fixture
+def memory(comm, rank):
+    """Return a function that makes vectors that lie in one of the places."""
+    registered = mpiagg.empty(4 * (LONGEST + 100), comm=comm).view(np.uint8)
+
+    def vector(place, length, dtype="float32"):
+        itemsize = np.dtype(dtype).itemsize
+        start = {"registered": 0, "at offsets": 7 * rank * itemsize, "some registered": 64 if rank % 2 else None}
+        first = start.get(place)
+        if first is None:
+            return np.empty(length, dtype)
+        return registered[first : first + length * itemsize].view(dtype)
+
+    return vector
+
+
+@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("collective", COLLECTIVES)
+def test_plans_at_every_length(comm, rank, size, memory, collective, place):  # noqa: PLR0917 - fixtures and parameters
+    channel = channel_of(comm)
+    for length in LENGTHS:
+        counts = counts_of(collective, length, size)
+        buffer = memory(place, length)
+        wanted = operation(channel, collective, counts, root=size - 1 if collective == "reduce" else 0)
+        program = bind_operation(channel, wanted, buffer, channel.new_tag())
+        with Plan(channel, program, result=buffer, label=wanted.label) as plan:
+            for turn in range(2 if length > 10_000 else 3):
+                vectors = vectors_of(size, length, turn=turn)
+                buffer[:] = vectors[rank]
+                if turn == 1:
+                    plan.start()
+                    plan.wait()
+                else:
+                    plan()
+                check(buffer, collective, vectors, rank, cuts=cuts_of(counts), root=wanted.root)
+
+
+def public(collective, x, out, **keywords):
+    """Call an array function, the output in ``out`` where it takes one; return what the rank gets."""
+    if collective in ("reduce", "reduce_scatter"):
+        return getattr(mpiagg, collective)(x, algorithm="shared", **keywords)
+    return getattr(mpiagg, collective)(x, out=out, algorithm="shared", **keywords)
+
+
+@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("collective", COLLECTIVES)
+def test_calls_at_every_length(comm, rank, size, memory, collective, place):  # noqa: PLR0917 - fixtures and parameters
+    for length in LENGTHS:
+        if collective == "allgather":
+            length = length // size * size  # noqa: PLW2901 - all ranks give as much
+        counts = counts_of(collective, length, size)
+        cuts = cuts_of(counts)
+        own = slice(cuts[rank], cuts[rank + 1]) if collective == "allgather" else slice(0, length)
+        # Every call comes with a vector that lies elsewhere, on some ranks or on all.
+        for turn, lies in enumerate((place, place, "anywhere", place)[: 4 if length < SEGMENT else 2]):
+            vectors = vectors_of(size, length, turn=turn)
+            out = memory(lies, length)
+            shaped = out.reshape(size, -1) if collective == "allgather" else out
+            got = public(collective, vectors[rank][own], shaped, comm=comm)
+            wanted = result(collective, vectors, rank, cuts=cuts)
+            assert got is None if wanted is None else same_bits(got.reshape(-1), wanted[1]), (length, turn)
+
+
+OPS = [
+    *product(["float16", "bfloat16", "float32", "float64"], ["sum", "avg", "min", "max", "prod"]),
+    *product(["complex64", "complex128"], ["sum", "avg", "prod"]),
+    *product(["int8", "uint16", "int64"], ["sum", "min", "max", "prod"]),
+    *product(["bool"], ["min", "max"]),
+]
+
+
+@pytest.mark.parametrize("collective", ["allreduce", "reduce", "reduce_scatter"])
+def test_dtypes_and_operators(comm, rank, size, memory, collective):
+    pytest.importorskip("ml_dtypes")
+    for dtype, op in OPS:
+        for length, place in ((5, "anywhere"), (2500, "registered"), (9001, "at offsets")):
+            if (op, length) == ("prod", 5) and dtype.startswith("complex"):
+                continue  # NumPy rounds the product of two complex numbers alone in another way than that of many
+            vectors = vectors_of(size, length, dtype)
+            got = public(collective, vectors[rank], memory(place, length, dtype), op=op, comm=comm)
+            wanted = result(collective, vectors, rank, cuts=cuts_of(even_counts(length, size)), op=op)
+            assert got is None if wanted is None else same_bits(got, wanted[1]), (dtype, op, length)
+
+
+@pytest.mark.parametrize("dtype", ["?", "e", "f", "g", "G"])
+def test_the_bits_of_the_simulation(comm, rank, size, vectors, compare, memory, dtype):  # noqa: PLR0917 - fixtures and parameters
+    op = "max" if dtype == "?" else "sum"
+    for length, place in product((3, 2000, 20_001), PLACES):
+        inputs = vectors(dtype, length)
+        out = memory(place, length, dtype)
+        compare(mpiagg.allreduce(inputs[rank], op, out=out, comm=comm), inputs, op, "shared" if size > 1 else "ring")
+        with mpiagg.allreduce_init(inputs[rank], op, out=out, comm=comm, algorithm="shared", lanes=2) as plan:
+            compare(plan(), inputs, op, "shared", 2)
+
+
+@pytest.mark.parametrize("collective", ["reduce", "broadcast"])
+def test_every_root(comm, rank, size, memory, collective):
+    for root, place, length in product(range(size), PLACES, (3, 9000)):
+        vectors = vectors_of(size, length, turn=root)
+        wanted = result(collective, vectors, rank, root=root)
+        for _ in range(2):
+            got = public(collective, vectors[rank], memory(place, length), root=root, comm=comm)
+            assert got is None if wanted is None else same_bits(got, wanted[1])
+
+
+# -- where the chunks are of any lengths, and the segments short
+
+
+def run_uneven(comm, collective, counts, *, buffer, segment=None, lanes=1, dtype="float32", root=0):
+    """Run a plan and a call of an operation, in place, and check both."""
+    channel = channel_of(comm)
+    wanted = operation(
+        channel, collective, counts, dtype=dtype, root=root, choice=Choice("shared", lanes, segment=segment)
+    )
+    for turn, tag in enumerate((channel.new_tag(lanes), 0)):
+        vectors = vectors_of(channel.size, buffer.size, dtype, turn)
+        program = bind_operation(channel, wanted, buffer, tag) if tag else bind_operation(channel, wanted, buffer)
+        with Plan(channel, program, result=buffer, label=wanted.label) as plan:
+            for _ in range(2):
+                buffer[:] = vectors[channel.rank]
+                plan()
+                check(buffer, collective, vectors, channel.rank, cuts=cuts_of(counts), root=root)
+
+
+@pytest.mark.parametrize("collective", ["allgather", "reduce_scatter"])
+def test_chunks_that_are_cut_into_lanes_fit_the_mailboxes(comm, size, collective):
+    per_box = SEGMENT // 4
+    # Each part of a chunk may have an element more than its share: these lengths would not fit otherwise.
+    cases = [
+        (2 * per_box // size - (1 if size > 1 else 0),) * size,
+        (0,) * size,
+        (per_box - 1, per_box + 1, *[0] * size)[:size],
+        (*[1] * (size - 1), 2 * per_box),
+    ]
+    for counts in cases[: 4 if size <= 4 else 2]:
+        run_uneven(comm, collective, counts, buffer=np.empty(sum(counts), np.float32))
+
+
+@settings(max_examples=40 if MPI.COMM_WORLD.size <= 4 else 8)
+@given(data=st.data())
+def test_any_counts_and_segments(world, size, data):
+    collective = data.draw(st.sampled_from(COLLECTIVES))
+    if collective in ("allgather", "reduce_scatter"):
+        counts = tuple(data.draw(st.lists(st.integers(0, 300), min_size=size, max_size=size)))
+    else:
+        counts = (data.draw(st.integers(0, 12_000)),)
+    length = sum(counts)
+    dtype = data.draw(st.sampled_from(["float32", "float64", "complex128", "int8"]))
+    registered = mpiagg.empty(12_010, np.complex128)
+    buffer = registered.view(dtype)[3 : 3 + length] if data.draw(st.booleans()) else np.empty(length, dtype)
+    run_uneven(
+        world,
+        collective,
+        counts,
+        buffer=buffer,
+        segment=data.draw(st.sampled_from([None, 256, 1000, 4096, 2 * SEGMENT])),
+        lanes=data.draw(st.sampled_from([1, 3])),
+        dtype=dtype,
+        root=data.draw(st.integers(0, size - 1)),
+    )
+
+
+def test_vectors_that_are_not_aligned(comm, rank, size):
+    registered = mpiagg.empty(80_100, np.uint8, comm=comm)
+    out = registered[1 + rank : 80_001 + rank].view(np.float64)
+    vectors = vectors_of(size, 10_000, "float64")
+    for _ in range(2):
+        mpiagg.allreduce(vectors[rank], out=out, comm=comm, algorithm="shared")
+        check(out, "allreduce", vectors, rank)
+
+
+# -- other communicators, and the communicator's calls
+
+
+def test_other_communicators_than_that_of_the_memory(comm, world, rank, size):
+    out = mpiagg.empty(20_000, comm=comm)
+    duplicate = comm.Dup()
+    for other in (comm.Split(rank % 2, -rank), duplicate):
+        assert channel_of(other).memory.position(out) == NOWHERE
+        members = [other.allgather(rank)[place] for place in range(other.size)]
+        vectors = [values(member, out.size) for member in members]
+        mpiagg.allreduce(values(rank, out.size), out=out, comm=other)
+        check(out, "allreduce", vectors, other.rank)
+        other.Free()
+    vectors = vectors_of(size, out.size)
+    mpiagg.allreduce(vectors[rank], out=out, comm=comm)
+    check(out, "allreduce", vectors, rank)
+    world.Barrier()
+
+
+def test_calls_of_the_communicator_on_registered_memory(world, rank, size):
+    comm = mpiagg.Comm(world)
+    for length in (3, 2000, 20_000):
+        vectors = vectors_of(size, size * length)
+        x, block = mpiagg.empty(size * length, comm=comm), mpiagg.empty(length, comm=comm)
+        persistent = comm.Allreduce_init(MPI.IN_PLACE, x)
+        sent = comm.Bcast_init(x, root=size - 1)
+        for turn in range(3):
+            x[:] = vectors[rank]
+            comm.Allreduce(MPI.IN_PLACE, x)
+            check(x, "allreduce", vectors, rank)
+            x[:] = vectors[rank]
+            comm.Iallreduce(MPI.IN_PLACE, x).Wait()
+            assert np.allclose(x, sum(vectors), atol=1e-4)
+            x[:] = vectors[rank]
+            persistent.Start()
+            if turn % 2:
+                MPI.Prequest.Waitall([persistent])
+            persistent.Wait()
+            check(x, "allreduce", vectors, rank)
+            x[:] = vectors[rank]
+            sent.Start()
+            sent.Wait()
+            assert same_bits(x, vectors[-1])
+            comm.Bcast(x, root=0)
+            x[:] = vectors[rank]
+            comm.Reduce_scatter_block(x, block)
+            cuts = [place * length for place in range(size + 1)]
+            assert same_bits(block, result("reduce_scatter", vectors, rank, cuts=cuts)[1])
+            comm.Allgather(block, x)
+            check(x, "allreduce", vectors, rank)
+            comm.Barrier()
+        persistent.Free()
+        sent.Free()
+    del x, block
+    comm.Free()
