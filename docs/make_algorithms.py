@@ -37,8 +37,8 @@ A row is a round and a column a rank. Within a round all messages are posted tog
 
 {table}
 
-`algorithm="native"` is the MPI library's own collective; `algorithm="auto"` takes a row of the table in
-`mpiagg/tuning.py`: see [tuning.md](tuning.md).
+`algorithm="native"` is the MPI library's own collective; `algorithm="auto"` takes a row of a table: see
+[tuning.md](tuning.md).
 """
 
 

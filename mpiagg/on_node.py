@@ -23,6 +23,11 @@ ANNOUNCED: Final = 32 * 2**10
 """Bytes from which calls first ask whether all vectors lie in shared memory; shorter ones are copied anyway."""
 
 
+MOVED: Final = 64 * 2**10
+"""Bytes from which what is only moved goes by messages, unless it is registered: the MPI library copies it once, from
+the one rank's memory into the other's, and a mailbox means two copies."""
+
+
 def serves(channel: Channel, operation: Operation) -> bool:
     """Whether this rank's part of an operation can go through shared memory: it has somebody to share it with."""
     o = operation
@@ -58,6 +63,7 @@ class _Ground:
         # Within one node there is nothing but what its ranks share; across nodes there are messages.
         self.all_here = len(operation.layout.nodes) == 1 and self.node.size == operation.size
         short = operation.nbytes <= min(ONE_SHOT, self.segment)
+        self.mailed = self.all_here and (operation.collective.reduces or operation.nbytes <= MOVED)
         self.one_shot = self.all_here and short and operation.collective is Collective.ALLREDUCE
 
     # -- made by all ranks together
@@ -67,7 +73,7 @@ class _Ground:
         memory, busy = self.channel.memory, self.channel.busy
         positions = memory.tell(self.position)
         mapped = NOWHERE not in positions
-        if self.all_here and (self.one_shot or not mapped):
+        if self.one_shot or (self.mailed and not mapped):
             block = memory.take(LINE + 2 * self._box(), busy=busy)
             program = self._by_mail(Gate(block, self.node.place), block)
         elif mapped:
@@ -104,7 +110,7 @@ class _Ground:
     def _where_they_lie(self, gate: Gate, block: Block, positions: tuple[Position, ...]) -> Program:
         if NOWHERE not in positions:
             return self._in_place(gate, positions, first=False)
-        return self._by_mail(gate, block) if self.all_here else self.by_messages()
+        return self._by_mail(gate, block) if self.mailed else self.by_messages()
 
     def sent_bytes(self) -> int:
         """Return how many bytes this rank hands to others in one run."""

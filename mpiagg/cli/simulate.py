@@ -70,11 +70,15 @@ def parse_nodes(text: str, ranks: int | None = None) -> Layout:
         if match[2] is None and ranks is None:
             raise ValueError(f"how many ranks are on the {nodes} nodes? Give -n too, or write {nodes}x8 or 8,8,4")
         total = ranks if match[2] is None else nodes * int(match[2])
+        if max(nodes, total or 0) > MOST_RANKS:
+            raise ValueError(f"at most {MOST_RANKS:,} ranks, not {max(nodes, total or 0):,}")
         sizes = [total * (node + 1) // nodes - total * node // nodes for node in range(nodes)] if total else []
     else:
         raise ValueError(f"{text!r} is no layout of nodes; write 128, 4x2 or 8,8,4")
     if not sizes or min(sizes) == 0:
         raise ValueError(f"{text!r} leaves nodes without ranks")
+    if sum(sizes) > MOST_RANKS:
+        raise ValueError(f"at most {MOST_RANKS:,} ranks, not {sum(sizes):,}")
     if ranks not in (None, sum(sizes)):
         raise ValueError(f"{text!r} is a layout of {sum(sizes)} ranks, not of {ranks}")
     return Layout.by_name([node for node, size in enumerate(sizes) for _ in range(size)])

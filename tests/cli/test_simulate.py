@@ -37,6 +37,7 @@ def test_rates(text, rate):
         *[(parse_rate, text, "is not a rate; write 25GB/s") for text in ("", "25", "25GB", "0GB/s", "1Gb/s", "-1GB/s")],
         *[(parse_nodes, text, "no layout of nodes; write 128, 4x2") for text in ("", "x", "4x", "8,", "-1", "4x2x2")],
         *[(parse_nodes, text, "leaves nodes without ranks") for text in ("0x2", "4x0", "8,0")],
+        *[(parse_nodes, text, "at most 65,536 ranks, not ") for text in ("60000x60000", "9999999999x1", "65536,1")],
         (parse_nodes, "4", "how many ranks are on the 4 nodes"),
     ],
 )
