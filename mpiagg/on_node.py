@@ -48,7 +48,7 @@ def bind_on_node(channel: Channel, operation: Operation, buffer: Array, tag: int
         program = ground.called() if tag == SHARED_TAG else ground.planned()
     except MemoryError:
         program = ground.by_messages()
-    # What goes through memory counts as sent, too: the schedule says so.
+    # What goes through memory counts as sent, too.
     return replace(program, sent_bytes=ground.sent_bytes())
 
 
@@ -113,12 +113,11 @@ class _Ground:
         return self._by_mail(gate, block) if self.mailed else self.by_messages()
 
     def sent_bytes(self) -> int:
-        """Return how many bytes this rank hands to others in one run."""
-        steps = [step for a_round in self._schedule() for step in a_round if step.action is Action.SEND]
-        lanes = [[(0, self.operation.length)]] if self.one_shot else self.operation.lanes()
+        """Return how many bytes this rank hands to others in one run: as many as messages would carry."""
+        steps = [step for a_round in self.operation.schedule() for step in a_round if step.action is Action.SEND]
         return self.buffer.itemsize * sum(
             stop - start
-            for lane in lanes
+            for lane in self.operation.lanes()
             for step in steps
             for start, stop in lane[step.chunk : step.chunk + step.count]
         )

@@ -56,9 +56,6 @@ class Window:
             memory, _ = self._win.Shared_query(place)
             self.parts.append(np.asarray(memory)[:nbytes])
         self.start = address(self.parts[node.place])
-        # A page is taken when it is first written. Until then, whoever asks next would be told that it is free.
-        self.parts[node.place][::PAGE] = 0
-        node.comm.Barrier()
 
     @staticmethod
     def _refuse_what_does_not_fit(node: Node, nbytes: int) -> None:
@@ -148,6 +145,9 @@ class SharedMemory:
         most = np.array([nbytes])
         self._node.comm.Allreduce(MPI.IN_PLACE, most, MPI.MAX)
         block = self.take(int(most[0]), busy=busy)
+        # A page is taken when it is first written. Until then, whoever asks next would be told that it is free.
+        block.parts[self._node.place][::PAGE] = 0
+        self._node.comm.Barrier()
         lease = _Lease()
         self._leases[id(lease)] = finalize(lease, self._end, id(lease), block)
         return borrow(address(block.parts[self._node.place]), nbytes, np.uint8, lease)
