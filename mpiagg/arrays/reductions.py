@@ -28,6 +28,15 @@ def _maximum(left: Array, right: Array, out: Array) -> None:
     np.maximum(left, right, out=out)
 
 
+def _complex_product(left: Array, right: Array, out: Array) -> None:
+    # NumPy rounds a single complex product otherwise in place than into other memory, and ranks that reduce the same
+    # values by themselves do one and the other.
+    if out.size == 1:
+        np.copyto(out, np.multiply(left, right))
+    else:
+        np.multiply(left, right, out)
+
+
 class _Operator(NamedTuple):
     combine: Combine
     kinds: str
@@ -97,7 +106,8 @@ def _reduction(op: str, dtype: np.dtype[Any], divisor: float) -> Reduction:
     operator, work = _OPERATORS[op], working_dtype(dtype)
     if work.kind not in operator.kinds:
         raise TypeError(_refusal(op, dtype))
-    return Reduction(operator.combine, work, divisor if op == "avg" else None, op)
+    combine = _complex_product if (op, work.kind) == ("prod", "c") else operator.combine
+    return Reduction(combine, work, divisor if op == "avg" else None, op)
 
 
 @cache

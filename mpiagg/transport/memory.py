@@ -227,9 +227,9 @@ class SharedMemory:
         self._open = (number, offset + nbytes, end)
         return Position(number, offset)
 
-    def free(self) -> None:
-        """Give the memory back, if no rank still has an array in it; collective on the node."""
-        in_use = np.array([len(self._leases)])
+    def free(self, *, running: bool) -> None:
+        """Give the memory back, if no rank still has an array or (``running``) a plan in it; collective on the node."""
+        in_use = np.array([len(self._leases) + running])
         self._node.comm.Allreduce(MPI.IN_PLACE, in_use, MPI.MAX)
         if not in_use[0]:
             for window in self._windows:

@@ -227,8 +227,9 @@ class Channel:
         for thing in list(self.open.values()):
             with contextlib.suppress(PlanError):
                 thing.free()
+        # What an error has left running on one rank alone must not keep the others waiting for it here.
+        self.memory.free(running=bool(self.open))
         if not self.open:
-            self.memory.free()
             self.node.free()
             self.comm.Free()
 

@@ -128,3 +128,17 @@ def test_reductions_of_the_same_op_and_dtype_are_the_same():
     for op, dtype in product(("sum", "avg"), (np.dtype("f4"), np.dtype("f8"))):
         assert reduction(op, dtype, 3) == reduction(op, dtype, 3)
         assert reduction(op, dtype, 3) == reduction(op, np.zeros(2, dtype).dtype, 3)
+
+
+@pytest.mark.parametrize("dtype", [np.complex64, np.complex128])
+@pytest.mark.parametrize("length", [1, 2, 5])
+def test_complex_products_have_the_same_bits_wherever_they_are_written(dtype, length):
+    rng = np.random.default_rng(length)
+    combine = reduction("prod", np.dtype(dtype), 1).combine
+    for _ in range(200):
+        left, right = ((rng.normal(size=length) + 1j * rng.normal(size=length)).astype(dtype) for _ in range(2))
+        apart, on_left, on_right = np.empty_like(left), left.copy(), right.copy()
+        combine(left, right, apart)
+        combine(on_left, right, on_left)
+        combine(left, on_right, on_right)
+        assert apart.tobytes() == on_left.tobytes() == on_right.tobytes()
