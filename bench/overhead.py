@@ -39,7 +39,7 @@ def ns(call: Callable[[], object], *, together: bool = False) -> float:
     return float(np.median(found))
 
 
-def pieces() -> dict[str, Callable[[], object]]:
+def pieces(send: MPI.Prequest, receive: MPI.Prequest) -> dict[str, Callable[[], object]]:
     """Return what a plan calls, each alone."""
     x, y = np.zeros(LENGTH, np.float32), np.zeros(LENGTH, np.float32)
     source, target = x.data.cast("B"), y.data.cast("B")
@@ -59,7 +59,6 @@ def pieces() -> dict[str, Callable[[], object]]:
 
     waiting = type("Nobody", (), {"wait_for": None})()
     nothing = straight_line(())
-    send, receive = MPI.COMM_SELF.Send_init(x, 0), MPI.COMM_SELF.Recv_init(y, 0)
 
     def message() -> None:
         receive.Start()
@@ -90,7 +89,10 @@ def main() -> None:
             whole[f"plan of 64 bytes by {name}"] = ns(plan, together=True)
     whole["mpiagg.allreduce(x, out=x), 64 bytes"] = ns(lambda: mpiagg.allreduce(x, out=x), together=True)
     whole["MPI_Allreduce by mpi4py, 64 bytes"] = ns(lambda: world.Allreduce(MPI.IN_PLACE, x), together=True)
-    parts = {name: ns(call) for name, call in pieces().items()} if world.rank == 0 else {}
+    send, receive = MPI.COMM_SELF.Send_init(x, 0), MPI.COMM_SELF.Recv_init(np.empty_like(x), 0)
+    parts = {name: ns(call) for name, call in pieces(send, receive).items()} if world.rank == 0 else {}
+    send.Free()
+    receive.Free()
     world.Barrier()
     if world.rank == 0:
         for name, nanoseconds in {**whole, **parts}.items():
