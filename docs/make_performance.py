@@ -21,7 +21,8 @@ def page() -> str:
     """Return the text of the page, with its tables."""
     text = PAGE.read_text()
     for name, table in {"node": _node(), "network": _network(), "goals": _goals(), "overhead": _overhead()}.items():
-        text = re.sub(PLACE.format(name), lambda _, table=table: table + "\n", text, flags=re.DOTALL)
+        # Once: after an empty place the pattern would match again, up to the end of the next.
+        text = re.sub(PLACE.format(name), lambda _, table=table: table + "\n", text, count=1, flags=re.DOTALL)
     return text
 
 
@@ -84,7 +85,8 @@ def _line(name: str, values: list[float]) -> str:
 
 def _ratios(name: str, times: dict[int, dict[str, float]], sizes: list[int], ours: str, theirs: str) -> str:
     found = [times[size] for size in sizes]
-    cells = [f"{each[ours] / each[theirs]:.2f}" if {ours, theirs} <= set(each) else "" for each in found]
+    ratios = [each[ours] / each[theirs] if {ours, theirs} <= set(each) else None for each in found]
+    cells = ["" if ratio is None else f"{ratio:.2f}" if ratio >= 0.1 else f"{ratio:.1g}" for ratio in ratios]
     return f"| {name} | " + " | ".join(cells) + " |"
 
 

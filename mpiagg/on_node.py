@@ -10,7 +10,7 @@ from typing import Final
 from mpiagg.arrays import Array
 from mpiagg.binding import bind
 from mpiagg.operation import Operation
-from mpiagg.program import BoundRound, Call, Deferred, Program, in_turn
+from mpiagg.program import BoundRound, Deferred, Program, in_turn
 from mpiagg.schedules import Action, Collective, Round, algorithm
 from mpiagg.sharing import Mail, Task, gate_round, mail_rounds, owner_work
 from mpiagg.transport import LINE, NOWHERE, SHARED_TAG, Block, Channel, Gate, Position
@@ -21,7 +21,6 @@ ONE_SHOT: Final = 4 * 2**10
 
 ANNOUNCED: Final = 32 * 2**10
 """Bytes from which calls first ask whether all vectors lie in shared memory; shorter ones are copied anyway."""
-
 
 MOVED: Final = 64 * 2**10
 """Bytes from which what is only moved goes by messages, unless it is registered: the MPI library copies it once, from
@@ -61,7 +60,7 @@ class _Ground:
         self.segment = operation.choice.segment or SEGMENT
         self.position = channel.memory.position(buffer)
         # Within one node there is nothing but what its ranks share; across nodes there are messages.
-        self.all_here = len(operation.layout.nodes) == 1 and self.node.size == operation.size
+        self.all_here = self.node.size == operation.size
         short = operation.nbytes <= min(ONE_SHOT, self.segment)
         self.mailed = self.all_here and (operation.collective.reduces or operation.nbytes <= MOVED)
         self.one_shot = self.all_here and short and operation.collective is Collective.ALLREDUCE
@@ -104,7 +103,7 @@ class _Ground:
             return Program((enter, *program.rounds, leave), program.releases, program.nbytes)
         met = gate_round(gate, self.operation.label, 0)
         announce = BoundRound((gate.enter, partial(gate.announce, self.position), *met.starts), *met[1:])
-        found = _Found(gate, self._where_they_lie, block)
+        found = _Found(gate, partial(self._where_they_lie, gate, block))
         return Program((announce, Deferred(found.program).as_round(), leave), (found.release,), 0)
 
     def _where_they_lie(self, gate: Gate, block: Block, positions: tuple[Position, ...]) -> Program:
@@ -203,23 +202,23 @@ class _Ground:
 
 
 class _Found:
-    """The programs that were made for what ranks announced, one for each way in which their vectors lay."""
+    """The program that was made for what ranks announced last; they mostly announce the same again."""
 
-    def __init__(self, gate: Gate, make: Callable[[Gate, Block, tuple[Position, ...]], Program], block: Block) -> None:
-        self._gate, self._make, self._block = gate, make, block
-        self._programs: dict[tuple[Position, ...], Program] = {}
+    def __init__(self, gate: Gate, make: Callable[[tuple[Position, ...]], Program]) -> None:
+        self._gate, self._make = gate, make
+        self._positions: tuple[Position, ...] = ()
+        self._program = Program((), (), 0)
 
     def program(self) -> Program:
         """Return the program for what they have just announced."""
         positions = self._gate.positions()
-        if positions not in self._programs:
+        if positions != self._positions:
             self.release()
-            self._programs[positions] = self._make(self._gate, self._block, positions)
-        return self._programs[positions]
+            self._positions, self._program = positions, self._make(positions)
+        return self._program
 
     def release(self) -> None:
-        """Release what the programs hold."""
-        programs: list[Call] = [release for program in self._programs.values() for release in program.releases]
-        self._programs.clear()
-        for release in programs:
+        """Release what the program holds."""
+        program, self._positions, self._program = self._program, (), Program((), (), 0)
+        for release in program.releases:
             release()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from contextlib import suppress
 from operator import index
 from typing import Any
 
@@ -68,10 +67,10 @@ def empty(
 
 def shared_vector(channel: Channel, length: int, dtype: np.dtype[Any]) -> Array:
     """Return a vector, uninitialised, that the ranks of the node share if there is room; collective there."""
-    if channel.node.size > 1:
-        with suppress(MemoryError):
-            return registered_vector(channel, length, dtype)
-    return np.empty(length, dtype)
+    try:
+        return registered_vector(channel, length, dtype)
+    except MemoryError:
+        return np.empty(length, dtype)
 
 
 def registered_vector(channel: Channel, length: int, dtype: np.dtype[Any]) -> Array:

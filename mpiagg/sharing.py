@@ -16,12 +16,10 @@ from typing import NamedTuple
 import numpy as np
 
 from mpiagg.arrays import Array, Reduction, scratch
+from mpiagg.binding import Lane
 from mpiagg.program import Arrival, BoundRound, Call
 from mpiagg.schedules import Action, Round, Step
 from mpiagg.transport import Gate
-
-Lane = Sequence[tuple[int, int]]
-"""The range of every chunk of a schedule in the buffer."""
 
 
 def gate_round(gate: Gate, label: str, number: int, call: Call | None = None) -> BoundRound:

@@ -1,10 +1,14 @@
 """Which tests run where: the ranks of an MPI job run tests/mpi and tests/mpi_torch, and nobody else does."""
 
+import tracemalloc
 from pathlib import Path
 
 import numpy as np
 import pytest
 from hypothesis import settings
+
+from mpiagg.tables import settings as chosen_by
+from mpiagg.tables.settings import FORCED, TUNING
 
 HERE = Path(__file__).parent
 RANKS_TESTS = {HERE / "mpi", HERE / "mpi_torch"}
@@ -29,6 +33,38 @@ def pytest_collection_modifyitems(config, items):
     if slow:
         config.hook.pytest_deselected(items=slow)
         items[:] = [item for item in items if item not in slow]
+
+
+@pytest.fixture
+def environment(monkeypatch):
+    """Return a function that sets what this process chooses algorithms by, as it is found when a process starts."""
+
+    def environment(**variables):
+        for variable in (TUNING, FORCED):
+            monkeypatch.delenv(variable, raising=False)
+        for variable, value in variables.items():
+            monkeypatch.setenv(variable, str(value))
+        chosen_by.cache_clear()
+
+    yield environment
+    monkeypatch.undo()
+    chosen_by.cache_clear()
+
+
+@pytest.fixture
+def repeated_peak():
+    """Return a function that makes a call twice and returns how many bytes Python had more during the second."""
+
+    def repeated_peak(call):
+        call()
+        tracemalloc.start()
+        try:
+            call()
+            return tracemalloc.get_traced_memory()[1]
+        finally:
+            tracemalloc.stop()
+
+    return repeated_peak
 
 
 @pytest.fixture(scope="session")

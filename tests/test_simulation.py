@@ -40,8 +40,7 @@ def left_fold(vectors, op, first, start=0, stop=None):
     n, dtype = len(vectors), vectors[0].dtype
     work = np.float32 if dtype.name in SHORT else dtype
     parts = [vectors[(first + k) % n][start:stop].astype(work) for k in range(n)]
-    # In place: NumPy's product of two complex arrays of length 1 has other bits where it makes a new array.
-    total = reduce(lambda left, right: UFUNCS[op](left, right, out=left), parts[1:], parts[0].copy())
+    total = reduce(UFUNCS[op], parts[1:], parts[0])
     if op == "avg":
         total = np.divide(total, n, dtype=total.dtype)
     return total.astype(dtype)

@@ -7,7 +7,7 @@ import mpiagg
 from mpiagg.schedules import Collective, Layout
 from mpiagg.tables import Choice, Row, Table, settings
 from mpiagg.tables.files import write_table
-from mpiagg.tables.settings import FORCED, TUNING, Settings
+from mpiagg.tables.settings import Settings
 from mpiagg.tuning import NATIVE, Case, Memory, choose, pick
 
 CASE = Case(Collective.ALLREDUCE, 2**20, Layout.of([1, 1, 1, 1]))
@@ -16,20 +16,9 @@ LEFT_TO_RIGHT = [[2.0**60], [-(2.0**60)], [1.0], [2.0**-40]]
 
 
 @pytest.fixture(autouse=True)
-def environment(monkeypatch):
-    """Return a function that sets the environment, as a process finds it when it starts."""
-
-    def environment(**variables):
-        for variable in (TUNING, FORCED):
-            monkeypatch.delenv(variable, raising=False)
-        for variable, value in variables.items():
-            monkeypatch.setenv(variable, str(value))
-        settings.cache_clear()
-
+def nothing_set(environment):
+    """Start with the default, whatever the environment of these tests says."""
     environment()
-    yield environment
-    monkeypatch.undo()
-    settings.cache_clear()
 
 
 def test_auto_is_the_table():

@@ -23,7 +23,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from mpiagg.schedules.steps import Round, finish, fold, receive, send
+from mpiagg.schedules.steps import Round, finish, fold, from_root, receive, send, to_root
 
 
 def reduce_scatter(rank: int, size: int) -> Iterator[Round]:
@@ -51,21 +51,14 @@ def allreduce(rank: int, size: int) -> Iterator[Round]:
 def reduce(rank: int, size: int) -> Iterator[Round]:
     """Reduce-scatter, then every rank hands its chunk to the root."""
     yield from reduce_scatter(rank, size)
-    if rank == 0:
-        yield Round(*(receive(peer, chunk=peer) for peer in range(1, size)))
-    else:
-        yield Round(send(0, chunk=rank))
+    yield to_root(rank, size)
 
 
 def broadcast(rank: int, size: int) -> Iterator[Round]:
     """Hand every rank its chunk of the root's vector; each hands it on to the others."""
     others = [rank + distance for distance in range(1, size)]
-    if rank == 0:
-        yield Round(*(send(peer, chunk=peer) for peer in others))
-        yield Round(*(send(peer, chunk=0) for peer in others))
-        return
-    yield Round(receive(0, chunk=rank))
+    yield from_root(rank, size)
     yield Round(
         *(send(peer, chunk=rank) for peer in others if peer % size),
-        *(receive(peer, chunk=peer) for peer in others),
+        *(receive(peer, chunk=peer) for peer in others if rank > 0),
     )

@@ -24,7 +24,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from mpiagg.schedules.steps import Round, finish, receive, reduce_from, send
+from mpiagg.schedules.steps import Round, finish, from_root, receive, reduce_from, send, to_root
 
 
 def reduce_scatter(rank: int, size: int, ends: int = 0) -> Iterator[Round]:
@@ -51,16 +51,10 @@ def allreduce(rank: int, size: int) -> Iterator[Round]:
 def reduce(rank: int, size: int) -> Iterator[Round]:
     """Reduce-scatter, then every rank hands its chunk to the root."""
     yield from reduce_scatter(rank, size)
-    if rank == 0:
-        yield Round(*(receive(peer, chunk=peer) for peer in range(1, size)))
-    else:
-        yield Round(send(0, chunk=rank))
+    yield to_root(rank, size)
 
 
 def broadcast(rank: int, size: int) -> Iterator[Round]:
     """Hand every rank its chunk from the root, then all-gather."""
-    if rank == 0:
-        yield Round(*(send(peer, chunk=peer) for peer in range(1, size)))
-    else:
-        yield Round(receive(0, chunk=rank))
+    yield from_root(rank, size)
     yield from allgather(rank, size)

@@ -137,6 +137,16 @@ def fold(rank: int, size: int, chunk: int = 0) -> Iterator[Step]:
         yield reduce_from(peer, chunk, received_first=False)
 
 
+def from_root(rank: int, size: int) -> Round:
+    """Hand every rank its chunk of the root's vector."""
+    return Round(*(send(peer, chunk=peer) for peer in range(1, size))) if rank == 0 else Round(receive(0, chunk=rank))
+
+
+def to_root(rank: int, size: int) -> Round:
+    """Hand the root the chunk of every rank."""
+    return Round(*(receive(peer, chunk=peer) for peer in range(1, size))) if rank == 0 else Round(send(0, chunk=rank))
+
+
 def within(rounds: Iterator[Round], members: Sequence[int], cuts: Sequence[int]) -> Iterator[Round]:
     """Carry a schedule out among ``members``, place p being rank ``members[p]``.
 

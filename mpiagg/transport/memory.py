@@ -1,7 +1,7 @@
 """Memory that the ranks of a node share: windows of MPI, mapped by all of them.
 
-A :class:`SharedMemory` belongs to a channel. It keeps the windows that users have asked for (``mpiagg.empty``), so that
-it can say where an array of one rank lies for the others; and it hands out blocks of windows to plans.
+A :class:`SharedMemory` belongs to a channel. It cuts windows into blocks, for plans and for arrays of users
+(``mpiagg.empty``), and says where an array of one rank lies for the others.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ NOWHERE: Final = Position(-1, 0)
 
 
 class Block(NamedTuple):
-    """Bytes of every rank of a node, which belong to one plan.
+    """Bytes of every rank of a node, which belong to one plan or array.
 
     Attributes
     ----------
@@ -127,6 +127,7 @@ class SharedMemory:
         self._windows: list[Window] = []
         self._spare: dict[int, list[Position]] = {}
         self._resting: list[tuple[int, Position]] = []
+        # Only how many there are matters; but garbage is collected at any moment, in which a count could go wrong.
         self._leases: dict[int, object] = {}
         self._open = (0, 0, 0)
         self.refused = False

@@ -1,7 +1,6 @@
 """Conversions between float32 and half precision, bit for bit beside NumPy and ml_dtypes."""
 
 import threading
-import tracemalloc
 
 import ml_dtypes
 import numpy as np
@@ -265,7 +264,7 @@ def test_threads_do_not_share_room():
     assert not wrong
 
 
-def test_a_repeated_conversion_needs_no_memory():
+def test_a_repeated_conversion_needs_no_memory(repeated_peak):
     single, half, bits = noise(3 * BLOCK), np.zeros(3 * BLOCK, np.float16), np.zeros(3 * BLOCK, np.uint16)
     double = single.astype(np.float64)
 
@@ -276,11 +275,4 @@ def test_a_repeated_conversion_needs_no_memory():
             round_to_bfloat16(values, bits)
             widen_bfloat16(bits, values)
 
-    once()
-    tracemalloc.start()
-    try:
-        once()
-        peak = tracemalloc.get_traced_memory()[1]
-    finally:
-        tracemalloc.stop()
-    assert peak < 2**13  # views and small numbers; a block of bytes would have 2**15
+    assert repeated_peak(once) < 2**13  # views and small numbers; a block of bytes would have 2**15

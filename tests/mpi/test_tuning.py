@@ -9,28 +9,11 @@ from support import refused
 
 import mpiagg
 from mpiagg.schedules import Collective, Layout
-from mpiagg.tables import Choice, Origin, Row, Table, settings
+from mpiagg.tables import Choice, Origin, Row, Table
 from mpiagg.tables.files import write_table
-from mpiagg.tables.settings import FORCED, TUNING
 from mpiagg.transport import channel_of
 
 pytestmark = pytest.mark.mpi
-
-
-@pytest.fixture
-def environment(monkeypatch):
-    """Return a function that sets this rank's environment, as it is found when a job starts."""
-
-    def environment(**variables):
-        for variable in (TUNING, FORCED):
-            monkeypatch.delenv(variable, raising=False)
-        for variable, value in variables.items():
-            monkeypatch.setenv(variable, str(value))
-        settings.cache_clear()
-
-    yield environment
-    monkeypatch.undo()
-    settings.cache_clear()
 
 
 @pytest.fixture
