@@ -48,6 +48,13 @@ class Competitor(NamedTuple):
     off: float = 0.0
 
 
+def registered_zeros(comm: MPI.Intracomm, count: int, dtype: np.dtype[Any]) -> Array:
+    """Return a vector that the other ranks of the node have mapped, of zeros: sums of what lay there could overflow."""
+    memory: Array = mpiagg.empty(count, dtype, comm=comm)
+    memory.fill(0)
+    return memory
+
+
 @dataclass(frozen=True)
 class Task:
     """A collective on the ranks of a communicator, with its memory.

@@ -12,11 +12,10 @@ import click
 import numpy as np
 from mpi4py import MPI
 
-import mpiagg
 from mpiagg.arrays import Array
 from mpiagg.cli import contest, machine
 from mpiagg.cli.columns import Row, bus_factor, header, line, link_seconds
-from mpiagg.cli.competitors import Call, Competitor, Task
+from mpiagg.cli.competitors import Call, Competitor, Task, registered_zeros
 from mpiagg.cli.flags import MLBENCH_CALLS, Flags, dtype_of
 from mpiagg.schedules import Collective, Layout
 from mpiagg.transport import Node
@@ -115,10 +114,8 @@ class Sweep:
         return count
 
     def _shared_memory(self) -> Array:
-        """Return memory for the longest vector that the other ranks of the node have mapped."""
-        memory: Array = mpiagg.empty(max(map(self._count, self.flags.lengths())), self._dtype, comm=self.comm)
-        memory.fill(0)
-        return memory
+        """Return memory for the longest vector."""
+        return registered_zeros(self.comm, max(map(self._count, self.flags.lengths())), self._dtype)
 
     def _peer(self) -> Builder:
         # On a node without a name server, torch would warn that it cannot find out the peers' names.

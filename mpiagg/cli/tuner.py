@@ -12,10 +12,9 @@ from typing import Final, NamedTuple
 import numpy as np
 from mpi4py import MPI
 
-import mpiagg
 from mpiagg.arrays import Array
 from mpiagg.cli import contest, machine
-from mpiagg.cli.competitors import Competitor, Task
+from mpiagg.cli.competitors import Competitor, Task, registered_zeros
 from mpiagg.schedules import TABLE, Cluster, Collective, Layout, algorithms
 from mpiagg.schedules.model import Pricing
 from mpiagg.tables import SEGMENT, Case, Choice, Memory, Origin, Row, Settings, Spread, Table, settings
@@ -85,7 +84,7 @@ class Tuner:
         self._dtype = np.dtype(np.float32)
         self._memory: Array | None = None
         if self.layout.widest > 1:
-            self._memory = mpiagg.empty(max(map(self._count, lengths)), self._dtype, comm=comm)
+            self._memory = registered_zeros(comm, max(map(self._count, lengths)), self._dtype)
 
     def table(self, name: str) -> Table:
         """Measure, and return the table; collective."""
