@@ -264,11 +264,11 @@ class Cluster:
 def _limit(namespace: str, device: str, rate: int) -> None:
     """Let a device send at no more than a rate, in bit/s.
 
-    What may leave at once after a pause, the burst, is not held to the rate. It is what the link carries in a quarter
-    of a millisecond: less would cost throughput, because timers are late. The kernel hands over many packets of TCP
-    as one; were that more than the burst, tbf would cut it up, which costs throughput too.
+    What may leave at once after a pause, the burst, is not held to the rate: it is what the link carries in a
+    millisecond. With less, the kernel hands over TCP in smaller pieces and its timers are too late for the next, and
+    four nodes on two cores do not come near the rate any more.
     """
-    burst = max(2**15, rate // 8 // 4000)
+    burst = max(2**15, rate // 8 // 1000)
     _call("ip", "-n", namespace, "link", "set", device, "gso_max_size", str(min(burst // 2, 2**16)))
     shape = ["tbf", "rate", f"{rate}bit", "burst", str(burst), "latency", "50ms"]
     _call("tc", "-n", namespace, "qdisc", "add", "dev", device, "root", *shape)

@@ -22,10 +22,6 @@ ONE_SHOT: Final = 4 * 2**10
 ANNOUNCED: Final = 32 * 2**10
 """Bytes from which calls first ask whether all vectors lie in shared memory; shorter ones are copied anyway."""
 
-MOVED: Final = 64 * 2**10
-"""Bytes from which what is only moved goes by messages, unless it is registered: the MPI library copies it once, from
-the one rank's memory into the other's, and a mailbox means two copies."""
-
 
 def serves(channel: Channel, operation: Operation) -> bool:
     """Whether this rank's part of an operation can go through shared memory: it has somebody to share it with."""
@@ -44,11 +40,9 @@ def bind_on_node(channel: Channel, operation: Operation, buffer: Array, tag: int
     """
     ground = _Ground(channel, operation, buffer, tag)
     try:
-        program = ground.called() if tag == SHARED_TAG else ground.planned()
+        return ground.called() if tag == SHARED_TAG else ground.planned()
     except MemoryError:
-        program = ground.by_messages()
-    # What goes through memory counts as sent, too.
-    return replace(program, sent_bytes=ground.sent_bytes())
+        return ground.by_messages()
 
 
 class _Ground:
@@ -62,7 +56,7 @@ class _Ground:
         # Within one node there is nothing but what its ranks share; across nodes there are messages.
         self.all_here = self.node.size == operation.size
         short = operation.nbytes <= min(ONE_SHOT, self.segment)
-        self.mailed = self.all_here and (operation.collective.reduces or operation.nbytes <= MOVED)
+        self.mailed = self.all_here and operation.choice.elsewhere is None
         self.one_shot = self.all_here and short and operation.collective is Collective.ALLREDUCE
 
     # -- made by all ranks together
@@ -80,7 +74,8 @@ class _Ground:
             program = self._in_place(Gate(block, self.node.place), positions)
         else:
             return self.by_messages()
-        return in_turn(program, Program((), (partial(memory.give_back, block),), block.nbytes))
+        back = Program((), (partial(memory.give_back, block),), block.nbytes)
+        return replace(in_turn(program, back), sent_bytes=self._sent_bytes())
 
     # -- made by each rank for itself
 
@@ -100,18 +95,18 @@ class _Ground:
                 return self.by_messages()
             enter = BoundRound((gate.enter,), (), (), ())
             program = self._by_mail(gate, block)
-            return Program((enter, *program.rounds, leave), program.releases, program.nbytes)
+            return Program((enter, *program.rounds, leave), program.releases, program.nbytes, self._sent_bytes())
         met = gate_round(gate, self.operation.label, 0)
         announce = BoundRound((gate.enter, partial(gate.announce, self.position), *met.starts), *met[1:])
         found = _Found(gate, partial(self._where_they_lie, gate, block))
-        return Program((announce, Deferred(found.program).as_round(), leave), (found.release,), 0)
+        return Program((announce, Deferred(found.program).as_round(), leave), (found.release,), 0, self._sent_bytes())
 
     def _where_they_lie(self, gate: Gate, block: Block, positions: tuple[Position, ...]) -> Program:
         if NOWHERE not in positions:
             return self._in_place(gate, positions, first=False)
         return self._by_mail(gate, block) if self.mailed else self.by_messages()
 
-    def sent_bytes(self) -> int:
+    def _sent_bytes(self) -> int:
         """Return how many bytes this rank hands to others in one run: as many as messages would carry."""
         steps = [step for a_round in self.operation.schedule() for step in a_round if step.action is Action.SEND]
         return self.buffer.itemsize * sum(
@@ -131,6 +126,8 @@ class _Ground:
     def by_messages(self) -> Program:
         """Return the program that sends messages within the node, too."""
         o = self.operation
+        if o.choice.elsewhere is not None:
+            o = replace(o, choice=o.choice._replace(algorithm=o.choice.elsewhere, elsewhere=None))
         return bind(self.channel, o.schedule(), self.buffer, o.lanes(), o.reduction, label=o.label, tag=self.tag)
 
     def _box(self) -> int:

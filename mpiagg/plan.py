@@ -17,7 +17,9 @@ from mpiagg.straight import TRIES, Waiting, straight_line
 from mpiagg.transport import DEFAULT_TIMEOUT, YIELDS, YIELDS_IN_A_CROWD, Channel, wait_patiently
 
 SPINS: Final = 500
-"""How often a call tests before it starts to yield the core, where every rank has one: as long as a segment takes."""
+"""How often a call tries a gate before it starts to yield the core, where every rank has one: as long as a segment
+takes. For messages it yields at once: that costs nothing where nobody else wants the core, and whoever carries the
+messages may want it."""
 
 CACHED_PLANS: Final = 32
 """How many plans a communicator keeps for calls that come back."""
@@ -176,7 +178,7 @@ class Plan(Generic[Result]):
     def wait_for(self, test: Callable[[], bool], awaited: Awaited | Arrival | Interleaved) -> None:
         """Wait within a run until ``test()`` succeeds; ``awaited`` says what that is for."""
         self._awaited = awaited
-        for _ in range(self._spins):
+        for _ in range(self._spins if isinstance(awaited, Arrival) else 0):
             if test():
                 return
         self._wait(test)

@@ -203,7 +203,7 @@ def rows_of(collective: Collective, layout: Layout, times: Mapping[int, Times]) 
         for nbytes in lengths:
             usual = Settings().found(Case(collective, nbytes, layout, memory)).choice
             before = [choice for choice, _ in steps[-1:]]
-            steps.append((preferred(together(able[nbytes]), [usual, *before]), nbytes))
+            steps.append((chosen(able[nbytes], [usual, *before]), nbytes))
         for choice, group in groupby(steps, lambda step: step[0]):
             same = [nbytes for _, nbytes in group]
             told = {nbytes: {str(one): taken for one, taken in able[nbytes].items()} for nbytes in same}
@@ -224,12 +224,21 @@ def _fastest(times: Times) -> str:
     return f"{best} {1e6 * times[best]:.1f} us"
 
 
-def together(times: Times) -> dict[Choice, float]:
-    """Return one number for each choice: of its times in any memory and in registered memory, the geometric mean."""
-    found: dict[Choice, list[float]] = {}
-    for candidate, seconds in times.items():
-        found.setdefault(candidate.choice, []).append(seconds)
-    return {choice: math.prod(seconds) ** (1 / len(seconds)) for choice, seconds in found.items()}
+def chosen(times: Times, before_others: Sequence[Choice]) -> Choice:
+    """Return the choice to take: for vectors in registered memory, and by what messages elsewhere if that is faster."""
+    in_registered = {one.choice: taken for one, taken in times.items()}
+    in_registered |= {one.choice: taken for one, taken in times.items() if one.registered}
+    choice = preferred(in_registered, [other._replace(elsewhere=None) for other in before_others])
+    if not any(one.registered and one.choice == choice for one in times):
+        return choice  # messages in any memory
+    messages = {
+        one.choice: taken
+        for one, taken in times.items()
+        if TABLE[one.choice.algorithm].owned is None and one.choice.lanes == choice.lanes
+    }
+    usual = [choice if other.elsewhere is None else Choice(other.elsewhere, choice.lanes) for other in before_others]
+    by = preferred({choice: times[Candidate(choice)], **messages}, usual)
+    return choice if by == choice else choice._replace(elsewhere=by.algorithm)
 
 
 def preferred(seconds: Mapping[Choice, float], before_others: Sequence[Choice]) -> Choice:

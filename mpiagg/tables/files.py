@@ -25,7 +25,10 @@ BLOCK: Final = 4096
 """Segments are multiples of so many bytes, so that no element is cut."""
 
 _Kind = TypeVar("_Kind", bound=Enum)
-_ROW_FIELDS: Final = ("collective", "bytes", "ranks", "layout", "memory", "algorithm", "lanes", "segment", "times")
+_ROW_FIELDS: Final = (
+    *("collective", "bytes", "ranks", "layout", "memory"),
+    *("algorithm", "lanes", "segment", "elsewhere", "times"),
+)
 
 
 def read_table(path: Path) -> Table:
@@ -121,21 +124,33 @@ def _origin(value: object) -> Origin:
 def _row(value: object) -> Row:
     given = _fields("it", value, ("collective", "algorithm"), _ROW_FIELDS)
     collective = _word("collective", given["collective"], Collective)
-    entry = algorithm(given["algorithm"])
-    entry.generator(collective)  # refuses what it does not serve
+    name = _algorithm(given["algorithm"], collective)
+    elsewhere = given.get("elsewhere")
     segment = _or_none("segment", given.get("segment"), BLOCK, SEGMENT)
     if segment is not None and segment % BLOCK:
         raise ValueError(f"segment must be a multiple of {BLOCK}, not {segment}")
     spread, memory = given.get("layout"), given.get("memory")
     return Row(
         collective,
-        Choice(entry.name, check_integer("lanes", given.get("lanes", 1), 1, MOST_LANES), None, segment),
+        Choice(
+            name,
+            check_integer("lanes", given.get("lanes", 1), 1, MOST_LANES),
+            segment=segment,
+            elsewhere=None if elsewhere is None else _algorithm(elsewhere, collective),
+        ),
         _or_none("bytes", given.get("bytes"), 0, MOST_BYTES),
         _or_none("ranks", given.get("ranks"), 1, MOST_RANKS),
         None if spread is None else _word("layout", spread, Spread),
         None if memory is None else _word("memory", memory, Memory),
         _times(given.get("times", {})),
     )
+
+
+def _algorithm(name: Any, collective: Collective) -> str:
+    """Return the name of an algorithm that serves a collective."""
+    entry = algorithm(name)
+    entry.generator(collective)
+    return entry.name
 
 
 def _times(value: object) -> dict[int, dict[str, float]]:
@@ -224,6 +239,7 @@ def _written(row: Row) -> Mapping[str, object]:
         "algorithm": row.choice.algorithm,
         "lanes": None if row.choice.lanes == 1 else row.choice.lanes,
         "segment": row.choice.segment,
+        "elsewhere": row.choice.elsewhere,
         "times": {str(length): dict(times) for length, times in row.times.items()} or None,
     }
     return {name: value for name, value in fields.items() if value is not None}

@@ -69,18 +69,23 @@ class Choice(NamedTuple):
         The codec by which values travel.
     segment : int or None
         Bytes that go through shared memory at a time; None for ``SEGMENT``.
+    elsewhere : str or None
+        What is taken, by messages, where not all vectors lie in memory that the ranks of a node share. None: the same
+        algorithm, and what is reduced goes through memory all the same, by copies.
     """
 
     algorithm: str
     lanes: int = 1
     wire: str | None = None
     segment: int | None = None
+    elsewhere: str | None = None
 
     def __str__(self) -> str:
         """Say it in words, as in ``ring, 2 lanes``."""
         lanes = f", {self.lanes} lanes" if self.lanes > 1 else ""
         segment = f", segments of {self.segment} bytes" if self.segment else ""
-        return f"{self.algorithm}{lanes}{segment}"
+        elsewhere = f", in other memory {self.elsewhere}" if self.elsewhere else ""
+        return f"{self.algorithm}{lanes}{segment}{elsewhere}"
 
 
 @dataclass(frozen=True)

@@ -117,7 +117,7 @@ def test_a_table_is_not_shown_for_another_layout(invoke, table):
 
 ROWS = """
 import math, sys
-from mpiagg.cli.tuner import OPEN, Candidate, candidates, preferred, rows_of, together, variants
+from mpiagg.cli.tuner import OPEN, Candidate, candidates, chosen, preferred, rows_of, variants
 from mpiagg.schedules import Collective, Layout
 from mpiagg.tables import Choice, Memory, Spread
 ring, tree, shared, lanes = Choice("ring"), Choice("tree"), Choice("shared"), Choice("ring", 2)
@@ -133,9 +133,18 @@ same(preferred({ring: 1.04, tree: 1.0, shared: 1.01}, [ring, shared]), shared)
 same(preferred({lanes: 1.0, tree: 1.02, ring: 1.01}, []), ring)
 same(preferred({ring: 1.0}, [Choice("direct")]), ring)  # what is usual was not measured
 
-# Registered memory and any count alike.
-mean = together({Candidate(shared): 4.0, Candidate(shared, True): 1.0, Candidate(ring): 3.0})
-same(mean, {shared: 2.0, ring: 3.0})
+# What is best in registered memory is taken there, and elsewhere what is best by messages, if that is faster.
+def of_both(registered, elsewhere, **messages):
+    both = {Candidate(shared): elsewhere, Candidate(shared, True): registered}
+    return both | {Candidate(Choice(name)): taken for name, taken in messages.items()}
+mixed = shared._replace(elsewhere="ring")
+same(chosen(of_both(1.0, 2.0, ring=3.0), [tree]), shared)
+same(chosen(of_both(1.0, 4.0, ring=3.0, tree=5.0), [tree]), mixed)
+same(chosen(of_both(1.0, 3.05, ring=3.0), [mixed]), mixed)
+same(chosen(of_both(1.0, 3.05, ring=3.0), [shared]), shared)  # what is usual stays here, too
+same(chosen(of_both(1.0, 3.0, ring=2.95), [mixed]), mixed)
+same(chosen(of_both(1.0, 2.0) | {Candidate(lanes): 1.5}, []), shared)  # with other lanes it could not be said
+same(chosen(of_both(4.0, 4.0, ring=3.0), [shared]), ring)
 
 # One node: two kinds of memory; neighbours that agree are one row; limits lie in the middle.
 node = Layout.of([2])

@@ -16,7 +16,8 @@ from mpiagg.operation import Operation, even_counts
 from mpiagg.operations import bind_operation
 from mpiagg.plan import Plan
 from mpiagg.schedules import Collective
-from mpiagg.transport import NOWHERE, channel_of
+from mpiagg.tables.predicted import MAILED
+from mpiagg.transport import LINE, NOWHERE, channel_of
 from mpiagg.tuning import SEGMENT, Choice
 
 pytestmark = pytest.mark.mpi
@@ -142,6 +143,35 @@ def test_the_bits_of_the_simulation(comm, rank, size, vectors, compare, memory, 
         compare(mpiagg.allreduce(inputs[rank], op, out=out, comm=comm), inputs, op, "shared" if size > 1 else "ring")
         with mpiagg.allreduce_init(inputs[rank], op, out=out, comm=comm, algorithm="shared", lanes=2) as plan:
             compare(plan(), inputs, op, "shared", 2)
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_what_a_choice_has_for_vectors_elsewhere(comm, rank, size, compare, memory, place):  # noqa: PLR0917 - fixtures
+    """For plans and for calls."""
+    channel, length = channel_of(comm), 20_001
+    inputs, buffer = vectors_of(size, length), memory(place, length)
+    wanted = operation(channel, "allreduce", (length,), choice=Choice("shared", elsewhere="tree"))
+    mapped = size == 1 or NOWHERE not in channel.memory.tell(channel.memory.position(buffer))
+    other = buffer.copy()
+    with mpiagg.allreduce_init(other, out=other, comm=comm, algorithm="tree") as plan:
+        scratch = LINE if mapped else plan.nbytes
+    for tag in (channel.new_tag(), 0):
+        program = bind_operation(channel, wanted, buffer, tag) if tag else bind_operation(channel, wanted, buffer)
+        with Plan(channel, program, result=buffer, label=wanted.label) as plan:
+            assert size == 1 or plan.nbytes == (scratch if tag else 0)
+            for _ in range(2):
+                buffer[:] = inputs[rank]
+                compare(plan(), inputs, "sum", "shared" if mapped else "tree")
+
+
+def test_long_vectors_take_another_way_where_they_are_not_registered(comm, rank, size, compare):
+    long = MAILED[True] // 4 + 1
+    inputs, registered = vectors_of(size, long), mpiagg.empty(long, comm=comm)
+    for _ in range(2):
+        compare(mpiagg.allreduce(inputs[rank], comm=comm), inputs, "sum", "ring")
+        compare(
+            mpiagg.allreduce(inputs[rank], out=registered, comm=comm), inputs, "sum", "shared" if size > 1 else "ring"
+        )
 
 
 @pytest.mark.parametrize("collective", ["reduce", "broadcast"])

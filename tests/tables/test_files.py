@@ -57,6 +57,7 @@ ROW = {
     "algorithm": "ring",
     "lanes": 2,
     "segment": 4096,
+    "elsewhere": "tree",
     "times": {"64": {"ring": 1e-6}},
 }
 CONTENT = {
@@ -98,6 +99,8 @@ WRONG = [
     (changed(lanes=65), "row 2: lanes must be an integer from 1 to 64"),
     (changed(segment=4097), "row 2: segment must be a multiple of 4096, not 4097"),
     (changed(segment=2 * SEGMENT), "row 2: segment must be an integer from 4096 to"),
+    (changed(elsewhere="rung"), "row 2: unknown algorithm 'rung'"),
+    (changed(collective="broadcast", elsewhere="circulant"), "row 2: algorithm 'circulant' does not serve broadcast"),
     (changed(wire="fp16"), "row 2: unknown field 'wire'"),
     (changed(times=[1]), "row 2: times must be an object"),
     (changed(times={"x": {}}), "row 2: times must be of lengths in bytes, not of 'x'"),
@@ -151,7 +154,7 @@ def test_what_cannot_be_read_is_told(path):
 
 def test_the_content_that_others_are_made_of_is_right():
     """A negative control of the tests above: they refuse for what was changed."""
-    assert table_of("t", copy.deepcopy(CONTENT)).rows[0].choice == Choice("ring", 2, None, 4096)
+    assert table_of("t", copy.deepcopy(CONTENT)).rows[0].choice == Choice("ring", 2, None, 4096, "tree")
     assert table_of("t", changed(ranks=None)).rows[1].ranks is None
 
 

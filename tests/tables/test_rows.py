@@ -105,8 +105,8 @@ def test_rows_and_choices_are_said_in_words():
     row = Row(Collective.ALLREDUCE, Choice("ring", 2), 16384, 8, Spread.ONE_EACH, Memory.NONE)
     words = "allreduce, up to 16,384 bytes, up to 8 ranks, one rank a node, memory: messages: ring, 2 lanes"
     assert str(row) == words
-    assert str(Row(Collective.REDUCE, Choice("shared", segment=4096))) == (
-        "reduce, always: shared, segments of 4096 bytes"
+    assert str(Row(Collective.REDUCE, Choice("shared", segment=4096, elsewhere="tree"))) == (
+        "reduce, always: shared, segments of 4096 bytes, in other memory tree"
     )
 
 
@@ -122,9 +122,12 @@ def test_the_default_is_what_was_measured_to_be_best():
         return str(Settings().found(Case(collective, nbytes, Layout.of(sizes), memory)).choice)
 
     for collective in Collective:
-        for nbytes in (0, 64, 2**20, 2**26):
-            for ranks in (2, 3, 8, 64):
+        mailed = 2**22 if collective.reduces else 2**16
+        for ranks in (2, 3, 8, 64):
+            for nbytes in (0, 64, mailed):
                 assert takes(nbytes, ranks, collective=collective) == "shared"
+            assert takes(2**26, ranks, collective=collective).startswith("shared, in other memory ")
+    assert takes(2**26, 4) == "shared, in other memory ring"
     assert [takes(nbytes, 1, 1, 1, 1) for nbytes in (64, 2**14, 2**16, 2**20, 2**22)] == [
         *("recursive_doubling", "recursive_doubling", "circulant", "ring", "ring, 2 lanes"),
     ]
@@ -142,7 +145,10 @@ def test_what_the_default_takes_is_nearly_the_cheapest(collective, layout):
         for power in range(6, 31, 3):
             found = Settings().found(Case(collective, 2**power, layout, memory)).choice
             cheapest = min(prices.seconds(2**power).values())
-            assert prices.seconds(2**power)[found] < 2 * cheapest
+            assert prices.seconds(2**power)[found._replace(elsewhere=None)] < 2 * cheapest
+            if found.elsewhere is not None:
+                messages = Prices(collective, layout, Memory.NONE).seconds(2**power)
+                assert messages[Choice(found.elsewhere)] < 2 * min(messages.values())
 
 
 def test_ranges_are_ascending():
