@@ -5,12 +5,14 @@
 
 It runs under any mpiexec. One pair of ranks after the other is measured, while the others wait. The latency is half of
 the median time that 8 bytes take to the peer and back; the rates are those of the payload, in MB/s (10^6 bytes), in
-messages of 1 MiB, one way, and of each way where both are used at once; medians over the rounds.
+messages of 1 MiB, one way, and of each way where both are used at once; medians over the rounds. Last, all ranks send
+to the next at once, as a ring does: what that reaches is what the machine that plays the cluster can do.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import statistics
 import sys
 import time
@@ -25,6 +27,7 @@ from mpiagg.cli import machine
 COMM = MPI.COMM_WORLD
 TRIPS = 1000
 MESSAGE, MESSAGES, ROUNDS = 2**20, 16, 7
+IN_FLIGHT = 4
 
 
 def latency(peer: int) -> float:
@@ -65,6 +68,27 @@ def rate(peer: int, ways: int) -> float:
     return statistics.median(rates)
 
 
+def ring_rate() -> float:
+    """Return what every rank sends to the next in a second, and receives from the one before, in MB; all at once."""
+    incoming, outgoing = np.zeros((IN_FLIGHT, MESSAGE), np.uint8), np.zeros((IN_FLIGHT, MESSAGE), np.uint8)
+    before, after = (COMM.rank - 1) % COMM.size, (COMM.rank + 1) % COMM.size
+    requests = [COMM.Recv_init(message, before, number) for number, message in enumerate(incoming)]
+    requests += [COMM.Send_init(message, after, number) for number, message in enumerate(outgoing)]
+    rates = []
+    for _ in range(ROUNDS):
+        COMM.Barrier()
+        start = time.perf_counter()
+        for _ in range(MESSAGES // IN_FLIGHT):
+            MPI.Prequest.Startall(requests)
+            while not MPI.Request.Testall(requests):
+                os.sched_yield()
+        COMM.Barrier()
+        rates.append(MESSAGE * MESSAGES / (time.perf_counter() - start) / 1e6)
+    for request in requests:
+        request.Free()
+    return statistics.median(rates)
+
+
 def rest_until_done() -> None:
     """Wait for all ranks without taking a processor from those who measure."""
     barrier = COMM.Ibarrier()
@@ -83,14 +107,16 @@ def main() -> None:
             row = {"from": names[0], "to": names[peer], "latency_us": latency(other)}
             rows.append(row | {"one_way_MBps": rate(other, ways=1), "both_ways_MBps": rate(other, ways=2)})
         rest_until_done()
+    ring = ring_rate()
     if COMM.rank:
         return
     print("from      to         latency us   one way MB/s   both ways MB/s")
     for row in rows:
         print(f"{row['from']:9} {row['to']:9}", end=" ")
         print(f"{row['latency_us']:11.1f} {row['one_way_MBps']:14.1f} {row['both_ways_MBps']:16.1f}")
+    print(f"every rank to the next, all at once: {ring:.1f} MB/s")
     if sys.argv[1:]:
-        saved = {"machine": machine.facts(), "ranks": COMM.size, "rows": rows}
+        saved = {"machine": machine.facts(), "ranks": COMM.size, "rows": rows, "ring_MBps": ring}
         Path(sys.argv[1]).write_text(json.dumps(saved, indent=1) + "\n")
 
 

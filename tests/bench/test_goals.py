@@ -90,8 +90,9 @@ def test_the_table_has_a_line_for_every_goal_and_setting(goals, tmp_path):
 def test_every_goal_can_be_measured(goals):
     import network
     import node
+    import tuned
 
-    saved = {name.removeprefix("allreduce-") for name in {**node.SWEEPS, **network.SWEEPS}}
+    saved = {name.removeprefix("allreduce-") for name in {**node.SWEEPS, **network.SWEEPS, **tuned.SWEEPS}}
     assert set(goals.EVERYWHERE) == saved
     assert {setting for goal in goals.GOALS for setting in goal.settings} == saved
 

@@ -1,0 +1,26 @@
+"""Measure a table for four virtual nodes by ``mpiagg tune``, and run their sweep of ``network.py`` once more with it.
+
+    sudo python bench/tuned.py [options of mpiagg bench]
+
+It saves ``bench/results/tuning-4x1-<library>.json``, the table, and ``allreduce-4x1-tuned-<library>.json``, with its
+picture: there ``auto`` is what a user of this cluster gets who has measured a table for it.
+"""
+
+import subprocess
+import sys
+
+from network import CLUSTER, OPTIONS, RATE
+from saving import BENCH, RESULTS, library, main
+
+FOUR_NODES = [*CLUSTER, "--nodes", "4", "--rate", RATE, "--"]
+TABLE = RESULTS / f"tuning-4x1-{library()}.json"
+TUNE = [
+    *[*FOUR_NODES, sys.executable, "-m", "mpiagg", "tune", "--collective", "allreduce"],
+    *["-m", "64:16M", "--time", "120", "-o", str(TABLE)],
+]
+
+SWEEPS = {"allreduce-4x1-tuned": [*FOUR_NODES, "env", f"MPIAGG_TUNING={TABLE}", *BENCH, *OPTIONS]}
+
+if __name__ == "__main__":
+    status = subprocess.call(TUNE)  # noqa: S603 - our own Python
+    sys.exit(status or main(SWEEPS))
