@@ -15,8 +15,9 @@ segments of this length; a choice may have shorter ones."""
 
 
 class Memory(Enum):
-    """Whether an operation can go through memory that ranks share, which they must set up together."""
+    """What the ranks of a node share, for an operation that they set up together: memory, and maybe a cache."""
 
+    ONE_CACHE = "shared cache"
     TOGETHER = "shared"
     NONE = "messages"
 
@@ -48,7 +49,7 @@ class Case(NamedTuple):
     layout : Layout
         The ranks, on their nodes.
     memory : Memory
-        Whether ranks of a node may share memory.
+        What the ranks of every node share.
     """
 
     collective: Collective
@@ -119,7 +120,7 @@ class Row:
             self.collective is collective
             and (self.ranks is None or ranks <= self.ranks)
             and self.spread in (None, spread)
-            and self.memory in (None, memory)
+            and (self.memory in (None, memory) or (self.memory, memory) == (Memory.TOGETHER, Memory.ONE_CACHE))
         )
 
     def __str__(self) -> str:
