@@ -16,7 +16,7 @@ from mpiagg.mpi_ops import resolve
 from mpiagg.operation import Operation, even_counts
 from mpiagg.schedules import Collective
 from mpiagg.transport import Channel
-from mpiagg.tuning import NATIVE, Choice, pick
+from mpiagg.tuning import NATIVE, Case, Choice, pick
 
 Op = str | MPI.Op
 
@@ -72,7 +72,7 @@ class Arguments(NamedTuple):
         else:
             how, op, only_native = Reduction(np.add, x.dtype), MPI.SUM, False
         counts, shape = _layout(self.collective, x, channel)
-        case = channel.case(self.collective, sum(counts) * how.dtype.itemsize)
+        case = Case(self.collective, sum(counts) * how.dtype.itemsize, channel.layout)
         choice = pick(self.algorithm, self.lanes, case, self.wire)
         check_wire_dtype(self.wire, x.dtype)
         if only_native:

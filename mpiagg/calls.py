@@ -22,7 +22,7 @@ from mpiagg.operations import prepare, run
 from mpiagg.plan import Plan
 from mpiagg.schedules import Collective
 from mpiagg.transport import Channel, channel_of
-from mpiagg.tuning import NATIVE, Memory, pick
+from mpiagg.tuning import NATIVE, Case, Memory, pick
 
 _BYTES: Final = Reduction(np.bitwise_or, np.dtype(np.uint8))
 """How bytes travel. The operator is for barriers, which reduce a byte that nobody reads."""
@@ -48,7 +48,7 @@ class Call(NamedTuple):
         """
         operation = self.operation
         if memory is Memory.NONE:
-            case = self.channel.case(operation.collective, operation.nbytes)._replace(memory=memory)
+            case = Case(operation.collective, operation.nbytes, operation.layout, memory)
             operation = replace(operation, choice=pick("auto", None, case))
         tag = self.channel.new_tag(operation.choice.lanes)
         return prepare(self.channel, operation, self.x, self.out, tag, memory=memory)
@@ -191,7 +191,7 @@ def _call(
     if not comm:
         return None
     channel = channel_of(comm)
-    choice = pick("auto", None, channel.case(collective, sum(counts) * how.dtype.itemsize))
+    choice = pick("auto", None, Case(collective, sum(counts) * how.dtype.itemsize, channel.layout))
     if choice.algorithm == NATIVE:
         return None
     operation = Operation(collective, channel.rank, channel.layout, root, counts, how, choice, MPI.SUM)

@@ -92,7 +92,7 @@ def bind_operation(
     o = operation
     if o.choice.algorithm == NATIVE:
         return _bind_native(channel.comm, o, buffer)
-    if memory is not Memory.NONE and serves(channel, o):
+    if memory is Memory.TOGETHER and serves(channel, o):
         return bind_on_node(channel, o, buffer, tag)
     wire = None if o.choice.wire is None else Wire(codec(o.choice.wire), residual)
     return bind(channel, o.schedule(), buffer, o.lanes(), o.reduction, label=o.label, tag=tag, wire=wire)

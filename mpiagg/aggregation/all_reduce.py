@@ -16,7 +16,7 @@ from mpiagg.arrays import Array, check_wire_dtype, reduction
 from mpiagg.program import Program, in_turn
 from mpiagg.schedules import Collective
 from mpiagg.transport import SHARED_TAG
-from mpiagg.tuning import NATIVE, Choice, pick
+from mpiagg.tuning import NATIVE, Case, Choice, pick
 
 OPS: Final = ("sum", "avg", "min", "max")
 
@@ -102,7 +102,7 @@ class AllReduce(Elementwise):
             raise TypeError(f"backend must be callable, not {type(self.backend).__name__}")
         if self.backend is not None and (self.algorithm != "auto" or self.wire is not None):
             raise ValueError("a backend takes the place of an algorithm, and sends values as it likes: no wire")
-        pick(self.algorithm, None, self._channel.case(Collective.ALLREDUCE, 0), self.wire)
+        pick(self.algorithm, None, Case(Collective.ALLREDUCE, 0, self._channel.layout), self.wire)
 
     def _check_dtype(self, dtype: np.dtype[Any]) -> None:
         self.check_dtype(dtype)
@@ -141,4 +141,4 @@ class AllReduce(Elementwise):
 
     def choice(self, vector: Array) -> Choice:
         """Return how a vector is reduced."""
-        return pick(self.algorithm, None, self._channel.case(Collective.ALLREDUCE, vector.nbytes), self.wire)
+        return pick(self.algorithm, None, Case(Collective.ALLREDUCE, vector.nbytes, self._channel.layout), self.wire)

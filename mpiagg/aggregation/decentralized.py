@@ -12,7 +12,7 @@ from mpiagg.arrays import Array, reduction
 from mpiagg.program import Program
 from mpiagg.schedules import Collective
 from mpiagg.transport import SHARED_TAG, channel_of
-from mpiagg.tuning import pick
+from mpiagg.tuning import Case, pick
 
 
 class Decentralized(Mixing):
@@ -87,7 +87,7 @@ class Decentralized(Mixing):
         if self.hierarchical or self.peer_selection != "all":
             return super()._bind(vector, tag)
         how = reduction("avg", vector.dtype, self._channel.size)
-        choice = pick("auto", None, self._channel.case(Collective.ALLREDUCE, vector.nbytes))
+        choice = pick("auto", None, Case(Collective.ALLREDUCE, vector.nbytes, self._channel.layout))
         return self._collective(vector, Collective.ALLREDUCE, how, choice, tag=tag)
 
 

@@ -16,7 +16,7 @@ from mpiagg.operations import bind_operation
 from mpiagg.program import Call, Deferred, Program, in_turn
 from mpiagg.schedules import Collective
 from mpiagg.transport import Channel
-from mpiagg.tuning import Memory, pick
+from mpiagg.tuning import Case, Memory, pick
 
 INDEX: Final = np.dtype(np.int64)
 """How coordinates travel."""
@@ -71,7 +71,7 @@ class Exchange(ABC):
 
     def _bind(self, collective: Collective, counts: Sequence[int], how: Reduction, buffer: Array) -> Program:
         channel = self._channel
-        choice = pick("auto", 1, channel.case(collective, buffer.nbytes)._replace(memory=Memory.NONE))
+        choice = pick("auto", 1, Case(collective, buffer.nbytes, channel.layout, Memory.NONE))
         operation = Operation(collective, channel.rank, channel.layout, 0, tuple(counts), how, choice, MPI.SUM)
         return bind_operation(channel, operation, buffer, self._tag, memory=Memory.NONE)
 

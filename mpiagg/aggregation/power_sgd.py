@@ -20,7 +20,7 @@ from mpiagg.arrays import Array, reduction, working_dtype
 from mpiagg.plan import Plan
 from mpiagg.program import Deferred, Program, in_turn
 from mpiagg.schedules import Collective
-from mpiagg.tuning import choose
+from mpiagg.tuning import Case, choose
 
 ErrorFeedback = Literal["local", "aggregated"]
 
@@ -141,7 +141,7 @@ class PowerSGD(Remembering["_Memory"]):
 
     def _mean(self, vector: Array) -> Program:
         """Return the program of the mean over the ranks, in place."""
-        choice = choose(self._channel.case(Collective.ALLREDUCE, vector.nbytes))
+        choice = choose(Case(Collective.ALLREDUCE, vector.nbytes, self._channel.layout))
         how = reduction("avg", vector.dtype, self._channel.size)
         tag = self._channel.new_tag(choice.lanes)
         return self._collective(vector, Collective.ALLREDUCE, how, choice, tag=tag)

@@ -168,13 +168,15 @@ def _printed(settings: Settings, collective: Collective, layout: Layout, lengths
         printed.add_column(column)
     prices = {memory: Prices(collective, layout, memory) for memory in Memory} if layout.size > 1 else {}
     for nbytes in lengths:
-        told: dict[tuple[str, str, str], list[str]] = {}
+        told = []
         for memory in Memory:
             found = settings.found(Case(collective, nbytes, layout, memory))
-            words = (str(found.choice), _origin(found), _reason(found, nbytes, prices.get(memory)))
-            told.setdefault(words, []).append(memory.value)
-        for words, memories in told.items():
-            printed.add_row(f"{nbytes:,}", "any" if len(memories) == len(Memory) else ", ".join(memories), *words)
+            told.append((str(found.choice), _origin(found), _reason(found, nbytes, prices.get(memory))))
+        if told[0] == told[1]:
+            printed.add_row(f"{nbytes:,}", "any", *told[0])
+        else:
+            for memory, words in zip(Memory, told, strict=True):
+                printed.add_row(f"{nbytes:,}", memory.value, *words)
     return printed
 
 

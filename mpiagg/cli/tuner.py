@@ -20,9 +20,6 @@ from mpiagg.schedules.model import Pricing
 from mpiagg.tables import SEGMENT, Case, Choice, Memory, Origin, Row, Settings, Spread, Table, settings
 from mpiagg.transport import channel_of
 
-MEASURED: Final = (Memory.TOGETHER, Memory.NONE)
-"""Whether there is a shared cache or not, it is measured."""
-
 TOLERANCE: Final = 1.03
 """By how much another must be faster than what is usual, or simpler, to be taken: less is noise."""
 
@@ -100,7 +97,7 @@ class Tuner:
                 break
             found = self._measure(collective, nbytes, max(left, 0.1) / (len(self._cells) - done))
             times.setdefault(collective, {})[nbytes] = found
-            told = "; by messages ".join(dict.fromkeys(_fastest(_able(found, memory)) for memory in MEASURED))
+            told = "; by messages ".join(dict.fromkeys(_fastest(_able(found, memory)) for memory in Memory))
             self._tell(f"{done + 1:3d}/{len(self._cells)} {collective.value:14} {nbytes:10d} B  {told}")
         rows = tuple(
             row for collective, measured in times.items() for row in rows_of(collective, self.layout, measured)
@@ -129,7 +126,7 @@ class Tuner:
         first = [Choice(name) for name in candidates(collective, self.layout, nbytes)]
         times = self._hold(tasks, first, contest.Pace(3, 1, seconds / 4))
         contenders: dict[Choice, None] = {}
-        for memory in MEASURED:
+        for memory in Memory:
             able = _able(times, memory)
             limit = CONTENDERS * min(able.values())
             contenders.update((candidate.choice, None) for candidate, taken in able.items() if taken <= limit)
@@ -151,7 +148,7 @@ class Tuner:
         """Return the plan that ``"auto"`` would make if the choice stood in the table."""
         known = channel_of(self.comm).known
         known.clear()
-        with settings().trying(channel_of(self.comm).case(task.collective, task.count * self._dtype.itemsize), choice):
+        with settings().trying(Case(task.collective, task.count * self._dtype.itemsize, self.layout), choice):
             plan = task.ours("auto", None, planned=True)
         known.clear()
         return plan
@@ -200,7 +197,7 @@ def rows_of(collective: Collective, layout: Layout, times: Mapping[int, Times]) 
     limit_of = dict(zip(lengths, [*limits, None if lengths[-1] >= OPEN else lengths[-1]], strict=True))
     rows = []
     # Where no two ranks share a node, it makes no difference whether they could share memory.
-    for memory in (Memory.NONE,) if spread is Spread.ONE_EACH else MEASURED:
+    for memory in (Memory.NONE,) if spread is Spread.ONE_EACH else Memory:
         able = {nbytes: _able(times[nbytes], memory) for nbytes in lengths}
         steps: list[tuple[Choice, int]] = []
         for nbytes in lengths:

@@ -12,10 +12,10 @@ What the model leaves out is put right here, in words:
   they hide nothing: the processor that reduces is the one that moves the bytes.
 - Through shared memory, a round is a gate, and bytes are copied once, where messages copy them in and out.
 - Vectors that not all lie there must be copied into it and out of it. Up to 4 MiB that was measured to be faster than
-  messages. Longer vectors that are reduced were faster by copies where the cores of the ranks share a cache (0.6 to 0.7
-  of the time), and by messages where they do not: reading what another core has just written is several times slower
-  there than reading what lies in memory, and copies take 2 to 3.5 times as long. What is only moved goes by messages
-  from 64 KiB on: the MPI library copies it once.
+  messages. Longer vectors are reduced by messages: where the cores of two ranks share a cache, copies would still take
+  0.6 to 0.7 of the time, but where they do not, reading what another core has just written is several times slower
+  than reading what lies in memory, and they take 2 to 3.5 times as long. What is only moved goes by messages from
+  64 KiB on: the MPI library copies it once.
 
 A row is for ranges of lengths and ranks. It has the algorithm that is at worst the smallest multiple of the best price,
 for the middle of the lengths and for the fewest ranks, three quarters of the most, and the most; within 3 %, the first
@@ -43,10 +43,8 @@ GATE: Final = 0.5e-6
 MEMORY: Final = 10e9
 """Bytes that a rank copies in a second, in memory that it shares."""
 
-MAILED: Final = 4 * 2**20
-MOVED: Final = 64 * 2**10
-"""Bytes up to which vectors that lie elsewhere go through shared memory: those that are reduced, unless there is a
-shared cache, and those that are only moved."""
+MAILED: Final = {True: 4 * 2**20, False: 64 * 2**10}
+"""Bytes up to which vectors that lie elsewhere go through shared memory: those that are reduced, and others."""
 
 TOLERANCE: Final = 1.03
 LENGTHS: Final = tuple(4**power for power in range(3, 16))
@@ -58,7 +56,7 @@ _CROWDING: Final = ("direct", "one_shot", "parameter_server")
 
 def candidates(collective: Collective, spread: Spread, memory: Memory) -> list[Choice]:
     """Return what can be taken, the simplest first."""
-    found = [Choice("shared")] if spread is Spread.ONE_NODE and memory is not Memory.NONE else []
+    found = [Choice("shared")] if (spread, memory) == (Spread.ONE_NODE, Memory.TOGETHER) else []
     for name in algorithms(collective):
         if name not in (*_CROWDING, "shared") and (name != "hierarchical" or spread is Spread.SEVERAL):
             found += [Choice(name, lanes) for lanes in ((1,) if spread is Spread.ONE_NODE else (1, 2))]
@@ -144,13 +142,12 @@ def _ladder(collective: Collective, layouts: Sequence[Layout], memory: Memory) -
     def prices(memory: Memory) -> list[Prices]:
         return [Prices(collective, layout, memory) for layout in layouts]
 
-    mailed = MOVED if not collective.reduces else math.inf if memory is Memory.ONE_CACHE else MAILED
     taken, elsewhere = prices(memory), prices(Memory.NONE)
     steps = []
     for shorter, longest in pairwise(LENGTHS):
         nbytes = math.isqrt(shorter * longest)
         choice = _safest([table.seconds(nbytes) for table in taken])
-        if choice.algorithm == "shared" and longest > mailed:
+        if choice.algorithm == "shared" and longest > MAILED[collective.reduces]:
             choice = choice._replace(elsewhere=_safest([table.seconds(nbytes) for table in elsewhere]).algorithm)
         steps.append((longest, choice))
     grouped = [(choice, list(group)[-1][0]) for choice, group in groupby(steps, lambda step: step[1])]

@@ -15,9 +15,8 @@ segments of this length; a choice may have shorter ones."""
 
 
 class Memory(Enum):
-    """What the ranks of a node share, for an operation that they set up together: memory, and maybe a cache."""
+    """Whether an operation can go through memory that ranks share, which they must set up together."""
 
-    ONE_CACHE = "shared cache"
     TOGETHER = "shared"
     NONE = "messages"
 
@@ -49,7 +48,7 @@ class Case(NamedTuple):
     layout : Layout
         The ranks, on their nodes.
     memory : Memory
-        What the ranks of every node share.
+        Whether ranks of a node may share memory.
     """
 
     collective: Collective
@@ -120,7 +119,7 @@ class Row:
             self.collective is collective
             and (self.ranks is None or ranks <= self.ranks)
             and self.spread in (None, spread)
-            and (self.memory in (None, memory) or (self.memory, memory) == (Memory.TOGETHER, Memory.ONE_CACHE))
+            and self.memory in (None, memory)
         )
 
     def __str__(self) -> str:

@@ -18,8 +18,8 @@ from mpi4py import MPI
 
 from mpiagg.arrays import Array, cuts_of, ranges
 from mpiagg.errors import MismatchError, PlanError
-from mpiagg.schedules import MOST_LANES, Collective, Layout
-from mpiagg.tables import DIGEST_BYTES, Case, Settings, settings
+from mpiagg.schedules import MOST_LANES, Layout
+from mpiagg.tables import DIGEST_BYTES, Settings, settings
 from mpiagg.transport.gates import Gate
 from mpiagg.transport.memory import Block, SharedMemory
 from mpiagg.transport.nodes import Node
@@ -110,10 +110,6 @@ class Channel:
     def layout(self) -> Layout:
         """Which rank is on which node."""
         return self.node.layout
-
-    def case(self, collective: Collective, nbytes: int) -> Case:
-        """Return what a choice goes by, for a vector of ``nbytes`` on these ranks."""
-        return Case(collective, nbytes, self.layout, self.node.memory)
 
     @property
     def busy(self) -> bool:

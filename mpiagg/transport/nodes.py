@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import os
-from pathlib import Path
 from typing import Final
 
 import numpy as np
 from mpi4py import MPI
 
 from mpiagg.schedules import Layout
-from mpiagg.tables import Memory
 
 NODES: Final = "MPIAGG_NODES"
 """The environment variable that says how many ranks of the world each node has, as in ``2,2``: for tests, and
@@ -18,8 +16,6 @@ for ranks that are better looked at in smaller groups than nodes."""
 
 MOST_CPUS: Final = 4096
 """Processors are told apart up to this number."""
-
-_CPUS: Final = Path("/sys/devices/system/cpu")
 
 
 class Node:
@@ -42,8 +38,6 @@ class Node:
         All ranks of ``comm``.
     crowded : bool
         Whether the node has more ranks than processors to run them.
-    memory : Memory
-        What the ranks of every node share.
 
     Raises
     ------
@@ -64,11 +58,7 @@ class Node:
         comm.Allgather(first, firsts)
         self.layout = Layout.by_name(firsts.tolist())
         self.ranks = self.layout.nodes[self.layout.node_of(comm.Get_rank())]
-        processors = _processors(self.comm)
-        self.crowded = self.size > len(processors)
-        one_cache = np.array([processors <= _beside(min(processors))])
-        comm.Allreduce(MPI.IN_PLACE, one_cache, MPI.LAND)
-        self.memory = Memory.ONE_CACHE if one_cache[0] else Memory.TOGETHER
+        self.crowded = self.size > _processors(self.comm)
 
     def free(self) -> None:
         """Free the node's communicator."""
@@ -87,32 +77,11 @@ def _group_of_world_rank(rank: int, size: int) -> int:
     return layout.node_of(rank)
 
 
-def _processors(comm: MPI.Intracomm) -> set[int]:
-    """Return the processors that the ranks of a node may run on, each modulo ``MOST_CPUS``."""
+def _processors(comm: MPI.Intracomm) -> int:
+    """Return how many processors the ranks of a node may run on together."""
     mine = np.zeros(MOST_CPUS // 8, np.uint8)
     for cpu in os.sched_getaffinity(0):
         mine[cpu % MOST_CPUS // 8] |= 1 << cpu % 8
     everyone = np.empty_like(mine)
     comm.Allreduce(mine, everyone, MPI.BOR)
-    return set(np.flatnonzero(np.unpackbits(everyone, bitorder="little")).tolist())
-
-
-def _beside(cpu: int) -> set[int]:
-    """Return the processors that share the last level of a processor's caches, as Linux tells; if it does not, none."""
-    folders = _CPUS.glob(f"cpu{cpu}/cache/index*")
-    try:
-        caches = {int((folder / "level").read_text()): (folder / "shared_cpu_list").read_text() for folder in folders}
-    except (OSError, ValueError):
-        return set()
-    return _listed(caches[max(caches)]) if caches else set()
-
-
-def _listed(text: str) -> set[int]:
-    """Return the numbers in a list such as ``0-3,8``; none for what is no such list."""
-    found: set[int] = set()
-    for part in text.split(","):
-        first, _, last = part.strip().partition("-")
-        if not first.isdecimal() or not (last or first).isdecimal() or int(last or first) >= MOST_CPUS:
-            return set()
-        found.update(range(int(first), int(last or first) + 1))
-    return found
+    return int(np.unpackbits(everyone).sum())

@@ -1,9 +1,6 @@
 """Several nodes, played on one: the layout that is found, and collectives that go by it."""
 
-import os
-import tempfile
 from itertools import product
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,9 +10,7 @@ from restated import same_bits, values
 import mpiagg
 from mpiagg.schedules import Layout
 from mpiagg.transport import NOWHERE, channel_of
-from mpiagg.transport import nodes as transport_nodes
 from mpiagg.transport.nodes import NODES, Node
-from mpiagg.tuning import Memory
 
 pytestmark = pytest.mark.mpi
 
@@ -51,48 +46,6 @@ def test_the_layout_is_found(comm, rank, nodes):
 
 def test_all_ranks_are_on_one_node(comm, size):
     assert channel_of(comm).layout == Layout.of([size])
-
-
-@pytest.fixture
-def linux(monkeypatch):
-    """Return a function that tells this rank which processors share the last level of caches; till then nobody does."""
-    with tempfile.TemporaryDirectory() as folder:
-        monkeypatch.setattr(transport_nodes, "_CPUS", Path(folder))
-
-        def linux(text):
-            for cpu, (index, level) in product(os.sched_getaffinity(0), ((0, 1), (3, 3))):
-                cache = Path(folder, f"cpu{cpu}", "cache", f"index{index}")
-                cache.mkdir(parents=True)
-                (cache / "level").write_text(f"{level}\n")
-                (cache / "shared_cpu_list").write_text(f"{cpu}\n" if level == 1 else text)
-
-        yield linux
-
-
-EVERY = f"0-{max(os.sched_getaffinity(0))}\n"
-
-
-@pytest.mark.parametrize("told", ["", "0-", "-3", "a", EVERY.strip() + ",x", "0-99999", "4000\n"])
-def test_a_cache_is_shared_if_linux_says_so_on_all_ranks(world, rank, size, linux, told):
-    linux(told if rank == size - 1 else EVERY)
-    node = Node(world)
-    assert node.memory is Memory.TOGETHER
-    node.free()
-
-
-@pytest.mark.parametrize("told", [EVERY, EVERY.strip() + ",4000"])
-def test_a_cache_is_shared_by_all_who_may_be_beside(world, linux, told):
-    linux(told)
-    node = Node(world)
-    assert node.memory is Memory.ONE_CACHE
-    node.free()
-
-
-@pytest.mark.usefixtures("linux")
-def test_where_linux_does_not_say_no_cache_is_shared(world):
-    node = Node(world)
-    assert node.memory is Memory.TOGETHER
-    node.free()
 
 
 def test_communicators_that_cut_across_nodes(world, rank, nodes):

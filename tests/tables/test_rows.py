@@ -1,7 +1,5 @@
 """Rows, the first that fits, and the default table: complete, and what the model says."""
 
-from itertools import product
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -19,8 +17,7 @@ CASES = st.builds(Case, st.sampled_from(Collective), st.integers(0, 2**50), LAYO
 
 
 def first_fit(case, *tables):
-    """Say again what is taken: the first row that fits; who shares a cache shares memory, too."""
-    one_cache = case.memory is Memory.ONE_CACHE
+    """Say again what is taken: the first row that fits."""
     for table in tables:
         for row in table.rows:
             if (
@@ -28,7 +25,7 @@ def first_fit(case, *tables):
                 and (row.nbytes is None or case.nbytes <= row.nbytes)
                 and (row.ranks is None or case.layout.size <= row.ranks)
                 and (row.spread is None or row.spread is Spread.of(case.layout))
-                and (row.memory in {None, case.memory} or (one_cache and row.memory is Memory.TOGETHER))
+                and (row.memory is None or row.memory is case.memory)
             ):
                 return row.choice
     return None
@@ -126,12 +123,10 @@ def test_the_default_is_what_was_measured_to_be_best():
 
     for collective in Collective:
         mailed = 2**22 if collective.reduces else 2**16
-        for ranks, memory in product((2, 3, 8, 64), (Memory.ONE_CACHE, Memory.TOGETHER)):
+        for ranks in (2, 3, 8, 64):
             for nbytes in (0, 64, mailed):
-                assert takes(nbytes, ranks, collective=collective, memory=memory) == "shared"
-            always = collective.reduces and memory is Memory.ONE_CACHE
-            long = takes(2**26, ranks, collective=collective, memory=memory)
-            assert long == "shared" if always else long.startswith("shared, in other memory ")
+                assert takes(nbytes, ranks, collective=collective) == "shared"
+            assert takes(2**26, ranks, collective=collective).startswith("shared, in other memory ")
     assert takes(2**26, 4) == "shared, in other memory ring"
     assert [takes(nbytes, 1, 1, 1, 1) for nbytes in (64, 2**14, 2**16, 2**20, 2**22)] == [
         *("recursive_doubling", "recursive_doubling", "circulant", "ring", "ring, 2 lanes"),
