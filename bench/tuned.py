@@ -3,7 +3,8 @@
     sudo python bench/tuned.py [options of mpiagg bench]
 
 It saves ``bench/results/tuning-4x1-<library>.json``, the table, and ``allreduce-4x1-tuned-<library>.json``, with its
-picture: there ``auto`` is what a user of this cluster gets who has measured a table for it.
+picture: there ``auto`` is what a user of this cluster gets who has measured a table for it. A table that is there
+already is used; delete it to have another one measured.
 """
 
 import subprocess
@@ -22,5 +23,8 @@ TUNE = [
 SWEEPS = {"allreduce-4x1-tuned": [*FOUR_NODES, "env", f"MPIAGG_TUNING={TABLE}", *BENCH, *OPTIONS]}
 
 if __name__ == "__main__":
-    status = subprocess.call(TUNE)  # noqa: S603 - our own Python
-    sys.exit(status or main(SWEEPS))
+    if not TABLE.exists() and not {"-h", "--help"} & set(sys.argv):
+        RESULTS.mkdir(exist_ok=True)
+        if status := subprocess.call(TUNE):  # noqa: S603 - our own Python
+            sys.exit(status)
+    sys.exit(main(SWEEPS))

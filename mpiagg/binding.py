@@ -86,6 +86,27 @@ def bind(
     return Program(rounds, releases, sum(binder.nbytes for binder in binders), sent)
 
 
+def scratch_length(schedule: Sequence[Round], lanes: Sequence[Lane]) -> int:
+    """Return how many elements of scratch a bound schedule has, where values travel as they are."""
+    return sum(max((_arriving(lane, a_round) for a_round in schedule), default=0) for lane in lanes)
+
+
+def _arriving(lane: Lane, a_round: Round) -> int:
+    """Return how many elements arrive in a round that do not land in the buffer at once."""
+    return sum(stop - start for step in a_round if step.action in _ASIDE for start, stop in _runs(lane, step))
+
+
+def _runs(lane: Lane, step: Step) -> Iterator[Run]:
+    """Yield the contiguous ranges of the buffer that a step's chunks make up, without the empty ones."""
+    start = stop = 0
+    for first, last in lane[step.chunk : step.chunk + step.count]:
+        if first != stop and start < stop:
+            yield start, stop
+        start, stop = (start if first == stop else first), last
+    if start < stop:
+        yield start, stop
+
+
 class _Place(NamedTuple):
     """Where a lane of a schedule runs."""
 
@@ -135,13 +156,13 @@ class _Binder:
         return self.spare.nbytes
 
     def bind(self, schedule: Sequence[Round]) -> tuple[BoundRound, ...]:
-        self.spare = scratch(max(map(self._arriving, schedule), default=0), self.spare.dtype)
+        self.spare = scratch(self._scratch(schedule), self.spare.dtype)
         rounds = [self._bind_round(index, a_round) for index, a_round in enumerate(schedule)]
         return tuple(a_round for a_round in rounds if a_round.starts or a_round.folds)
 
-    def _arriving(self, a_round: Round) -> int:
-        """Return how much scratch a round needs for what it receives to reduce."""
-        return sum(stop - start for step in a_round if step.action in _ASIDE for start, stop in self._runs(step))
+    def _scratch(self, schedule: Sequence[Round]) -> int:
+        """Return how much scratch there must be for what a round receives to reduce."""
+        return scratch_length(schedule, (self.place.lane,))
 
     def _bind_round(self, index: int, a_round: Round) -> BoundRound:
         draft, used = _Draft(), 0
@@ -199,14 +220,7 @@ class _Binder:
         return self.place.buffer[run[0] : run[1]]
 
     def _runs(self, step: Step) -> Iterator[Run]:
-        """Yield the contiguous ranges of the buffer that a step's chunks make up, without the empty ones."""
-        start = stop = 0
-        for first, last in self.place.lane[step.chunk : step.chunk + step.count]:
-            if first != stop and start < stop:
-                yield start, stop
-            start, stop = (start if first == stop else first), last
-        if start < stop:
-            yield start, stop
+        return _runs(self.place.lane, step)
 
 
 class _WireBinder(_Binder):
@@ -241,13 +255,12 @@ class _WireBinder(_Binder):
             self.decoded[number] = scratch(max(lengths, default=0), self.place.buffer.dtype)
         return super().bind(schedule)
 
-    def _arriving(self, a_round: Round) -> int:
-        return sum(
-            self.wire.codec.nbytes(stop - start)
-            for step in a_round
-            if step.action in _ASIDE
-            for start, stop in self._runs(step)
-        )
+    def _scratch(self, schedule: Sequence[Round]) -> int:
+        def arriving(a_round: Round) -> int:
+            runs = (run for step in a_round if step.action in _ASIDE for run in self._runs(step))
+            return sum(self.wire.codec.nbytes(stop - start) for start, stop in runs)
+
+        return max(map(arriving, schedule), default=0)
 
     def _bind_finish(self, draft: _Draft, run: Run) -> None:
         super()._bind_finish(draft, run)

@@ -8,7 +8,7 @@ from functools import partial
 from typing import Final
 
 from mpiagg.arrays import Array
-from mpiagg.binding import bind
+from mpiagg.binding import bind, scratch_length
 from mpiagg.operation import Operation
 from mpiagg.program import BoundRound, Deferred, Program, in_turn
 from mpiagg.schedules import Action, Collective, Round, algorithm
@@ -39,10 +39,7 @@ def bind_on_node(channel: Channel, operation: Operation, buffer: Array, tag: int
     Where there is not enough memory to share, all goes by messages.
     """
     ground = _Ground(channel, operation, buffer, tag)
-    try:
-        return ground.called() if tag == SHARED_TAG else ground.planned()
-    except MemoryError:
-        return ground.by_messages()
+    return ground.called() if tag == SHARED_TAG else ground.planned()
 
 
 class _Ground:
@@ -56,7 +53,11 @@ class _Ground:
         # Within one node there is nothing but what its ranks share; across nodes there are messages.
         self.all_here = self.node.size == operation.size
         short = operation.nbytes <= min(ONE_SHOT, self.segment)
-        self.mailed = self.all_here and operation.choice.elsewhere is None
+        elsewhere = operation.choice.elsewhere if self.all_here else None  # other nodes have other memory
+        self.mailed = self.all_here and elsewhere is None
+        self.messages = operation
+        if elsewhere is not None:
+            self.messages = replace(operation, choice=operation.choice._replace(algorithm=elsewhere, elsewhere=None))
         self.one_shot = self.all_here and short and operation.collective is Collective.ALLREDUCE
 
     # -- made by all ranks together
@@ -66,14 +67,15 @@ class _Ground:
         memory, busy = self.channel.memory, self.channel.busy
         positions = memory.tell(self.position)
         mapped = NOWHERE not in positions
-        if self.one_shot or (self.mailed and not mapped):
-            block = memory.take(LINE + 2 * self._box(), busy=busy)
-            program = self._by_mail(Gate(block, self.node.place), block)
-        elif mapped:
-            block = memory.take(LINE, busy=busy)
-            program = self._in_place(Gate(block, self.node.place), positions)
-        else:
+        by_mail = self.one_shot or (self.mailed and not mapped)
+        if not (by_mail or mapped):
             return self.by_messages()
+        try:
+            block = memory.take(LINE + (2 * self._box() if by_mail else 0), busy=busy)
+        except MemoryError:
+            return self.by_messages()
+        gate = Gate(block, self.node.place)
+        program = self._by_mail(gate, block) if by_mail else self._in_place(gate, positions)
         back = Program((), (partial(memory.give_back, block),), block.nbytes)
         return replace(in_turn(program, back), sent_bytes=self._sent_bytes())
 
@@ -88,7 +90,7 @@ class _Ground:
             gate, block = self.channel.ground(LINE + 2 * SEGMENT)
         except MemoryError:
             memory.refused = True
-            raise
+            return self.by_messages()
         leave = BoundRound((gate.leave,), (), (), ())
         if self.operation.nbytes <= ANNOUNCED:
             if not self.all_here:
@@ -99,7 +101,10 @@ class _Ground:
         met = gate_round(gate, self.operation.label, 0)
         announce = BoundRound((gate.enter, partial(gate.announce, self.position), *met.starts), *met[1:])
         found = _Found(gate, partial(self._where_they_lie, gate, block))
-        return Program((announce, Deferred(found.program).as_round(), leave), (found.release,), 0, self._sent_bytes())
+        o = self.messages
+        nbytes = 0 if self.mailed else self.buffer.itemsize * scratch_length(o.schedule(), o.lanes())
+        rounds = (announce, Deferred(found.program).as_round(), leave)
+        return Program(rounds, (found.release,), nbytes, self._sent_bytes())
 
     def _where_they_lie(self, gate: Gate, block: Block, positions: tuple[Position, ...]) -> Program:
         if NOWHERE not in positions:
@@ -108,10 +113,10 @@ class _Ground:
 
     def _sent_bytes(self) -> int:
         """Return how many bytes this rank hands to others in one run: as many as messages would carry."""
-        steps = [step for a_round in self.operation.schedule() for step in a_round if step.action is Action.SEND]
+        steps = [step for a_round in self.messages.schedule() for step in a_round if step.action is Action.SEND]
         return self.buffer.itemsize * sum(
             stop - start
-            for lane in self.operation.lanes()
+            for lane in self.messages.lanes()
             for step in steps
             for start, stop in lane[step.chunk : step.chunk + step.count]
         )
@@ -125,22 +130,24 @@ class _Ground:
 
     def by_messages(self) -> Program:
         """Return the program that sends messages within the node, too."""
-        o = self.operation
-        if o.choice.elsewhere is not None:
-            o = replace(o, choice=o.choice._replace(algorithm=o.choice.elsewhere, elsewhere=None))
+        o = self.messages
         return bind(self.channel, o.schedule(), self.buffer, o.lanes(), o.reduction, label=o.label, tag=self.tag)
 
     def _box(self) -> int:
         """Return the bytes of a mailbox: of few sizes, so that a block serves plans of other lengths after this one."""
         enough = 1 << max(self.operation.nbytes - 1, LINE - 1).bit_length()
-        return min(enough, -(-self.segment // LINE) * LINE)
+        return min(enough, -(-self._segment() // LINE) * LINE)
+
+    def _segment(self) -> int:
+        """Return the bytes that go through a mailbox at a time: of a chunk for each rank, two elements at least."""
+        return max(self.segment, 2 * self.operation.size * self.buffer.itemsize)
 
     def _by_mail(self, gate: Gate, block: Block) -> Program:
         """Return the program that copies through mailboxes, a segment after the other."""
         o = self.operation
         # The boxes lie in the same places for all who share the block, so that nobody writes where another still reads.
         box = (block.nbytes - LINE) // 2
-        room = min(box, self.segment) // self.buffer.itemsize
+        room = min(box, self._segment()) // self.buffer.itemsize
         if o.length > room:
             room -= o.size  # where each rank's chunk is cut, each part may have an element more than the others
         lanes = [[(0, o.length)]] if self.one_shot else o.lanes(max(1, -(-o.length // max(1, room))))

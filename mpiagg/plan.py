@@ -48,7 +48,7 @@ class Plan(Generic[Result]):
     channel : Channel
         Where its messages travel.
     program : Program
-        What it runs; from :func:`mpiagg.program.bind`.
+        What it runs; from :func:`mpiagg.binding.bind`.
     result : object
         What running the plan returns.
     label : str
@@ -178,7 +178,7 @@ class Plan(Generic[Result]):
     def wait_for(self, test: Callable[[], bool], awaited: Awaited | Arrival | Interleaved) -> None:
         """Wait within a run until ``test()`` succeeds; ``awaited`` says what that is for."""
         self._awaited = awaited
-        for _ in range(self._spins if isinstance(awaited, Arrival) else 0):
+        for _ in range(self._spins if isinstance(awaited.now, Arrival) else 0):
             if test():
                 return
         self._wait(test)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from operator import index
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -12,6 +12,9 @@ from mpi4py import MPI
 
 from mpiagg.arrays import Array, working_dtype
 from mpiagg.transport import Channel, channel_of
+
+MOST_BYTES: Final = 2**62
+"""What ranks tell one another of sizes has to fit an integer of 8 bytes."""
 
 
 def empty(
@@ -21,6 +24,7 @@ def empty(
 
     Collectives on ``comm`` find by themselves that an array, or a contiguous part of one, lies in such memory. Where
     that is so on every rank of a node, its ranks reduce the vectors where they are: each its part of all of them.
+    ``reduce`` and ``reduce_scatter`` gain nothing: their ranks do not all get the whole vector.
 
     Parameters
     ----------
@@ -40,7 +44,7 @@ def empty(
     Raises
     ------
     ValueError
-        For a negative shape.
+        For a negative shape, or one of more than 2**62 bytes.
     TypeError
         For a dtype that cannot travel.
     MismatchError
@@ -57,6 +61,8 @@ def empty(
             raise ValueError(f"negative dimensions are not allowed: {shape}")
         wanted = np.dtype(dtype)
         working_dtype(wanted)
+        if math.prod(lengths) * wanted.itemsize > MOST_BYTES:
+            raise ValueError(f"an array of shape {shape} and dtype {wanted} is too large for any memory")
         made.append((lengths, wanted))
         return "empty"
 

@@ -42,7 +42,7 @@ def simulate(
     op : {"sum", "avg", "min", "max", "prod"}
         How values are combined.
     algorithm : str
-        A name from :func:`mpiagg.algorithms`, or ``"auto"``.
+        A name from :func:`mpiagg.algorithms`, or ``"auto"``: what is taken for vectors in registered memory.
     lanes, wire
         As for :func:`mpiagg.allreduce`.
     nodes : sequence of int, optional

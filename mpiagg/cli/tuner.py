@@ -15,6 +15,7 @@ from mpi4py import MPI
 from mpiagg.arrays import Array
 from mpiagg.cli import contest, machine
 from mpiagg.cli.competitors import Competitor, Task, registered_zeros
+from mpiagg.on_node import ANNOUNCED
 from mpiagg.schedules import TABLE, Cluster, Collective, Layout, algorithms
 from mpiagg.schedules.model import Pricing
 from mpiagg.tables import SEGMENT, Case, Choice, Memory, Origin, Row, Settings, Spread, Table, settings
@@ -122,7 +123,10 @@ class Tuner:
         """Return what candidates take; collective."""
         count = self._count(nbytes)
         task = Task(collective, self.comm, count, self._dtype, "sum", 0)
-        tasks = [task] if self._memory is None else [task, replace(task, memory=self._memory)]
+        # What not all ranks get is not reduced in place.
+        in_place = collective not in (Collective.REDUCE, Collective.REDUCE_SCATTER)
+        registered = in_place and self._memory is not None
+        tasks = [task, replace(task, memory=self._memory)] if registered else [task]
         first = [Choice(name) for name in candidates(collective, self.layout, nbytes)]
         times = self._hold(tasks, first, contest.Pace(3, 1, seconds / 4))
         contenders: dict[Choice, None] = {}
@@ -203,7 +207,9 @@ def rows_of(collective: Collective, layout: Layout, times: Mapping[int, Times]) 
         for nbytes in lengths:
             usual = Settings().found(Case(collective, nbytes, layout, memory)).choice
             before = [choice for choice, _ in steps[-1:]]
-            steps.append((chosen(able[nbytes], [usual, *before]), nbytes))
+            # Shorter vectors of calls are always copied, and other nodes have other memory.
+            apart = spread is Spread.ONE_NODE and nbytes > ANNOUNCED
+            steps.append((chosen(able[nbytes], [usual, *before], apart=apart), nbytes))
         for choice, group in groupby(steps, lambda step: step[0]):
             same = [nbytes for _, nbytes in group]
             told = {nbytes: {str(one): taken for one, taken in able[nbytes].items()} for nbytes in same}
@@ -224,13 +230,13 @@ def _fastest(times: Times) -> str:
     return f"{best} {1e6 * times[best]:.1f} us"
 
 
-def chosen(times: Times, before_others: Sequence[Choice]) -> Choice:
-    """Return the choice to take: for vectors in registered memory, and by what messages elsewhere if that is faster."""
+def chosen(times: Times, before_others: Sequence[Choice], *, apart: bool) -> Choice:
+    """Return the choice to take: for vectors in registered memory and, if ``apart``, by what messages elsewhere."""
     in_registered = {one.choice: taken for one, taken in times.items()}
     in_registered |= {one.choice: taken for one, taken in times.items() if one.registered}
     choice = preferred(in_registered, [other._replace(elsewhere=None) for other in before_others])
-    if not any(one.registered and one.choice == choice for one in times):
-        return choice  # messages in any memory
+    if not (apart and any(one.registered and one.choice == choice for one in times)):
+        return choice
     messages = {
         one.choice: taken
         for one, taken in times.items()

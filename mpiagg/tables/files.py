@@ -129,7 +129,11 @@ def _row(value: object) -> Row:
     segment = _or_none("segment", given.get("segment"), BLOCK, SEGMENT)
     if segment is not None and segment % BLOCK:
         raise ValueError(f"segment must be a multiple of {BLOCK}, not {segment}")
-    spread, memory = given.get("layout"), given.get("memory")
+    spread = None if given.get("layout") is None else _word("layout", given["layout"], Spread)
+    memory = None if given.get("memory") is None else _word("memory", given["memory"], Memory)
+    one_node = (spread, memory) == (Spread.ONE_NODE, Memory.TOGETHER)
+    if elsewhere is not None and not (one_node and algorithm(name).owned is not None):
+        raise ValueError("elsewhere is for algorithms that use shared memory, on one node with memory 'shared'")
     return Row(
         collective,
         Choice(
@@ -140,8 +144,8 @@ def _row(value: object) -> Row:
         ),
         _or_none("bytes", given.get("bytes"), 0, MOST_BYTES),
         _or_none("ranks", given.get("ranks"), 1, MOST_RANKS),
-        None if spread is None else _word("layout", spread, Spread),
-        None if memory is None else _word("memory", memory, Memory),
+        spread,
+        memory,
         _times(given.get("times", {})),
     )
 

@@ -43,7 +43,8 @@ GATE: Final = 0.5e-6
 MEMORY: Final = 10e9
 """Bytes that a rank copies in a second, in memory that it shares."""
 
-MAILED: Final = {True: 4 * 2**20, False: 64 * 2**10}
+MAILED: Final = 4 * 2**20
+MOVED: Final = 64 * 2**10
 """Bytes up to which vectors that lie elsewhere go through shared memory: those that are reduced, and others."""
 
 TOLERANCE: Final = 1.03
@@ -142,12 +143,12 @@ def _ladder(collective: Collective, layouts: Sequence[Layout], memory: Memory) -
     def prices(memory: Memory) -> list[Prices]:
         return [Prices(collective, layout, memory) for layout in layouts]
 
-    taken, elsewhere = prices(memory), prices(Memory.NONE)
+    taken, elsewhere = prices(memory), prices(Memory.NONE) if memory is Memory.TOGETHER else []
     steps = []
     for shorter, longest in pairwise(LENGTHS):
         nbytes = math.isqrt(shorter * longest)
         choice = _safest([table.seconds(nbytes) for table in taken])
-        if choice.algorithm == "shared" and longest > MAILED[collective.reduces]:
+        if choice.algorithm == "shared" and longest > (MAILED if collective.reduces else MOVED):
             choice = choice._replace(elsewhere=_safest([table.seconds(nbytes) for table in elsewhere]).algorithm)
         steps.append((longest, choice))
     grouped = [(choice, list(group)[-1][0]) for choice, group in groupby(steps, lambda step: step[1])]

@@ -70,8 +70,8 @@ class Choice(NamedTuple):
     segment : int or None
         Bytes that go through shared memory at a time; None for ``SEGMENT``.
     elsewhere : str or None
-        What is taken, by messages, where not all vectors lie in memory that the ranks of a node share. None: the same
-        algorithm, and what is reduced goes through memory all the same, by copies.
+        On one node: what is taken, by messages, where not all vectors lie in memory that the ranks share. None: the
+        same algorithm, and vectors are copied through memory.
     """
 
     algorithm: str

@@ -30,6 +30,10 @@ IN_ORDER: Final = machine() in {"x86_64", "AMD64"}
 """Whether processors of this kind keep stores in their order, and loads in theirs."""
 
 
+_ANNOUNCED: Final = (1, 3)
+"""Where announcements lie in a rank's line, in words; its counter is the first."""
+
+
 class Gate:
     """A gate for the ranks of a node.
 
@@ -86,13 +90,18 @@ class Gate:
             raise PlanError("an error has left an earlier call on this communicator in the middle of its run")
         self._inside = True
 
+    # There are two places for announcements, used in turn from gate to gate: while a slow rank still reads one, a fast
+    # one may be in its next operation, but it cannot pass the next gate.
+
     def announce(self, position: Position) -> None:
         """Say where our array lies, before we come to the next gate."""
-        self._own[1], self._own[2] = position
+        place = _ANNOUNCED[(self.count + 1) & 1]
+        self._own[place], self._own[place + 1] = position
 
     def positions(self) -> tuple[Position, ...]:
-        """Return where the arrays of all who came lie."""
-        return tuple(Position(head[1], head[2]) for head in self._heads)
+        """Return where the arrays of all lie, as they announced it before they came to the gate that is now passed."""
+        place = _ANNOUNCED[self.count & 1]
+        return tuple(Position(head[place], head[place + 1]) for head in self._heads)
 
     def leave(self) -> None:
         """Say that the operation is over on this rank."""

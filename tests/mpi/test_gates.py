@@ -72,6 +72,18 @@ def test_what_is_announced_is_there_for_all():
     assert first.positions() == second.positions() == (Position(3, 4096), Position(-1, 0))
 
 
+def test_the_next_announcement_leaves_the_last_to_be_read():
+    first, second = gates(2)
+    for turn in range(4):
+        first.announce(Position(turn, 64))
+        second.announce(Position(-1, 0))
+        for gate in (first, second):
+            gate.come()
+        assert first.positions() == (Position(turn, 64), Position(-1, 0))
+        first.announce(Position(9, 0))  # of its next call; the other has not read yet
+        assert second.positions() == (Position(turn, 64), Position(-1, 0))
+
+
 def test_a_call_that_was_left_in_the_middle_is_told():
     first, _ = gates(2)
     first.enter()

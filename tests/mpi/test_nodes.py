@@ -8,7 +8,8 @@ from mpi4py import MPI
 from restated import same_bits, values
 
 import mpiagg
-from mpiagg.schedules import Layout
+from mpiagg.schedules import Collective, Layout
+from mpiagg.tables import Case, Choice, settings
 from mpiagg.transport import NOWHERE, channel_of
 from mpiagg.transport.nodes import NODES, Node
 
@@ -99,6 +100,23 @@ def test_the_bits_of_the_simulation(comm, rank, size, nodes, place):
             for _ in range(2):
                 assert same_bits(plan(), simulated), (length, op, lanes)
                 out[:] = 0
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_across_nodes_all_take_one_algorithm_wherever_vectors_lie(comm, rank, size, nodes, place):
+    """What a choice has for vectors elsewhere is for one node: another has other memory, or nobody to share it with."""
+    channel, length = channel_of(comm), 20_001
+    vectors = [values(peer, length, "float32", 0) for peer in range(size)]
+    wanted = mpiagg.simulate(vectors, algorithm="hierarchical", nodes=nodes)[rank]
+    x = vectors_at(place, comm, length, "float32")
+    with settings().trying(Case(Collective.ALLREDUCE, 0, channel.layout), Choice("hierarchical", elsewhere="tree")):
+        plan = mpiagg.allreduce_init(x, out=x, comm=comm)
+        for call in (plan, lambda: mpiagg.allreduce(x, out=x, comm=comm)):
+            x[:] = vectors[rank]
+            call()
+            assert len(nodes) == 1 or same_bits(x, wanted)
+    plan.free()
+    channel.known.clear()
 
 
 def test_vectors_that_lie_elsewhere_each_time(comm, rank, size, nodes):

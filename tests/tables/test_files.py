@@ -1,6 +1,7 @@
 """Tables as files: they come back as they were, and whatever is wrong with one is told and named."""
 
 import copy
+import dataclasses
 import json
 from pathlib import Path
 
@@ -22,13 +23,17 @@ TIMES = st.dictionaries(st.integers(0, 2**40), st.dictionaries(st.text(max_size=
 @st.composite
 def rows(draw):
     collective, name = draw(st.sampled_from(SERVED))
+    spread, memory = draw(st.none() | st.sampled_from(Spread)), draw(st.none() | st.sampled_from(Memory))
+    elsewhere = None
+    if (name, spread, memory) == ("shared", Spread.ONE_NODE, Memory.TOGETHER):
+        elsewhere = draw(st.none() | st.sampled_from([other for served, other in SERVED if served is collective]))
     return Row(
         collective,
-        Choice(name, draw(st.integers(1, 64)), None, draw(SEGMENTS)),
+        Choice(name, draw(st.integers(1, 64)), None, draw(SEGMENTS), elsewhere),
         draw(st.none() | st.integers(0, 2**62)),
         draw(st.none() | st.integers(1, 2**24)),
-        draw(st.none() | st.sampled_from(Spread)),
-        draw(st.none() | st.sampled_from(Memory)),
+        spread,
+        memory,
         draw(TIMES),
     )
 
@@ -39,6 +44,25 @@ TABLES = st.builds(Table, st.just("t"), st.lists(rows(), max_size=5).map(tuple),
 @given(TABLES)
 def test_tables_come_back_as_they_were(table):
     assert table_of("t", json.loads(text_of(table))) == table
+
+
+def test_tables_that_choose_otherwise_have_other_digests():
+    """Ranks compare them before they choose; a rank that chooses otherwise would hang the others."""
+    row = table_of("t", CONTENT).rows[0]
+    others = [
+        dataclasses.replace(row, choice=row.choice._replace(**changes))
+        for changes in (
+            *({"algorithm": "direct"}, {"lanes": 3}, {"segment": 8192}, {"segment": None}),
+            *({"elsewhere": "ring"}, {"elsewhere": None}),
+        )
+    ]
+    others += [
+        dataclasses.replace(row, nbytes=7),
+        dataclasses.replace(row, ranks=None),
+        dataclasses.replace(row, memory=None),
+    ]
+    digests = {Settings(Table("t", (each,))).digest() for each in (row, *others)}
+    assert len(digests) == len(others) + 1
 
 
 def test_files_come_back_as_they_were(tmp_path):
@@ -54,7 +78,7 @@ ROW = {
     "ranks": 4,
     "layout": "one node",
     "memory": "shared",
-    "algorithm": "ring",
+    "algorithm": "shared",
     "lanes": 2,
     "segment": 4096,
     "elsewhere": "tree",
@@ -99,6 +123,9 @@ WRONG = [
     (changed(lanes=65), "row 2: lanes must be an integer from 1 to 64"),
     (changed(segment=4097), "row 2: segment must be a multiple of 4096, not 4097"),
     (changed(segment=2 * SEGMENT), "row 2: segment must be an integer from 4096 to"),
+    (changed(algorithm="ring"), "row 2: elsewhere is for algorithms that use shared memory, on one node"),
+    (changed(layout="several ranks a node"), "row 2: elsewhere is for algorithms that use shared memory, on one node"),
+    (changed(memory=None), "row 2: elsewhere is for algorithms that use shared memory, on one node"),
     (changed(elsewhere="rung"), "row 2: unknown algorithm 'rung'"),
     (changed(collective="broadcast", elsewhere="circulant"), "row 2: algorithm 'circulant' does not serve broadcast"),
     (changed(wire="fp16"), "row 2: unknown field 'wire'"),
@@ -154,7 +181,7 @@ def test_what_cannot_be_read_is_told(path):
 
 def test_the_content_that_others_are_made_of_is_right():
     """A negative control of the tests above: they refuse for what was changed."""
-    assert table_of("t", copy.deepcopy(CONTENT)).rows[0].choice == Choice("ring", 2, None, 4096, "tree")
+    assert table_of("t", copy.deepcopy(CONTENT)).rows[0].choice == Choice("shared", 2, None, 4096, "tree")
     assert table_of("t", changed(ranks=None)).rows[1].ranks is None
 
 
