@@ -11,11 +11,11 @@ What the model leaves out is put right here, in words:
 - Two lanes pay every latency twice, and hide half of the reduction behind the other lane's transfer. Within a node
   they hide nothing: the processor that reduces is the one that moves the bytes.
 - Through shared memory, a round is a gate, and bytes are copied once, where messages copy them in and out.
-- Vectors that not all lie there must be copied into it and out of it. Up to 4 MiB that was measured to be faster than
+- Vectors that not all lie there must be copied into it and out of it. Up to 1 MiB that was measured to be faster than
   messages. Longer vectors are reduced by messages: where the cores of two ranks share a cache, copies would still take
   0.6 to 0.7 of the time, but where they do not, reading what another core has just written is several times slower
-  than reading what lies in memory, and they take 2 to 3.5 times as long. What is only moved goes by messages from
-  64 KiB on: the MPI library copies it once.
+  than reading what lies in memory, and they take up to 3.8 times as long (``bench/elsewhere.py``). What is only moved
+  goes by messages from 64 KiB on: the MPI library copies it once.
 
 A row is for ranges of lengths and ranks. It has the algorithm that is at worst the smallest multiple of the best price,
 for the middle of the lengths and for the fewest ranks, three quarters of the most, and the most; within 3 %, the first
@@ -43,7 +43,7 @@ GATE: Final = 0.5e-6
 MEMORY: Final = 10e9
 """Bytes that a rank copies in a second, in memory that it shares."""
 
-MAILED: Final = 4 * 2**20
+MAILED: Final = 2**20
 MOVED: Final = 64 * 2**10
 """Bytes up to which vectors that lie elsewhere go through shared memory: those that are reduced, and others."""
 

@@ -122,7 +122,7 @@ def test_the_default_is_what_was_measured_to_be_best():
         return str(Settings().found(Case(collective, nbytes, Layout.of(sizes), memory)).choice)
 
     for collective in Collective:
-        mailed = 2**22 if collective.reduces else 2**16
+        mailed = 2**20 if collective.reduces else 2**16
         for ranks in (2, 3, 8, 64):
             for nbytes in (0, 64, mailed):
                 assert takes(nbytes, ranks, collective=collective) == "shared"
