@@ -20,7 +20,8 @@ UNITS = {2**20: "MiB", 2**10: "KiB", 1: "B"}
 def page() -> str:
     """Return the text of the page, with its tables."""
     text = PAGE.read_text()
-    for name, table in {"node": _node(), "network": _network(), "goals": _goals(), "overhead": _overhead()}.items():
+    tables = [_node, _elsewhere, _network, _goals, _overhead]
+    for name, table in ((make.__name__.removeprefix("_"), make()) for make in tables):
         # Once: after an empty place the pattern would match again, up to the end of the next.
         text = re.sub(PLACE.format(name), lambda _, table=table: table + "\n", text, count=1, flags=re.DOTALL)
     return text
@@ -38,6 +39,22 @@ def _node() -> str:
         lines.append(_ratios("any array / MPI_Allreduce", other, sizes, "auto", "native"))
         lines.append(_ratios("registered / plain copy", one, sizes, "auto", "copy"))
         lines.append(_ratios("registered / Gloo", one, sizes, "auto", "gloo") + "\n")
+    return "\n".join(lines)
+
+
+def _elsewhere() -> str:
+    lines = []
+    for path in sorted((BENCH / "results").glob("elsewhere-*.json")):
+        rows = json.loads(path.read_text())["rows"]
+        sizes = [row["size"] for row in rows]
+        for how in ("together", "apart"):
+            found = {row["size"]: {name: us[how] for name, us in row["time_us"].items() if how in us} for row in rows}
+            lines.append(_head(f"{path.stem}, {how}", sizes))
+            lines.append("| turns | " + " | ".join(str(row["turns"][how]) for row in rows) + " |")
+            for name in ("ring, by messages", "mailboxes, segments of 1024 KiB"):
+                words = name.partition(",")[0]
+                lines.append(_ratios(f"{words} / MPI_Allreduce", found, sizes, name, "MPI_Allreduce"))
+            lines[-1] += "\n"
     return "\n".join(lines)
 
 
