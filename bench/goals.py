@@ -135,7 +135,8 @@ def table(results: Path = RESULTS) -> list[list[str]]:
     """Return the table, with its head."""
     lines = [["case", "measured in", "goal", *LIBRARIES.values()]]
     for goal in GOALS:
-        most = " / ".join(f"{limit:.3g}" for limit in dict.fromkeys(map(goal.limit, LIBRARIES)))
+        limits = dict.fromkeys(f"{goal.limit(library):.3g}" for library in LIBRARIES)
+        most = next(iter(limits)) if len(limits) == 1 else " and ".join(limits)
         for setting in goal.settings:
             cells = [cell(find(goal, setting, library, results), goal.limit(library)) for library in LIBRARIES]
             lines.append([goal.case, setting, f"{goal.algorithm} / {goal.over} <= {most}", *cells])

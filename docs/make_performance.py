@@ -14,6 +14,9 @@ from typing import Any
 PAGE = Path(__file__).with_name("performance.md")
 BENCH = Path(__file__).parents[1] / "bench"
 PLACE = "(?<=<!-- {} -->\n).*?(?=<!-- end -->)"
+FEWEST_TURNS = 5
+"""Of fewer turns no median is told."""
+
 UNITS = {2**20: "MiB", 2**10: "KiB", 1: "B"}
 
 
@@ -48,7 +51,10 @@ def _elsewhere() -> str:
         rows = json.loads(path.read_text())["rows"]
         sizes = [row["size"] for row in rows]
         for how in ("together", "apart"):
-            found = {row["size"]: {name: us[how] for name, us in row["time_us"].items() if how in us} for row in rows}
+            found = {
+                row["size"]: {name: us[how] for name, us in row["time_us"].items() if row["turns"][how] >= FEWEST_TURNS}
+                for row in rows
+            }
             lines.append(_head(f"{path.stem}, {how}", sizes))
             lines.append("| turns | " + " | ".join(str(row["turns"][how]) for row in rows) + " |")
             for name in ("ring, by messages", "mailboxes, segments of 1024 KiB"):

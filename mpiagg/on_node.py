@@ -20,7 +20,8 @@ ONE_SHOT: Final = 4 * 2**10
 """Bytes up to which every rank reduces everything by itself: one gate then, and two for longer vectors."""
 
 ANNOUNCED: Final = 32 * 2**10
-"""Bytes from which calls first ask whether all vectors lie in shared memory; shorter ones are copied anyway."""
+"""Bytes from which calls first ask whether all vectors lie in shared memory; shorter ones are copied anyway. Between
+nodes, shorter ones go by messages, within the nodes, too: more gates between the messages took longer."""
 
 
 def serves(channel: Channel, operation: Operation) -> bool:
@@ -66,7 +67,7 @@ class _Ground:
         """Return the program for vectors that stay where they are."""
         memory, busy = self.channel.memory, self.channel.busy
         positions = memory.tell(self.position)
-        mapped = NOWHERE not in positions
+        mapped = NOWHERE not in positions and (self.all_here or self.operation.nbytes > ANNOUNCED)
         by_mail = self.one_shot or (self.mailed and not mapped)
         if not (by_mail or mapped):
             return self.by_messages()

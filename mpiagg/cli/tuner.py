@@ -234,6 +234,9 @@ def chosen(times: Times, before_others: Sequence[Choice], *, apart: bool) -> Cho
     """Return the choice to take: for vectors in registered memory and, if ``apart``, by what messages elsewhere."""
     in_registered = {one.choice: taken for one, taken in times.items()}
     in_registered |= {one.choice: taken for one, taken in times.items() if one.registered}
+    if not any(one.registered for one in times):
+        # What is taken elsewhere is all there is.
+        before_others = [Choice(other.elsewhere or other.algorithm, other.lanes) for other in before_others]
     choice = preferred(in_registered, [other._replace(elsewhere=None) for other in before_others])
     if not (apart and any(one.registered and one.choice == choice for one in times)):
         return choice

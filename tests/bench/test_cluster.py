@@ -171,8 +171,16 @@ def test_a_time_limit_gives_a_status_of_its_own(monkeypatch):
     assert done.output == "Error: ('sleep', '--odd', '9') took more than 0.5\n"
 
 
+@pytest.fixture
+def heard():
+    """Have what the test starts hear interrupts, which all ignore that a shell has started in the background."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
 @needs_nodes
-@pytest.mark.usefixtures("nothing_stays")
+@pytest.mark.usefixtures("nothing_stays", "heard")
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_signals_take_it_down(number):
     with command("--", sys.executable, "-c", SLEEP) as process:

@@ -146,6 +146,7 @@ same(chosen(of_both(1.0, 3.05, ring=3.0), [shared], apart=True), shared)  # what
 same(chosen(of_both(1.0, 3.0, ring=2.95), [mixed], apart=True), mixed)
 same(chosen(of_both(1.0, 2.0) | {Candidate(lanes): 1.5}, [], apart=True), shared)  # other lanes cannot be said
 same(chosen(of_both(4.0, 4.0, ring=3.0), [shared], apart=True), ring)
+same(chosen({Candidate(shared): 1.0, Candidate(ring): 1.01}, [mixed], apart=True), ring)  # never in place
 
 # One node: two kinds of memory; neighbours that agree are one row; limits lie in the middle.
 node = Layout.of([2])
