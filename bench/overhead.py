@@ -7,6 +7,7 @@ each other of a store, nor what a rank waits for the other.
 """
 
 import json
+import os
 import sys
 import time
 from collections.abc import Callable
@@ -79,6 +80,15 @@ def pieces(send: MPI.Prequest, receive: MPI.Prequest) -> dict[str, Callable[[], 
     }
 
 
+def there_and_back() -> float:
+    """Return the nanoseconds in which a core goes from one of two ranks to the other, and back."""
+    allowed = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {MPI.COMM_WORLD.bcast(min(allowed))})
+    found = ns(os.sched_yield, together=True)
+    os.sched_setaffinity(0, allowed)
+    return found
+
+
 def main() -> None:
     """Measure, print and save."""
     world = MPI.COMM_WORLD
@@ -89,6 +99,7 @@ def main() -> None:
             whole[f"plan of 64 bytes by {name}"] = ns(plan, together=True)
     whole["mpiagg.allreduce(x, out=x), 64 bytes"] = ns(lambda: mpiagg.allreduce(x, out=x), together=True)
     whole["MPI_Allreduce by mpi4py, 64 bytes"] = ns(lambda: world.Allreduce(MPI.IN_PLACE, x), together=True)
+    whole["two ranks on one core: to the other and back"] = there_and_back()
     send, receive = MPI.COMM_SELF.Send_init(x, 0), MPI.COMM_SELF.Recv_init(np.empty_like(x), 0)
     parts = {name: ns(call) for name, call in pieces(send, receive).items()} if world.rank == 0 else {}
     send.Free()
