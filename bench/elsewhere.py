@@ -12,17 +12,16 @@ import json
 import sys
 import time
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 
 import numpy as np
 from mpi4py import MPI
 
-import mpiagg
 from mpiagg.cli import machine
+from mpiagg.cli.competitors import Task
+from mpiagg.cli.tuner import plan_of
 from mpiagg.schedules import Collective
-from mpiagg.tables import Case, Choice, settings
-from mpiagg.transport import channel_of
+from mpiagg.tables import Choice
 
 COMM = MPI.COMM_WORLD
 KIB, MIB = 2**10, 2**20
@@ -36,14 +35,9 @@ WAYS = {
 }
 
 
-def plan(x: np.ndarray, choice: Choice) -> mpiagg.Plan:
-    """Return the plan of an all-reduce in place by a choice."""
-    channel = channel_of(COMM)
-    channel.known.clear()
-    with settings().trying(Case(Collective.ALLREDUCE, x.nbytes, channel.layout), choice):
-        made = mpiagg.allreduce_init(x, out=x)
-    channel.known.clear()
-    return made
+def sum_of(nbytes: int) -> Task:
+    """Return the sum of vectors of so many bytes, in place."""
+    return Task(Collective.ALLREDUCE, COMM, nbytes // 4, np.dtype(np.float32), "sum", 0)
 
 
 def seconds(call: Callable[[], object], repeats: int) -> float:
@@ -57,18 +51,17 @@ def seconds(call: Callable[[], object], repeats: int) -> float:
 
 def measure(nbytes: int, limit: float) -> dict[str, list[float]]:
     """Return what every turn took, of the probe and of each way, at a size; collective."""
-    probe = plan(np.zeros(PROBE_BYTES // 4, np.float32), Choice("shared"))
-    x = np.zeros(nbytes // 4, np.float32)
-    plans = {name: plan(x, choice) for name, choice in WAYS.items()}
-    calls = {"MPI_Allreduce": partial(COMM.Allreduce, MPI.IN_PLACE, x), **plans}
-    times: dict[str, list[float]] = {name: [] for name in (PROBE, *calls)}
+    probe = plan_of(sum_of(PROBE_BYTES), Choice("shared"))
+    task = sum_of(nbytes)
+    competitors = {"MPI_Allreduce": task.native(), **{name: plan_of(task, choice) for name, choice in WAYS.items()}}
+    times: dict[str, list[float]] = {name: [] for name in (PROBE, *competitors)}
     start = time.perf_counter()
     while COMM.bcast(time.perf_counter() - start < limit):
-        times[PROBE].append(seconds(probe, 3))
-        for name, call in calls.items():
-            times[name].append(seconds(call, max(1, 4 * MIB // nbytes)))
-    for each in (probe, *plans.values()):
-        each.free()
+        times[PROBE].append(seconds(probe.call, 3))
+        for name, competitor in competitors.items():
+            times[name].append(seconds(competitor.call, max(1, 4 * MIB // nbytes)))
+    for competitor in (probe, *competitors.values()):
+        competitor.free()
     return times
 
 

@@ -135,8 +135,7 @@ def table(results: Path = RESULTS) -> list[list[str]]:
     """Return the table, with its head."""
     lines = [["case", "measured in", "goal", *LIBRARIES.values()]]
     for goal in GOALS:
-        limits = dict.fromkeys(f"{goal.limit(library):.3g}" for library in LIBRARIES)
-        most = next(iter(limits)) if len(limits) == 1 else " and ".join(limits)
+        most = " and ".join(dict.fromkeys(f"{goal.limit(library):.3g}" for library in LIBRARIES))
         for setting in goal.settings:
             cells = [cell(find(goal, setting, library, results), goal.limit(library)) for library in LIBRARIES]
             lines.append([goal.case, setting, f"{goal.algorithm} / {goal.over} <= {most}", *cells])

@@ -27,9 +27,10 @@ nodes, shorter ones go by messages, within the nodes, too: more gates between th
 def serves(channel: Channel, operation: Operation) -> bool:
     """Whether this rank's part of an operation can go through shared memory: it has somebody to share it with."""
     o = operation
+    if channel.node.size == 1 or o.choice.wire is not None or o.entry.owned is None:
+        return False
     # What knows nothing of nodes has rounds in which some of a node's ranks meet others, and some do not.
-    flat = o.choice.algorithm == "shared" and len(o.layout.nodes) > 1
-    return channel.node.size > 1 and o.choice.wire is None and o.entry.owned is not None and not flat
+    return len(o.layout.nodes) == 1 or (o.choice.algorithm != "shared" and o.nbytes > ANNOUNCED)
 
 
 def bind_on_node(channel: Channel, operation: Operation, buffer: Array, tag: int) -> Program:
@@ -49,7 +50,8 @@ class _Ground:
     def __init__(self, channel: Channel, operation: Operation, buffer: Array, tag: int) -> None:
         self.channel, self.operation, self.buffer, self.tag = channel, operation, buffer, tag
         self.node = channel.node
-        self.segment = operation.choice.segment or SEGMENT
+        # Of a chunk for each rank, two elements at least go through memory at a time.
+        self.segment = max(operation.choice.segment or SEGMENT, 2 * operation.size * buffer.itemsize)
         self.position = channel.memory.position(buffer)
         # Within one node there is nothing but what its ranks share; across nodes there are messages.
         self.all_here = self.node.size == operation.size
@@ -67,7 +69,7 @@ class _Ground:
         """Return the program for vectors that stay where they are."""
         memory, busy = self.channel.memory, self.channel.busy
         positions = memory.tell(self.position)
-        mapped = NOWHERE not in positions and (self.all_here or self.operation.nbytes > ANNOUNCED)
+        mapped = NOWHERE not in positions
         by_mail = self.one_shot or (self.mailed and not mapped)
         if not (by_mail or mapped):
             return self.by_messages()
@@ -94,8 +96,6 @@ class _Ground:
             return self.by_messages()
         leave = BoundRound((gate.leave,), (), (), ())
         if self.operation.nbytes <= ANNOUNCED:
-            if not self.all_here:
-                return self.by_messages()
             enter = BoundRound((gate.enter,), (), (), ())
             program = self._by_mail(gate, block)
             return Program((enter, *program.rounds, leave), program.releases, program.nbytes, self._sent_bytes())
@@ -137,18 +137,14 @@ class _Ground:
     def _box(self) -> int:
         """Return the bytes of a mailbox: of few sizes, so that a block serves plans of other lengths after this one."""
         enough = 1 << max(self.operation.nbytes - 1, LINE - 1).bit_length()
-        return min(enough, -(-self._segment() // LINE) * LINE)
-
-    def _segment(self) -> int:
-        """Return the bytes that go through a mailbox at a time: of a chunk for each rank, two elements at least."""
-        return max(self.segment, 2 * self.operation.size * self.buffer.itemsize)
+        return min(enough, -(-self.segment // LINE) * LINE)
 
     def _by_mail(self, gate: Gate, block: Block) -> Program:
         """Return the program that copies through mailboxes, a segment after the other."""
         o = self.operation
         # The boxes lie in the same places for all who share the block, so that nobody writes where another still reads.
         box = (block.nbytes - LINE) // 2
-        room = min(box, self._segment()) // self.buffer.itemsize
+        room = min(box, self.segment) // self.buffer.itemsize
         if o.length > room:
             room -= o.size  # where each rank's chunk is cut, each part may have an element more than the others
         lanes = [[(0, o.length)]] if self.one_shot else o.lanes(max(1, -(-o.length // max(1, room))))

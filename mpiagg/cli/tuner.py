@@ -142,20 +142,21 @@ class Tuner:
         found: dict[Candidate, Competitor] = {}
         for choice in choices:
             for task in tasks if TABLE[choice.algorithm].owned is not None else tasks[:1]:
-                found[Candidate(choice, task.memory is not None)] = self._plan(task, choice)
+                found[Candidate(choice, task.memory is not None)] = plan_of(task, choice)
         results = contest.hold(self.comm, [contest.Entry(one.call) for one in found.values()], pace)
         for competitor in found.values():
             competitor.free()
         return {name: float(np.median(result.seconds)) for name, result in zip(found, results, strict=True)}
 
-    def _plan(self, task: Task, choice: Choice) -> Competitor:
-        """Return the plan that ``"auto"`` would make if the choice stood in the table."""
-        known = channel_of(self.comm).known
-        known.clear()
-        with settings().trying(Case(task.collective, task.count * self._dtype.itemsize, self.layout), choice):
-            plan = task.ours("auto", None, planned=True)
-        known.clear()
-        return plan
+
+def plan_of(task: Task, choice: Choice) -> Competitor:
+    """Return the plan that ``"auto"`` would make if the choice stood in the table; collective."""
+    channel = channel_of(task.comm)
+    channel.known.clear()
+    with settings().trying(Case(task.collective, task.count * task.dtype.itemsize, channel.layout), choice):
+        plan = task.ours("auto", None, planned=True)
+    channel.known.clear()
+    return plan
 
 
 def candidates(collective: Collective, layout: Layout, nbytes: int) -> list[str]:
