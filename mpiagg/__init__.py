@@ -14,7 +14,7 @@ from a process that is no part of an MPI job.
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-from mpiagg.errors import Error, MismatchError, PlanError, ScheduleError, StallError
+from mpiagg.errors import DeviceError, Error, MismatchError, PlanError, ScheduleError, StallError
 from mpiagg.schedules import algorithms
 from mpiagg.simulation import simulate
 
@@ -56,6 +56,7 @@ __all__ = [
     "AllReduce",
     "Comm",
     "Decentralized",
+    "DeviceError",
     "Error",
     "ErrorFeedback",
     "LocalSGD",

@@ -6,7 +6,8 @@
     |-- ScheduleError         a schedule that is not a correct collective
     |-- MismatchError         ranks that disagree about what they are doing
     |-- StallError            a wait that passed its deadline (also a TimeoutError)
-    `-- PlanError             a plan used after it was freed, or while it runs
+    |-- PlanError             a plan used after it was freed, or while it runs
+    `-- DeviceError           a device that cannot be used
 
 Bad arguments are plain ``ValueError`` and ``TypeError``.
 """
@@ -51,3 +52,7 @@ class StallError(Error, TimeoutError):
 
 class PlanError(Error):
     """A plan was used after it was freed, or started while it runs."""
+
+
+class DeviceError(Error):
+    """A device that was asked for cannot be used; the message says why, and what would help."""

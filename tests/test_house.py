@@ -43,6 +43,7 @@ EXPORTED = {
     "LowPrecisionDecentralized",
     "LocalSGD",
     "DDP",
+    "DeviceError",
     "Error",
     "MismatchError",
     "PlanError",

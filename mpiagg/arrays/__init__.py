@@ -1,18 +1,25 @@
-"""Arrays behind one small face: views, memory, cuts and reductions."""
+"""Arrays behind one small face, wherever they lie: devices, views, memory, cuts and reductions."""
 
 from mpiagg.arrays.codecs import CODECS, Codec, check_wire_dtype, codec
-from mpiagg.arrays.conversions import convert
 from mpiagg.arrays.cuts import cuts_of, even_cuts, even_ranges, ranges
-from mpiagg.arrays.host import address, as_input, borrow, check_output, flat, joined, same_memory, scratch
+from mpiagg.arrays.devices import Accelerator, Device, Stream
+from mpiagg.arrays.host import HOST, borrow, scratch
 from mpiagg.arrays.reductions import OPS, Array, Combine, Reduction, reduction, working_dtype
+from mpiagg.arrays.views import address, as_input, check_output, convert, flat, joined, same_memory, writeable
+from mpiagg.arrays.where import accelerator_of, device_of, find_device, is_array
 
 __all__ = [
     "CODECS",
+    "HOST",
     "OPS",
+    "Accelerator",
     "Array",
     "Codec",
     "Combine",
+    "Device",
     "Reduction",
+    "Stream",
+    "accelerator_of",
     "address",
     "as_input",
     "borrow",
@@ -21,13 +28,17 @@ __all__ = [
     "codec",
     "convert",
     "cuts_of",
+    "device_of",
     "even_cuts",
     "even_ranges",
+    "find_device",
     "flat",
+    "is_array",
     "joined",
     "ranges",
     "reduction",
     "same_memory",
     "scratch",
     "working_dtype",
+    "writeable",
 ]

@@ -1,91 +1,62 @@
-"""NumPy arrays behind the small face that the floors above use: views, addresses, memory."""
+"""The host as a device: NumPy's arrays."""
 
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
-from typing import Any
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
 
-from mpiagg.arrays.reductions import Array, working_dtype
+from mpiagg.arrays.codecs import Codec, codec
+from mpiagg.arrays.conversions import convert
+from mpiagg.arrays.devices import Device
+from mpiagg.arrays.reductions import Array
 
 
-def as_input(x: object) -> Array:
-    """Return ``x`` as an array that can travel.
+class Host(Device):
+    """The processor's own memory."""
 
-    Raises
-    ------
-    TypeError
-        If its dtype is not a number.
-    """
-    array = np.asarray(x)
-    working_dtype(array.dtype)
-    return array
+    name = "cpu"
 
+    def empty(self, shape: int | tuple[int, ...], dtype: npt.DTypeLike) -> Array:
+        """Return a new array, uninitialised."""
+        return np.empty(shape, dtype)
 
-def check_output(out: object, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
-    """Return ``out`` if a result of ``shape`` and ``dtype`` can be written to it.
+    def borrow(self, start: int, length: int, dtype: npt.DTypeLike, owner: object = None) -> Array:
+        """Return an array over memory that somebody else owns: ``owner``, or who keeps it alive while it is used."""
+        wanted = np.dtype(dtype)
+        if length == 0:
+            return np.empty(0, wanted)
+        memory = (ctypes.c_char * (length * wanted.itemsize)).from_address(start)
+        memory.owner = owner  # type: ignore[attr-defined]  # kept alive with the memory
+        borrowed: Array = np.frombuffer(memoryview(memory), wanted)
+        return borrowed
 
-    Raises
-    ------
-    TypeError
-        If it is not an array, or of another dtype.
-    ValueError
-        If it is of another shape, or read-only.
-    """
-    if not isinstance(out, np.ndarray):
-        raise TypeError(f"out must be a NumPy array, not {type(out).__name__}")
-    if out.dtype != dtype:
-        raise TypeError(f"out has dtype {out.dtype}, the result has {dtype}")
-    if out.shape != shape:
-        raise ValueError(f"out has shape {out.shape}, the result has {shape}")
-    if not out.flags.writeable:
-        raise ValueError("out is read-only")
-    return out
+    def address(self, array: Array) -> int:
+        """Return where the first element lies."""
+        pointer: int = array.__array_interface__["data"][0]
+        return pointer
 
+    def convert(self, target: Array, source: Array) -> None:
+        """Write an array's values in the dtype of another; see :func:`mpiagg.arrays.conversions.convert`."""
+        convert(target, source)
 
-def flat(array: Array) -> Array | None:
-    """Return a one-dimensional view of all elements in C order, or None where there is no such view."""
-    return array.reshape(-1) if array.flags.c_contiguous else None
+    def codec(self, name: str) -> Codec:
+        """Return the codec of that name; see :mod:`mpiagg.arrays.codecs`."""
+        return codec(name)
 
+    def from_host(self, array: Array) -> Array:
+        """Return a copy."""
+        return array.copy()
 
-def address(array: Array) -> int:
-    """Return where the first element lies."""
-    pointer: int = array.__array_interface__["data"][0]
-    return pointer
+    def to_host(self, array: Array) -> Array:
+        """Return a copy."""
+        return array.copy()
 
 
-def same_memory(x: Array, view: Array) -> bool:
-    """Return whether a contiguous view and ``x`` are the same elements in the same order, so that no copy is needed."""
-    return x.dtype == view.dtype and x.shape == view.shape and x.flags.c_contiguous and address(x) == address(view)
+HOST: Final = Host()
+"""Where everything lies that is not on an accelerator."""
 
-
-def joined(arrays: Sequence[Array]) -> Array | None:
-    """Return arrays that lie one after the other in memory as one vector, or None where they do not."""
-    filled = [x for x in arrays if x.size]
-    if not filled or not all(x.flags.c_contiguous and x.dtype == filled[0].dtype for x in filled):
-        return None
-    start = end = address(filled[0])
-    for x in filled:
-        if address(x) != end:
-            return None
-        end += x.nbytes
-    return borrow(start, sum(x.size for x in filled), filled[0].dtype, filled)
-
-
-def borrow(start: int, length: int, dtype: npt.DTypeLike, owner: object = None) -> Array:
-    """Return an array over memory that somebody else owns: ``owner``, or who keeps it alive while it is used."""
-    wanted = np.dtype(dtype)
-    if length == 0:
-        return np.empty(0, wanted)
-    memory = (ctypes.c_char * (length * wanted.itemsize)).from_address(start)
-    memory.owner = owner  # type: ignore[attr-defined]  # kept alive with the memory
-    borrowed: Array = np.frombuffer(memoryview(memory), wanted)
-    return borrowed
-
-
-def scratch(length: int, dtype: npt.DTypeLike) -> Array:
-    """Return uninitialised memory for ``length`` elements."""
-    return np.empty(length, dtype)
+borrow: Final = HOST.borrow
+scratch: Final = HOST.empty

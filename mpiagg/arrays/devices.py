@@ -1,0 +1,141 @@
+"""Devices: where arrays lie, and in which order an accelerator does what it is asked for.
+
+The host is NumPy. An accelerator's arrays have NumPy's face, too: NumPy's own functions work on them (by
+``__array_ufunc__`` and ``__array_function__``), so that what is computed is written once. What is left are
+memory, streams, copies from and to the host, and kernels that NumPy has no words for: they stand here.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+
+import numpy.typing as npt
+
+from mpiagg.arrays.codecs import Codec
+from mpiagg.arrays.reductions import Array, Reduction
+
+
+class Device(ABC):
+    """Where arrays lie.
+
+    Attributes
+    ----------
+    name : str
+        ``"cpu"``, ``"cuda:0"`` and so on.
+    """
+
+    name: str
+
+    @abstractmethod
+    def empty(self, shape: int | tuple[int, ...], dtype: npt.DTypeLike) -> Array:
+        """Return a new array, uninitialised."""
+
+    @abstractmethod
+    def borrow(self, start: int, length: int, dtype: npt.DTypeLike, owner: object = None) -> Array:
+        """Return an array over memory that somebody else owns: ``owner``, or who keeps it alive while it is used."""
+
+    @abstractmethod
+    def address(self, array: Array) -> int:
+        """Return where the first element lies."""
+
+    @abstractmethod
+    def convert(self, target: Array, source: Array) -> None:
+        """Write an array's values in the dtype of another of the same shape, as ``casting="unsafe"`` does."""
+
+    @abstractmethod
+    def codec(self, name: str) -> Codec:
+        """Return the codec of that name, for arrays that lie here.
+
+        Raises
+        ------
+        ValueError
+            If there is none; the message lists the known names.
+        """
+
+    @abstractmethod
+    def from_host(self, array: Array) -> Array:
+        """Return a copy of a NumPy array, here."""
+
+    @abstractmethod
+    def to_host(self, array: Array) -> Array:
+        """Return a copy of an array as a NumPy array, when all that it waits for is done."""
+
+
+class Stream(ABC):
+    """What a device is asked for in one order; it goes on with that while the program does other things.
+
+    Inside ``with stream:`` all that this thread asks of the device goes there.
+    """
+
+    @abstractmethod
+    def __enter__(self) -> object: ...
+
+    @abstractmethod
+    def __exit__(self, *error: object) -> None: ...
+
+    @abstractmethod
+    def follow(self) -> None:
+        """Let what comes next wait for all that has been asked for so far in this thread's present stream."""
+
+    @abstractmethod
+    def done(self) -> bool:
+        """Whether all that was asked for here is done."""
+
+
+class Accelerator(Device):
+    """A device with memory of its own, which does what it is asked for in streams.
+
+    All its work, copies included, is only asked for: it is done later, in the order of this thread's present stream.
+    """
+
+    @property
+    @abstractmethod
+    def identity(self) -> str:
+        """What tells the device from all others, whatever number a process knows it by."""
+
+    @abstractmethod
+    def stream(self) -> Stream:
+        """Return a new stream, which waits for no other unless it is told to."""
+
+    @abstractmethod
+    def synchronise(self) -> None:
+        """Wait until all that was asked for in this thread's present stream is done."""
+
+    @abstractmethod
+    def pinned(self, nbytes: int) -> Array:
+        """Return bytes of the host's, as a NumPy array, that the device copies from and to by itself."""
+
+    @abstractmethod
+    def copy(self, target: Array, source: Array) -> None:
+        """Ask for a copy of bytes between contiguous arrays of equal length: one is here, the other here or pinned."""
+
+    @abstractmethod
+    def fold(self, vectors: Sequence[Array], how: Reduction) -> Callable[[], None]:
+        """Return a call that asks for one kernel: it combines vectors, in their order, and writes the result to all.
+
+        Parameters
+        ----------
+        vectors : sequence of arrays
+            Contiguous, of one length and dtype, which is ``how.dtype`` or half precision combined in it.
+        how : Reduction
+            How they are combined, and what is done last.
+        """
+
+    # -- memory that processes share
+
+    @abstractmethod
+    def allocate(self, nbytes: int) -> Array:
+        """Return bytes that other processes can map."""
+
+    @abstractmethod
+    def export(self, memory: Array) -> bytes:
+        """Return a handle by which other processes map what :meth:`allocate` returned."""
+
+    @abstractmethod
+    def open(self, handle: bytes, nbytes: int) -> Array:
+        """Map the bytes of another process's handle."""
+
+    @abstractmethod
+    def close(self, memory: Array) -> None:
+        """Give back what :meth:`open` returned; nobody uses it any more."""

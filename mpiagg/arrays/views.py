@@ -1,0 +1,88 @@
+"""Arrays as the floors above see them, wherever they lie: inputs, outputs, flat views, places in memory."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from mpiagg.arrays.devices import Device
+from mpiagg.arrays.host import HOST
+from mpiagg.arrays.reductions import Array, working_dtype
+from mpiagg.arrays.where import device_of
+
+
+def as_input(x: Any) -> Array:
+    """Return ``x`` as an array that can travel.
+
+    Raises
+    ------
+    TypeError
+        If its dtype is not a number.
+    """
+    array: Array = np.asarray(x) if device_of(x) is HOST else x
+    working_dtype(array.dtype)
+    return array
+
+
+def check_output(out: Any, shape: tuple[int, ...], dtype: np.dtype[Any], device: Device = HOST) -> Array:
+    """Return ``out`` if a result of ``shape`` and ``dtype``, which lies on ``device``, can be written to it.
+
+    Raises
+    ------
+    TypeError
+        If it is not an array, or of another dtype.
+    ValueError
+        If it is on another device, of another shape, or read-only.
+    """
+    if not isinstance(out, np.ndarray) and device_of(out) is HOST:
+        wanted = "a NumPy array" if device is HOST else f"an array on {device.name}"
+        raise TypeError(f"out must be {wanted}, not {type(out).__name__}")
+    if device_of(out) is not device:
+        raise ValueError(f"out is on {device_of(out).name}, the input on {device.name}; they must be on one device")
+    if out.dtype != dtype:
+        raise TypeError(f"out has dtype {out.dtype}, the result has {dtype}")
+    if out.shape != shape:
+        raise ValueError(f"out has shape {out.shape}, the result has {shape}")
+    if not writeable(out):
+        raise ValueError("out is read-only")
+    return out  # type: ignore[no-any-return]  # it has been found to be an array
+
+
+def writeable(array: Array) -> bool:
+    """Whether an array can be written to, as those of accelerators always can."""
+    return bool(getattr(array.flags, "writeable", True))
+
+
+def flat(array: Array) -> Array | None:
+    """Return a one-dimensional view of all elements in C order, or None where there is no such view."""
+    return array.reshape(-1) if array.flags.c_contiguous else None
+
+
+def address(array: Array) -> int:
+    """Return where the first element lies."""
+    return device_of(array).address(array)
+
+
+def same_memory(x: Array, view: Array) -> bool:
+    """Return whether a contiguous view and ``x`` are the same elements in the same order, so that no copy is needed."""
+    return x.dtype == view.dtype and x.shape == view.shape and x.flags.c_contiguous and address(x) == address(view)
+
+
+def convert(target: Array, source: Array) -> None:
+    """Write an array's values in the dtype of another of the same shape on the same device, ``casting="unsafe"``."""
+    device_of(target).convert(target, source)
+
+
+def joined(arrays: Sequence[Array]) -> Array | None:
+    """Return arrays that lie one after the other in memory as one vector, or None where they do not."""
+    filled = [x for x in arrays if x.size]
+    if not filled or not all(x.flags.c_contiguous and x.dtype == filled[0].dtype for x in filled):
+        return None
+    start = end = address(filled[0])
+    for x in filled:
+        if address(x) != end:
+            return None
+        end += x.nbytes
+    return device_of(filled[0]).borrow(start, sum(x.size for x in filled), filled[0].dtype, filled)

@@ -1,0 +1,79 @@
+"""On which device an array lies, and which devices there are; an accelerator's library is imported when it is asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Final
+
+import numpy as np
+
+from mpiagg.arrays.devices import Accelerator, Device
+from mpiagg.arrays.host import HOST
+from mpiagg.errors import DeviceError
+
+
+def device_of(x: object) -> Device:
+    """Return the device on which an array lies; the host for whatever is no array of an accelerator's."""
+    if isinstance(x, np.ndarray):
+        return HOST
+    find = ACCELERATED.get(type(x).__module__.partition(".")[0])
+    return HOST if find is None else find(x)
+
+
+def is_array(x: object) -> bool:
+    """Whether this is an array of NumPy's or of an accelerator's."""
+    return isinstance(x, np.ndarray) or device_of(x) is not HOST
+
+
+def accelerator_of(x: object) -> Accelerator | None:
+    """Return the accelerator on which an array lies, or None for the host."""
+    device = device_of(x)
+    return device if isinstance(device, Accelerator) else None
+
+
+def find_device(name: str | Device | None) -> Device:
+    """Return the device of a name: ``"cpu"``, ``"cuda"`` (the one in use at present) or ``"cuda:1"``; None is the host.
+
+    Raises
+    ------
+    TypeError
+        If it is no name.
+    ValueError
+        If there is no such device.
+    DeviceError
+        If what it needs is missing or broken.
+    """
+    if isinstance(name, Device):
+        return name
+    if name is None or name == HOST.name:
+        return HOST
+    if not isinstance(name, str):
+        raise TypeError(f"a device is 'cpu', 'cuda' or 'cuda:' and a number, not {name!r}")
+    kind, colon, number = name.partition(":")
+    if kind not in KINDS or (colon and not number.isdecimal()):
+        raise ValueError(f"unknown device {name!r}; known: {', '.join([HOST.name, *KINDS])}, 'cuda:0' and so on")
+    return KINDS[kind](int(number) if colon else None)
+
+
+def _cuda_device_of(x: Any) -> Device:
+    from mpiagg.arrays.cuda import device_of_array  # noqa: PLC0415 - CuPy is an extra
+
+    return device_of_array(x)
+
+
+def _cuda_device(ordinal: int | None) -> Device:
+    try:
+        from mpiagg.arrays.cuda import device  # noqa: PLC0415 - CuPy is an extra
+    except Exception as error:
+        raise DeviceError(
+            f"CUDA devices need CuPy, which cannot be imported ({type(error).__name__}: {error}); "
+            "install mpiagg[cuda12] or mpiagg[cuda13], whichever the driver is for"
+        ) from error
+    return device(ordinal)
+
+
+ACCELERATED: Final[dict[str, Callable[[Any], Device]]] = {"cupy": _cuda_device_of}
+"""For the packages whose arrays lie on accelerators, what tells on which."""
+
+KINDS: Final[dict[str, Callable[[int | None], Device]]] = {"cuda": _cuda_device}
+"""For the kinds of accelerators, what returns the one with a number, or the one in use at present."""
