@@ -11,7 +11,7 @@ import numpy.typing as npt
 from mpi4py import MPI
 
 from mpiagg.arguments import check_root
-from mpiagg.arrays import Array, Reduction, as_input, check_output, check_wire_dtype
+from mpiagg.arrays import HOST, Array, Device, Reduction, as_input, check_output, check_wire_dtype, device_of
 from mpiagg.mpi_ops import resolve
 from mpiagg.operation import Operation, even_counts
 from mpiagg.schedules import Collective
@@ -34,7 +34,9 @@ class ArrayCall(NamedTuple):
         how = f", op {o.reduction.name}" if o.collective.reduces else ""
         where = f", root {o.root}" if o.collective.rooted else ""
         lanes = f", {o.choice.lanes} lanes" if o.choice.lanes > 1 else ""
-        return f"{o.label}{lanes} of {self.x.dtype} {self.x.shape}{how}{where}"
+        device = device_of(self.x)
+        lies = "" if device is HOST else f" on {device.kind}"
+        return f"{o.label}{lanes} of {self.x.dtype} {self.x.shape}{lies}{how}{where}"
 
 
 class Arguments(NamedTuple):
@@ -53,18 +55,19 @@ class Arguments(NamedTuple):
         """Return the call that they mean, if they are good; nothing is sent for that."""
         x = as_input(self.x)
         # Types stand beside numbers, because True and 1.0 are equal to 1 and not as good.
-        key = (*self[:1], *self[2:4], *self[5:], type(self.root), type(self.lanes), x.shape, x.dtype)
+        device = device_of(x)
+        key = (*self[:1], *self[2:4], *self[5:], type(self.root), type(self.lanes), x.shape, x.dtype, device.name)
         try:
             operation, shape = channel.known[key]
         except (KeyError, TypeError):  # MPI.Op cannot be hashed
-            operation, shape = self._meant(x, channel)
+            operation, shape = self._meant(x, channel, device)
             with suppress(TypeError):
                 channel.remember(key, (operation, shape))
         # A bad one is an error on every rank that gives it, also where there is nothing to be written to it.
-        out = np.empty(shape, x.dtype) if self.out is None else check_output(self.out, shape, x.dtype)
+        out = device.empty(shape, x.dtype) if self.out is None else check_output(self.out, shape, x.dtype, device)
         return ArrayCall(operation, x, None if operation.target is None else out)
 
-    def _meant(self, x: Array, channel: Channel) -> tuple[Operation, tuple[int, ...]]:
+    def _meant(self, x: Array, channel: Channel, device: Device) -> tuple[Operation, tuple[int, ...]]:
         """Return the operation, and the shape of its result."""
         root = check_root(self.root, channel.size)
         if self.collective.reduces:
@@ -73,7 +76,7 @@ class Arguments(NamedTuple):
             how, op, only_native = Reduction(np.add, x.dtype), MPI.SUM, False
         counts, shape = _layout(self.collective, x, channel)
         case = Case(self.collective, sum(counts) * how.dtype.itemsize, channel.layout)
-        choice = pick(self.algorithm, self.lanes, case, self.wire)
+        choice = pick(self.algorithm, self.lanes, case, self.wire, device)
         check_wire_dtype(self.wire, x.dtype)
         if only_native:
             if self.algorithm not in ("auto", NATIVE) or self.wire is not None:

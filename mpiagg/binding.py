@@ -8,9 +8,9 @@ from functools import partial
 from typing import Final, NamedTuple
 
 import numpy as np
-from mpi4py import MPI
 
-from mpiagg.arrays import Array, Codec, Reduction, scratch
+from mpiagg.arrays import Array, Codec, Device, Reduction, accelerator_of, device_of, even_ranges
+from mpiagg.ports import Draft, Port, port_of
 from mpiagg.program import Awaited, BoundRound, Interleaved, Program
 from mpiagg.schedules import Action, Round, Step
 from mpiagg.transport import SHARED_TAG, Channel
@@ -21,6 +21,10 @@ Run = tuple[int, int]
 Lane = Sequence[Run]
 """The range of every chunk of a schedule in the buffer."""
 
+
+PIECE: Final = 2**20
+"""Bytes of a chunk that cross together where messages are staged: long enough for full pace, short enough that copies
+and messages of two pieces overlap."""
 
 _ASIDE: Final = (Action.REDUCE, Action.HOLD)
 """What is received does not land in the buffer at once."""
@@ -75,15 +79,42 @@ def bind(
     wire : Wire, optional
         How values travel.
     """
+    device = accelerator_of(buffer)
+    cut = PIECE // buffer.itemsize if device is not None and not channel.aware and _divisible(wire) else None
+    tracks = [[lane] for lane in lanes] if cut is None else _turns(lanes, cut)
     binders: list[_Binder] = []
-    for number, lane in enumerate(lanes):
-        place = _Place(channel, buffer, lane, reduction, label, tag + number)
-        binders.append(_Binder(place) if wire is None else _WireBinder(place, wire))
-    bound = [binder.bind(schedule) for binder in binders]
-    rounds = bound[0] if len(bound) == 1 else (Interleaved(bound).as_round(),)
-    releases = tuple(request.Free for binder in binders for request in binder.requests)
+    bound: list[tuple[BoundRound, ...]] = []
+    ports = [port_of(channel, tag + number, buffer, label) for number in range(len(tracks))]
+    for port, track in zip(ports, tracks, strict=True):
+        rounds: list[BoundRound] = []
+        for lane in track:
+            place = _Place(port, buffer, lane, reduction, label)
+            binders.append(_Binder(place) if wire is None else _WireBinder(place, wire))
+            rounds += binders[-1].bind(schedule)
+        bound.append(port.whole(rounds))
+    releases = tuple(release for port in ports for release in port.releases)
+    nbytes = sum(binder.nbytes for binder in binders) + sum(port.nbytes for port in ports)
     sent = sum(binder.sent_bytes for binder in binders)
-    return Program(rounds, releases, sum(binder.nbytes for binder in binders), sent)
+    return Program(bound[0] if len(bound) == 1 else (Interleaved(bound).as_round(),), releases, nbytes, sent, device)
+
+
+def _divisible(wire: Wire | None) -> bool:
+    """Whether a part of a chunk travels as it does within the chunk."""
+    return wire is None or wire.codec.elementwise
+
+
+def _turns(lanes: Sequence[Lane], length: int) -> list[list[Lane]]:
+    """Return lanes cut into lanes with chunks of some length at most, in at least two rows that take turns.
+
+    Every chunk is cut, so that what is combined in which order stays as it is.
+    """
+    pieces: list[Lane] = []
+    for lane in lanes:
+        longest = max((stop - start for start, stop in lane), default=0)
+        parts = [even_ranges(start, stop, max(1, -(-longest // length))) for start, stop in lane]
+        pieces += (list(piece) for piece in zip(*parts, strict=True))
+    rows = min(len(pieces), max(len(lanes), 2))
+    return [pieces[row::rows] for row in range(rows)]
 
 
 def scratch_length(schedule: Sequence[Round], lanes: Sequence[Lane]) -> int:
@@ -110,35 +141,30 @@ def _runs(lane: Lane, step: Step) -> Iterator[Run]:
 class _Place(NamedTuple):
     """Where a lane of a schedule runs."""
 
-    channel: Channel
+    port: Port
     buffer: Array
     lane: Lane
     reduction: Reduction
     label: str
-    tag: int
+
+    @property
+    def device(self) -> Device:
+        """Where the buffer lies."""
+        return device_of(self.buffer)
 
 
-class _Draft:
-    """A round while it is bound."""
+class _Draft(Draft):
+    """A round while it is bound, and what has arrived so far.
+
+    Attributes
+    ----------
+    held : dict of Run to numpy.ndarray
+        What has arrived for a run and stands to the left of what is reduced into it next.
+    """
 
     def __init__(self) -> None:
-        self.receives: list[tuple[MPI.Prequest, Awaited]] = []
-        self.sends: list[tuple[MPI.Prequest, Awaited]] = []
-        self.encodings: list[Callable[[], object]] = []
-        self.folds: list[Callable[[], object]] = []
+        super().__init__()
         self.held: dict[Run, Array] = {}
-        """What has arrived for a run and stands to the left of what is reduced into it next."""
-
-    def done(self) -> BoundRound:
-        """Return the round. Receives come first, so that messages find them posted."""
-        posted = self.receives + self.sends
-        receives, sends = ([request.Start for request, _ in some] for some in (self.receives, self.sends))
-        return BoundRound(
-            (*receives, *self.encodings, *sends),
-            tuple(request.Test for request, _ in posted),
-            tuple(self.folds),
-            tuple(awaited for _, awaited in posted),
-        )
 
 
 class _Binder:
@@ -146,25 +172,23 @@ class _Binder:
 
     def __init__(self, place: _Place) -> None:
         self.place = place
-        self.requests: list[MPI.Prequest] = []
         self.sent_bytes = 0
-        self.spare = scratch(0, place.buffer.dtype)
+        self.spare = place.device.empty(0, place.buffer.dtype)
 
     @property
     def nbytes(self) -> int:
         """The memory that belongs to the program alone."""
         return self.spare.nbytes
 
-    def bind(self, schedule: Sequence[Round]) -> tuple[BoundRound, ...]:
-        self.spare = scratch(self._scratch(schedule), self.spare.dtype)
-        rounds = [self._bind_round(index, a_round) for index, a_round in enumerate(schedule)]
-        return tuple(a_round for a_round in rounds if a_round.starts or a_round.folds)
+    def bind(self, schedule: Sequence[Round]) -> list[BoundRound]:
+        self.spare = self.place.device.empty(self._scratch(schedule), self.spare.dtype)
+        return [part for index, a_round in enumerate(schedule) for part in self._bind_round(index, a_round)]
 
     def _scratch(self, schedule: Sequence[Round]) -> int:
         """Return how much scratch there must be for what a round receives to reduce."""
         return scratch_length(schedule, (self.place.lane,))
 
-    def _bind_round(self, index: int, a_round: Round) -> BoundRound:
+    def _bind_round(self, index: int, a_round: Round) -> list[BoundRound]:
         draft, used = _Draft(), 0
         for step in a_round:
             for run in self._runs(step):
@@ -176,8 +200,7 @@ class _Binder:
                     self._bind_receive(draft, index, step, run)
                 else:
                     used += self._bind_reduce(draft, index, step, run, used)
-        self.requests += (request for request, _ in draft.receives + draft.sends)
-        return draft.done()
+        return self.place.port.rounds(draft)
 
     def _bind_finish(self, draft: _Draft, run: Run) -> None:
         if self.place.reduction.divisor is not None:
@@ -209,12 +232,10 @@ class _Binder:
 
     def _post_send(self, draft: _Draft, index: int, step: Step, message: Array) -> None:
         self.sent_bytes += message.nbytes
-        awaited = Awaited(self.place.label, index, step, message.nbytes)
-        draft.sends += ((r, awaited) for r in self.place.channel.send_init(message, step.peer, self.place.tag))
+        self.place.port.send(draft, message, Awaited(self.place.label, index, step, message.nbytes))
 
     def _post_receive(self, draft: _Draft, index: int, step: Step, message: Array) -> None:
-        awaited = Awaited(self.place.label, index, step, message.nbytes)
-        draft.receives += ((r, awaited) for r in self.place.channel.receive_init(message, step.peer, self.place.tag))
+        self.place.port.receive(draft, message, Awaited(self.place.label, index, step, message.nbytes))
 
     def _own(self, run: Run) -> Array:
         return self.place.buffer[run[0] : run[1]]
@@ -234,12 +255,12 @@ class _WireBinder(_Binder):
     def __init__(self, place: _Place, wire: Wire) -> None:
         super().__init__(place)
         self.wire = wire
-        self.spare = scratch(0, np.uint8)
+        self.spare = place.device.empty(0, np.uint8)
         self.images: dict[Run, Array] = {}
         self.current: set[Run] = set()
         self.goes_on: set[tuple[int, int]] = set()
         # Two, for what is kept aside and what arrives next.
-        self.decoded = [scratch(0, place.buffer.dtype)] * 2
+        self.decoded = [place.device.empty(0, place.buffer.dtype)] * 2
 
     @property
     def nbytes(self) -> int:
@@ -247,12 +268,12 @@ class _WireBinder(_Binder):
         images = sum(image.nbytes for image in self.images.values())
         return self.spare.nbytes + sum(decoded.nbytes for decoded in self.decoded) + images
 
-    def bind(self, schedule: Sequence[Round]) -> tuple[BoundRound, ...]:
+    def bind(self, schedule: Sequence[Round]) -> list[BoundRound]:
         self.goes_on = _going_on(schedule)
         steps = [step for a_round in schedule for step in a_round]
         for number, actions in enumerate((_ASIDE, (Action.HOLD,))):
             lengths = (stop - start for step in steps if step.action in actions for start, stop in self._runs(step))
-            self.decoded[number] = scratch(max(lengths, default=0), self.place.buffer.dtype)
+            self.decoded[number] = self.place.device.empty(max(lengths, default=0), self.place.buffer.dtype)
         return super().bind(schedule)
 
     def _scratch(self, schedule: Sequence[Round]) -> int:
@@ -313,7 +334,7 @@ class _WireBinder(_Binder):
         self._changed(run)
         self.current.add(run)
         if run not in self.images:
-            self.images[run] = scratch(self.wire.codec.nbytes(run[1] - run[0]), np.uint8)
+            self.images[run] = self.place.device.empty(self.wire.codec.nbytes(run[1] - run[0]), np.uint8)
         return self.images[run]
 
     def _changed(self, run: Run) -> None:

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from mpi4py import MPI
 
-from mpiagg.arrays import Array
+from mpiagg.arrays import HOST, Array, device_of, is_array
 from mpiagg.datatypes import extent_of
 
 
@@ -24,7 +24,7 @@ class Message(NamedTuple):
     Attributes
     ----------
     memory : numpy.ndarray
-        The bytes that it names, one-dimensional, in the user's own memory.
+        The bytes that it names, one-dimensional, in the user's own memory, which may be a device's.
     datatype : MPI.Datatype
         A predefined datatype.
     length : int
@@ -108,6 +108,8 @@ def _datatype(thing: Any, kind: MPI.Datatype | str | None) -> MPI.Datatype:
 
 def _format(thing: Any) -> str:
     """Return the type of a buffer's elements, in the letters of the buffer protocol."""
+    if device_of(thing) is not HOST:
+        return str(thing.dtype.char)
     try:
         code = memoryview(thing).format
     except TypeError:  # no such buffer: it speaks DLPack, or nothing that we know
@@ -119,8 +121,13 @@ def _memory(thing: Any, *, writable: bool) -> Array:
     """Return the bytes of a buffer, in the order in which they lie."""
     if thing is None or thing is MPI.BOTTOM:
         return np.empty(0, np.uint8)
-    if isinstance(thing, np.ndarray) and not thing.flags.c_contiguous:
+    if is_array(thing) and not thing.flags.c_contiguous:
         thing = thing.T
+    if device_of(thing) is not HOST:
+        if not thing.flags.c_contiguous:
+            raise BufferError("not contiguous")
+        device_memory: Array = thing.reshape(-1).view(np.uint8)
+        return device_memory
     # Slicing refuses memory that the processor cannot reach.
     view: Any = MPI.buffer.frombuffer(thing, readonly=not writable)[:]
     memory: Array = np.frombuffer(view, np.uint8)

@@ -14,7 +14,7 @@ from typing import Final, NamedTuple
 import numpy as np
 from mpi4py import MPI
 
-from mpiagg.arrays import Array, Reduction
+from mpiagg.arrays import HOST, Array, Reduction, device_of, writeable
 from mpiagg.buffers import Message, read
 from mpiagg.datatypes import reduction_of
 from mpiagg.operation import Operation
@@ -49,7 +49,8 @@ class Call(NamedTuple):
         operation = self.operation
         if memory is Memory.NONE:
             case = Case(operation.collective, operation.nbytes, operation.layout, memory)
-            operation = replace(operation, choice=pick("auto", None, case))
+            device = device_of(self.x if self.out is None else self.out)
+            operation = replace(operation, choice=pick("auto", None, case, device=device))
         tag = self.channel.new_tag(operation.choice.lanes)
         return prepare(self.channel, operation, self.x, self.out, tag, memory=memory)
 
@@ -68,7 +69,7 @@ def bcast(comm: MPI.Intracomm, buf: object, root: int) -> Call | None:
     if message is None:
         return None
     memory = message.memory
-    out = memory if memory.flags.writeable else None
+    out = memory if writeable(memory) else None
     return _call(comm, Collective.BROADCAST, (memory.size,), _BYTES, x=memory if at_root else None, out=out, root=root)
 
 
@@ -191,8 +192,9 @@ def _call(
     if not comm:
         return None
     channel = channel_of(comm)
-    choice = pick("auto", None, Case(collective, sum(counts) * how.dtype.itemsize, channel.layout))
-    if choice.algorithm == NATIVE:
+    device = device_of(x if out is None else out)
+    choice = pick("auto", None, Case(collective, sum(counts) * how.dtype.itemsize, channel.layout), device=device)
+    if choice.algorithm == NATIVE and device is HOST:
         return None
     operation = Operation(collective, channel.rank, channel.layout, root, counts, how, choice, MPI.SUM)
     return Call(channel, operation, x, out)

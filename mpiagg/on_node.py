@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Final
 
-from mpiagg.arrays import Array
+from mpiagg.arrays import HOST, Accelerator, Array, accelerator_of, device_of
 from mpiagg.binding import bind, scratch_length
 from mpiagg.operation import Operation
-from mpiagg.program import BoundRound, Deferred, Program, in_turn
+from mpiagg.ports import ask
+from mpiagg.program import BoundRound, Call, Computing, Deferred, Program, in_turn
 from mpiagg.schedules import Action, Collective, Round, algorithm
 from mpiagg.sharing import Mail, Task, gate_round, mail_rounds, owner_work
 from mpiagg.transport import LINE, NOWHERE, SHARED_TAG, Block, Channel, Gate, Position
@@ -24,11 +25,13 @@ ANNOUNCED: Final = 32 * 2**10
 nodes, shorter ones go by messages, within the nodes, too: more gates between the messages took longer."""
 
 
-def serves(channel: Channel, operation: Operation) -> bool:
+def serves(channel: Channel, operation: Operation, buffer: Array) -> bool:
     """Whether this rank's part of an operation can go through shared memory: it has somebody to share it with."""
     o = operation
     if channel.node.size == 1 or o.choice.wire is not None or o.entry.owned is None:
         return False
+    if device_of(buffer) is not HOST and channel.device_memory is None:
+        return False  # nobody has any device memory that others map
     # What knows nothing of nodes has rounds in which some of a node's ranks meet others, and some do not.
     return len(o.layout.nodes) == 1 or (o.choice.algorithm != "shared" and o.nbytes > ANNOUNCED)
 
@@ -52,16 +55,20 @@ class _Ground:
         self.node = channel.node
         # Of a chunk for each rank, two elements at least go through memory at a time.
         self.segment = max(operation.choice.segment or SEGMENT, 2 * operation.size * buffer.itemsize)
-        self.position = channel.memory.position(buffer)
+        self.device = accelerator_of(buffer)
+        # Gates, and blocks for them, are in the host's memory; the vectors may be in a device's.
+        self.reach = channel.memory_on(device_of(buffer))
+        self.position = self.reach.position(buffer)
         # Within one node there is nothing but what its ranks share; across nodes there are messages.
         self.all_here = self.node.size == operation.size
         short = operation.nbytes <= min(ONE_SHOT, self.segment)
         elsewhere = operation.choice.elsewhere if self.all_here else None  # other nodes have other memory
-        self.mailed = self.all_here and elsewhere is None
+        self.mailed = self.all_here and elsewhere is None and self.device is None
         self.messages = operation
         if elsewhere is not None:
             self.messages = replace(operation, choice=operation.choice._replace(algorithm=elsewhere, elsewhere=None))
-        self.one_shot = self.all_here and short and operation.collective is Collective.ALLREDUCE
+        self.one_shot = self.all_here and short and self.device is None and operation.collective is Collective.ALLREDUCE
+        self.asking = None if self.device is None else _Asking(self.device, operation.label)
 
     # -- made by all ranks together
 
@@ -78,7 +85,7 @@ class _Ground:
         except MemoryError:
             return self.by_messages()
         gate = Gate(block, self.node.place)
-        program = self._by_mail(gate, block) if by_mail else self._in_place(gate, positions)
+        program = self._by_mail(gate, block) if by_mail else in_turn(self._ready(), self._in_place(gate, positions))
         back = Program((), (partial(memory.give_back, block),), block.nbytes)
         return replace(in_turn(program, back), sent_bytes=self._sent_bytes())
 
@@ -95,7 +102,7 @@ class _Ground:
             memory.refused = True
             return self.by_messages()
         leave = BoundRound((gate.leave,), (), (), ())
-        if self.operation.nbytes <= ANNOUNCED:
+        if self.operation.nbytes <= ANNOUNCED and self.device is None:
             enter = BoundRound((gate.enter,), (), (), ())
             program = self._by_mail(gate, block)
             return Program((enter, *program.rounds, leave), program.releases, program.nbytes, self._sent_bytes())
@@ -104,8 +111,8 @@ class _Ground:
         found = _Found(gate, partial(self._where_they_lie, gate, block))
         o = self.messages
         nbytes = 0 if self.mailed else self.buffer.itemsize * scratch_length(o.schedule(), o.lanes())
-        rounds = (announce, Deferred(found.program).as_round(), leave)
-        return Program(rounds, (found.release,), nbytes, self._sent_bytes())
+        rounds = (*self._ready().rounds, announce, Deferred(found.program).as_round(), leave)
+        return Program(rounds, (found.release,), nbytes, self._sent_bytes(), self.device)
 
     def _where_they_lie(self, gate: Gate, block: Block, positions: tuple[Position, ...]) -> Program:
         if NOWHERE not in positions:
@@ -163,23 +170,47 @@ class _Ground:
         assert o.entry.owned is not None
         owned = o.entry.owned(o.rank, o.layout)
         vectors = {
-            rank: self.channel.memory.view(place, position, self.buffer.nbytes).view(self.buffer.dtype)
+            rank: self.reach.view(place, position, self.buffer.nbytes).view(self.buffer.dtype)
             for place, (rank, position) in enumerate(zip(self.node.ranks, positions, strict=True))
         }
         parts: list[Program] = []
         for here, rounds in self._stages(owned):
             if here:
-                work = owner_work(rounds, owned, Task(self.buffer, o.lanes(), o.reduction), vectors, self.segment)
-                before = gate_round(gate, o.label, len(parts), work)
+                before = gate_round(gate, o.label, len(parts), self._work(rounds, owned, vectors))
                 if not parts and not first:
                     before = before._replace(starts=(), tests=(), awaited=())
+                done = () if self.asking is None else (self.asking.done(),)
                 after = gate_round(gate, o.label, len(parts) + 1)
-                parts.append(Program((before, after), (), 0))
+                parts.append(Program((before, *done, after), (), 0, device=self.device))
             else:
                 parts.append(
                     bind(self.channel, rounds, self.buffer, o.lanes(), o.reduction, label=o.label, tag=self.tag)
                 )
         return in_turn(*parts)
+
+    def _ready(self) -> Program:
+        """Return the program that waits until this rank's vector is ready for the others."""
+        return (
+            Program((), (), 0) if self.asking is None else Program((self.asking.follow(),), (), 0, device=self.device)
+        )
+
+    def _work(self, rounds: Sequence[Round], owned: range, vectors: Mapping[int, Array]) -> Call:
+        """Return the call that does an owner's part of some rounds."""
+        o = self.operation
+        task = Task(self.buffer, o.lanes(), o.reduction)
+        if self.asking is None or self.device is None:
+            return owner_work(rounds, owned, task, vectors, self.segment)
+        if o.collective is Collective.ALLREDUCE and self.all_here:
+            # What an owner does with its chunk then is one kernel: a fold of all ranks' in their order, and copies.
+            return self.asking.ask(
+                *(
+                    self.device.fold([vectors[rank][start:stop] for rank in self.node.ranks], o.reduction)
+                    for lane in task.lanes
+                    for start, stop in [(lane[owned.start][0], lane[owned.stop - 1][1])]
+                    if start < stop
+                )
+            )
+        return self.asking.ask(owner_work(rounds, owned, task, vectors, max(self.buffer.nbytes, 1)))
 
     def _stages(self, owned: range) -> list[tuple[bool, list[Round]]]:
         """Return the rounds of this node alone, and those in which messages are sent, in turn.
@@ -200,6 +231,25 @@ class _Ground:
         """Whether a round is about this node alone; a round without messages is about what was there before."""
         peers = [step.peer for step in a_round.messages]
         return all(peer in self.node.ranks for peer in peers) if peers else self.all_here
+
+
+class _Asking:
+    """A stream of a device's for what an operation asks of it."""
+
+    def __init__(self, device: Accelerator, label: str) -> None:
+        self._stream, self._computing = device.stream(), Computing(label)
+
+    def follow(self) -> BoundRound:
+        """Return the round that waits for all that was asked for before."""
+        return self.done()._replace(starts=(self._stream.follow,))
+
+    def done(self) -> BoundRound:
+        """Return the round that waits for what was asked for here."""
+        return BoundRound((), (self._stream.done,), (), (self._computing,))
+
+    def ask(self, *calls: Call) -> Call:
+        """Return the call that makes some calls, whose work goes to the stream."""
+        return partial(ask, self._stream, calls)
 
 
 class _Found:

@@ -6,21 +6,36 @@ Both faces, the array functions and the communicator, describe their calls as op
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import Final
 
 import numpy as np
 from mpi4py import MPI
 
-from mpiagg.arrays import Array, address, borrow, codec, convert, flat, same_memory, scratch
+from mpiagg.arrays import (
+    HOST,
+    Accelerator,
+    Array,
+    Device,
+    accelerator_of,
+    address,
+    convert,
+    device_of,
+    flat,
+    same_memory,
+    scratch,
+    settle,
+)
 from mpiagg.binding import Wire, bind
 from mpiagg.on_node import bind_on_node, serves
 from mpiagg.operation import Operation
 from mpiagg.plan import Plan, find_plan
-from mpiagg.program import Awaited, BoundRound, Program, in_turn
+from mpiagg.program import Awaited, BoundRound, Call, Program, in_turn
 from mpiagg.schedules import Collective, send
+from mpiagg.staging import by_way_of_host, from_host, to_host
 from mpiagg.transport import SHARED_TAG, Channel
-from mpiagg.tuning import NATIVE, Memory
+from mpiagg.tuning import BY_WAY_OF_HOST, NATIVE, Memory
 
 STAGED_BYTES: Final = 32 * 2**10
 """Vectors up to this length are copied into a plan's own buffer, which costs less than a plan for each address."""
@@ -36,24 +51,46 @@ def run(channel: Channel, operation: Operation, x: Array | None, out: Array | No
     out : numpy.ndarray or None
         The output, of any layout; None where this rank has none.
     """
+    device = device_of(x if out is None else out)
+    if isinstance(device, Accelerator) and _goes_by_host(operation):
+        _run_by_way_of_host(channel, operation, device, x, out)
+        return
     mapped = _mapped(operation, out)
     if operation.choice.algorithm == NATIVE:
-        buffer = _own_buffer(operation) if mapped is None else mapped
+        buffer = _own_buffer(operation, device) if mapped is None else mapped
         call: Callable[[], object] = partial(_call_native, channel.comm, operation, buffer)
-    elif mapped is None or mapped.nbytes <= STAGED_BYTES:
+    elif mapped is None or (mapped.nbytes <= STAGED_BYTES and device is HOST):
         mapped = None
-        call = plan = find_plan(channel, operation.key, partial(_plan_on_own_buffer, channel, operation))
+        make = partial(_plan_on_own_buffer, channel, operation, device)
+        call = plan = find_plan(channel, (operation.key, device.name), make)
         buffer = plan.result
     else:
         place = address(mapped)
-        make = partial(_plan_on_borrowed_memory, channel, operation, place)
-        call = plan = find_plan(channel, (operation.key, place), make)
+        make = partial(_plan_on_borrowed_memory, channel, operation, device, place)
+        call = plan = find_plan(channel, (operation.key, device.name, place), make)
         buffer = plan.result
     if not (mapped is not None and _lies_in(x, buffer, operation.source)):
         _fill(operation, buffer, x)
     call()
     if mapped is None:
         _drain(operation, buffer, out)
+        if out is not None:
+            settle(out)
+
+
+def _run_by_way_of_host(
+    channel: Channel, operation: Operation, device: Accelerator, x: Array | None, out: Array | None
+) -> None:
+    """Carry an operation out by a plan on pinned memory; the device copies in and out of that, and no more."""
+    make = partial(_plan_on_pinned_memory, channel, operation, device)
+    plan = find_plan(channel, (operation.key, device.name, "host"), make)
+    if x is not None and operation.source is not None:
+        to_host(device, plan.result[operation.source], x)
+        device.synchronise()
+    plan()
+    if out is not None and operation.target is not None:
+        from_host(device, out, plan.result[operation.target])
+        device.synchronise()
 
 
 def prepare(
@@ -66,8 +103,15 @@ def prepare(
     memory: Memory = Memory.TOGETHER,
 ) -> Plan[Array | None]:
     """Return a plan that carries an operation out, from ``x`` to ``out``, each time it runs."""
+    device = device_of(x if out is None else out)
+    if isinstance(device, Accelerator) and _goes_by_host(operation):
+        twin = _pinned_buffer(operation, device)
+        program = bind_operation(channel, operation, twin, tag, memory=memory)
+        load, store = _copies(operation, device, twin, x, out)
+        program = by_way_of_host(device, load, program, store, operation.label)
+        return Plan(channel, program, result=out, label=operation.label)
     mapped = _mapped(operation, out)
-    buffer = _own_buffer(operation) if mapped is None else mapped
+    buffer = _own_buffer(operation, device) if mapped is None else mapped
     load = None if _lies_in(x, buffer, operation.source) else partial(_fill, operation, buffer, x)
     store = None if out is None or mapped is not None else partial(_drain, operation, buffer, out)
     program = in_turn(load, bind_operation(channel, operation, buffer, tag, memory=memory), store)
@@ -89,12 +133,21 @@ def bind_operation(
     tag of its own the program is made by all ranks together, unless ``memory`` says that they do not wait for one
     another.
     """
-    o = operation
+    o, device = operation, accelerator_of(buffer)
+    if device is not None and _goes_by_host(o):
+        twin = _pinned_buffer(o, device)
+        program = bind_operation(channel, o, twin, tag, memory=memory)
+        load, store = _copies(
+            o, device, twin, *(None if part is None else buffer[part] for part in (o.source, o.target))
+        )
+        return by_way_of_host(device, load, program, store, o.label)
     if o.choice.algorithm == NATIVE:
         return _bind_native(channel.comm, o, buffer)
-    if memory is Memory.TOGETHER and serves(channel, o):
+    if memory is Memory.TOGETHER and serves(channel, o, buffer):
         return bind_on_node(channel, o, buffer, tag)
-    wire = None if o.choice.wire is None else Wire(codec(o.choice.wire), residual)
+    if device is not None and o.choice.elsewhere is not None:
+        o = replace(o, choice=o.choice._replace(algorithm=o.choice.elsewhere, elsewhere=None))
+    wire = None if o.choice.wire is None else Wire(device_of(buffer).codec(o.choice.wire), residual)
     return bind(channel, o.schedule(), buffer, o.lanes(), o.reduction, label=o.label, tag=tag, wire=wire)
 
 
@@ -102,22 +155,50 @@ def _plan_in_place(channel: Channel, operation: Operation, buffer: Array) -> Pla
     return Plan(channel, bind_operation(channel, operation, buffer), result=buffer, label=operation.label)
 
 
-def _plan_on_own_buffer(channel: Channel, operation: Operation) -> Plan[Array]:
-    buffer = _own_buffer(operation)
+def _plan_on_own_buffer(channel: Channel, operation: Operation, device: Device) -> Plan[Array]:
+    return _plan_with_memory(channel, operation, _own_buffer(operation, device))
+
+
+def _plan_on_pinned_memory(channel: Channel, operation: Operation, device: Accelerator) -> Plan[Array]:
+    return _plan_with_memory(channel, operation, _pinned_buffer(operation, device))
+
+
+def _plan_with_memory(channel: Channel, operation: Operation, buffer: Array) -> Plan[Array]:
+    """Return a plan on a buffer that belongs to it alone."""
     plan = _plan_in_place(channel, operation, buffer)
     plan.nbytes += buffer.nbytes
     return plan
 
 
-def _plan_on_borrowed_memory(channel: Channel, operation: Operation, place: int) -> Plan[Array]:
+def _plan_on_borrowed_memory(channel: Channel, operation: Operation, device: Device, place: int) -> Plan[Array]:
     # The plan outlives the caller's array and must not keep it alive. It only touches the memory again when a
     # call comes with an array in the same place.
-    memory = borrow(place, operation.length, operation.reduction.dtype)
+    memory = device.borrow(place, operation.length, operation.reduction.dtype)
     return _plan_in_place(channel, operation, memory)
 
 
-def _own_buffer(operation: Operation) -> Array:
-    return scratch(operation.length, operation.reduction.dtype)
+def _own_buffer(operation: Operation, device: Device) -> Array:
+    return device.empty(operation.length, operation.reduction.dtype)
+
+
+def _pinned_buffer(operation: Operation, device: Accelerator) -> Array:
+    return device.pinned(operation.nbytes).view(operation.reduction.dtype)
+
+
+def _goes_by_host(operation: Operation) -> bool:
+    """Whether a vector of a device's is worked on in the host's memory as a whole."""
+    o = operation
+    return o.choice.algorithm == NATIVE or (o.nbytes <= BY_WAY_OF_HOST and o.choice.wire is None)
+
+
+def _copies(
+    operation: Operation, device: Accelerator, twin: Array, x: Array | None, out: Array | None
+) -> tuple[Call | None, Call | None]:
+    """Return the calls that ask for copies of the input to pinned memory, and of the output from there."""
+    o = operation
+    load = None if x is None or o.source is None else partial(to_host, device, twin[o.source], x)
+    store = None if out is None or o.target is None else partial(from_host, device, out, twin[o.target])
+    return load, store
 
 
 def _mapped(operation: Operation, out: Array | None) -> Array | None:

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import suppress
+from functools import partial
 from types import TracebackType
 from typing import Final, Generic, Protocol, TypeVar
 
+from mpiagg.arrays import Stream
 from mpiagg.errors import PlanError
-from mpiagg.program import Arrival, Awaited, Interleaved, Program, run
+from mpiagg.program import Arrival, BoundRound, Computing, Interleaved, Program, Wait, run, run_in
 from mpiagg.straight import TRIES, Waiting, straight_line
 from mpiagg.transport import DEFAULT_TIMEOUT, YIELDS, YIELDS_IN_A_CROWD, Channel, wait_patiently
 
@@ -74,14 +76,20 @@ class Plan(Generic[Result]):
         self._channel = channel
         self._releases = program.releases
         self._rounds = program.rounds
+        # What a plan asks of a device goes to a stream of its own, whichever thread brings the plan forward.
+        self._stream = None if program.device is None else program.device.stream()
+        if self._stream is not None:
+            self._rounds += (BoundRound((), (self._stream.done,), (), (Computing(label),)),)
         # Where ranks outnumber cores, whoever tries again and again only keeps the others from coming.
         crowded = channel.node.crowded
         self._spins, self._yields = (0, YIELDS_IN_A_CROWD) if crowded else (SPINS, YIELDS)
         self._run = straight_line(self._rounds, tries=1 if crowded else TRIES)
+        if self._stream is not None:
+            self._run = partial(_run_in, self._stream, self._run)
         # Whether it can be started: not while it runs, nor after an error in the middle, nor when it is freed.
         self._idle = True
-        self._running: Iterator[Awaited | Arrival] | None = None
-        self._awaited: Awaited | Arrival | Interleaved | None = None
+        self._running: Iterator[Wait] | None = None
+        self._awaited: Wait | Interleaved | None = None
         self._freed = False
         channel.open[id(self)] = self
 
@@ -124,7 +132,7 @@ class Plan(Generic[Result]):
         if not self._idle:
             raise self._unusable()
         self._idle = False
-        self._running = run(self._rounds)
+        self._running = run(self._rounds) if self._stream is None else run_in(self._stream, self._rounds)
         self.test()
 
     def test(self) -> bool:
@@ -175,7 +183,7 @@ class Plan(Generic[Result]):
             self._wait(test)
         return self.result
 
-    def wait_for(self, test: Callable[[], bool], awaited: Awaited | Arrival | Interleaved) -> None:
+    def wait_for(self, test: Callable[[], bool], awaited: Wait | Interleaved) -> None:
         """Wait within a run until ``test()`` succeeds; ``awaited`` says what that is for."""
         self._awaited = awaited
         for _ in range(self._spins if isinstance(awaited.now, Arrival) else 0):
@@ -191,7 +199,7 @@ class Plan(Generic[Result]):
         self._running = None
         self._idle = not any(a_round.tests for a_round in self._rounds)
 
-    def _awaited_now(self) -> Awaited | Arrival | None:
+    def _awaited_now(self) -> Wait | None:
         return self._awaited.now if self._awaited is not None else None
 
     def _unusable(self) -> PlanError:
@@ -242,6 +250,13 @@ class Plan(Generic[Result]):
         """Free the plan, unless an error left it running."""
         if self._idle or error is None:
             self.free()
+
+
+def _run_in(stream: Stream, line: Callable[[Waiting], None], waiting: Waiting) -> None:
+    """Run a straight line; what it asks of a device goes to a stream, after all that came before."""
+    stream.follow()
+    with stream:
+        line(waiting)
 
 
 def _nothing(waiting: Waiting) -> None:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from mpiagg.arrays import Accelerator, Stream
 from mpiagg.schedules import Action, Step
 from mpiagg.transport import Gate
 
@@ -49,6 +50,25 @@ class Arrival(NamedTuple):
         return self
 
 
+class Computing(NamedTuple):
+    """What a wait is for: a device to have done what it was asked for."""
+
+    label: str
+
+    def __str__(self) -> str:
+        """Say it in words."""
+        return f"{self.label}: the device to have done what it was asked for"
+
+    @property
+    def now(self) -> Computing:
+        """What is waited for at present."""
+        return self
+
+
+Wait = Awaited | Arrival | Computing
+"""What a wait is for at present; as a string it says what that is."""
+
+
 class BoundRound(NamedTuple):
     """A round as it runs: what to start, what to test until it is done, what to compute then.
 
@@ -58,10 +78,10 @@ class BoundRound(NamedTuple):
     starts: tuple[Call, ...]
     tests: tuple[Callable[[], bool], ...]
     folds: tuple[Call, ...]
-    awaited: tuple[Awaited | Arrival | Interleaved, ...]
+    awaited: tuple[Wait | Interleaved, ...]
 
 
-def run(rounds: Sequence[BoundRound]) -> Iterator[Awaited | Arrival]:
+def run(rounds: Sequence[BoundRound]) -> Iterator[Wait]:
     """Run rounds one after the other; yield what is waited for whenever it has not come."""
     for starts, tests, folds, awaited in rounds:
         for start in starts:
@@ -73,12 +93,24 @@ def run(rounds: Sequence[BoundRound]) -> Iterator[Awaited | Arrival]:
             fold()
 
 
+def run_in(stream: Stream, rounds: Sequence[BoundRound]) -> Iterator[Wait]:
+    """Run rounds as :func:`run` does; what they ask of a device goes to a stream, after all that came before."""
+    stream.follow()
+    running = run(rounds)
+    while True:
+        with stream:
+            awaited = next(running, None)
+        if awaited is None:
+            return
+        yield awaited
+
+
 class Interleaved:
     """Several lanes as one round: whenever one would wait, the next goes on."""
 
     def __init__(self, lanes: Sequence[Sequence[BoundRound]]) -> None:
         self._lanes = lanes
-        self._running: list[tuple[Iterator[Awaited | Arrival], Awaited | Arrival | None]] = []
+        self._running: list[tuple[Iterator[Wait], Wait | None]] = []
 
     def start(self) -> None:
         """Start all lanes."""
@@ -91,7 +123,7 @@ class Interleaved:
         return not self._running
 
     @property
-    def now(self) -> Awaited | Arrival:
+    def now(self) -> Wait:
         """What the first unfinished lane waits for at present."""
         awaited = self._running[0][1]
         assert awaited is not None
@@ -135,12 +167,15 @@ class Program:
         The memory that belongs to the program alone.
     sent_bytes : int
         What one run sends; 0 where the MPI library's own collective does it, which does not tell.
+    device : Accelerator or None
+        Where what it works on lies, if not on the host.
     """
 
     rounds: tuple[BoundRound, ...]
     releases: tuple[Call, ...]
     nbytes: int
     sent_bytes: int = 0
+    device: Accelerator | None = None
 
 
 def in_turn(*parts: Program | Callable[[], object] | None) -> Program:
@@ -148,12 +183,14 @@ def in_turn(*parts: Program | Callable[[], object] | None) -> Program:
     rounds: list[BoundRound] = []
     releases: list[Call] = []
     nbytes = sent_bytes = 0
+    device: Accelerator | None = None
     for part in parts:
         if isinstance(part, Program):
+            device = device or part.device
             rounds += part.rounds
             releases += part.releases
             nbytes += part.nbytes
             sent_bytes += part.sent_bytes
         elif part is not None:
             rounds.append(BoundRound((part,), (), (), ()))
-    return Program(tuple(rounds), tuple(releases), nbytes, sent_bytes)
+    return Program(tuple(rounds), tuple(releases), nbytes, sent_bytes, device)

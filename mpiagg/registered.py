@@ -10,7 +10,8 @@ import numpy as np
 import numpy.typing as npt
 from mpi4py import MPI
 
-from mpiagg.arrays import Array, working_dtype
+from mpiagg.arrays import HOST, Array, Device, find_device, working_dtype
+from mpiagg.errors import DeviceError
 from mpiagg.transport import Channel, channel_of
 
 MOST_BYTES: Final = 2**62
@@ -18,7 +19,11 @@ MOST_BYTES: Final = 2**62
 
 
 def empty(
-    shape: int | tuple[int, ...], dtype: npt.DTypeLike = np.float32, *, comm: MPI.Intracomm | None = None
+    shape: int | tuple[int, ...],
+    dtype: npt.DTypeLike = np.float32,
+    *,
+    comm: MPI.Intracomm | None = None,
+    device: str | None = None,
 ) -> Array:
     """Return a new array, uninitialised, in memory that all ranks of the node have mapped; collective.
 
@@ -34,26 +39,32 @@ def empty(
         As for :func:`numpy.empty`; float32 by default, as gradients are.
     comm : mpi4py.MPI.Intracomm, optional
         The communicator on which collectives will use the array; the world by default.
+    device : str, optional
+        ``"cuda"`` for memory of the CUDA device in use at present, or ``"cuda:1"`` and so on, which the ranks of a node
+        map by CUDA IPC, be they on one device or on several. The host by default.
 
     Returns
     -------
-    numpy.ndarray
+    numpy.ndarray, or the device's array
         Its memory is used again when nothing refers to it any more. Where a rank is alone on its node it is memory like
         any other.
 
     Raises
     ------
     ValueError
-        For a negative shape, or one of more than 2**62 bytes.
+        For a negative shape, or one of more than 2**62 bytes; for an unknown device.
     TypeError
         For a dtype that cannot travel.
     MismatchError
         If another rank raised.
     MemoryError
         If there is not as much shared memory; on all ranks of the node.
+    DeviceError
+        If the device cannot be used, or is another than that of an earlier array on this communicator; on all ranks of
+        the node, if processes cannot map each other's memory of their devices.
     """
     channel = channel_of(comm)
-    made: list[tuple[tuple[int, ...], np.dtype[Any]]] = []
+    made: list[tuple[tuple[int, ...], np.dtype[Any], Device]] = []
 
     def check() -> str:
         lengths = tuple(map(index, shape)) if isinstance(shape, tuple | list) else (index(shape),)
@@ -63,30 +74,34 @@ def empty(
         working_dtype(wanted)
         if math.prod(lengths) * wanted.itemsize > MOST_BYTES:
             raise ValueError(f"an array of shape {shape} and dtype {wanted} is too large for any memory")
-        made.append((lengths, wanted))
-        return "empty"
+        where = find_device(device)
+        channel.check_device(where)
+        made.append((lengths, wanted, where))
+        return f"empty on {where.kind}"
 
     channel.agree_on(check)
-    lengths, wanted = made[0]
-    return registered_vector(channel, math.prod(lengths), wanted).reshape(lengths)
+    lengths, wanted, where = made[0]
+    return registered_vector(channel, math.prod(lengths), wanted, where).reshape(lengths)
 
 
-def shared_vector(channel: Channel, length: int, dtype: np.dtype[Any]) -> Array:
-    """Return a vector, uninitialised, that the ranks of the node share if there is room; collective there."""
+def shared_vector(channel: Channel, length: int, dtype: np.dtype[Any], device: Device = HOST) -> Array:
+    """Return a vector, uninitialised, that the ranks of the node share if they can; collective there."""
     try:
-        return registered_vector(channel, length, dtype)
-    except MemoryError:
-        return np.empty(length, dtype)
+        return registered_vector(channel, length, dtype, device)
+    except (MemoryError, DeviceError):
+        return device.empty(length, dtype)
 
 
-def registered_vector(channel: Channel, length: int, dtype: np.dtype[Any]) -> Array:
+def registered_vector(channel: Channel, length: int, dtype: np.dtype[Any], device: Device = HOST) -> Array:
     """Return a vector in memory that the ranks of the node share, where there are others; collective there.
 
     Raises
     ------
     MemoryError
         If there is not as much; on all ranks of the node.
+    DeviceError
+        If processes cannot map each other's memory of their devices; on all ranks of the node.
     """
     if channel.node.size == 1:
-        return np.empty(length, dtype)
-    return channel.memory.lease(length * dtype.itemsize, busy=channel.busy).view(dtype)
+        return device.empty(length, dtype)
+    return channel.memory_on(device).lease(length * dtype.itemsize, busy=channel.busy).view(dtype)

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from mpiagg.arrays import Array, Reduction, scratch
+from mpiagg.arrays import Array, Reduction, device_of
 from mpiagg.binding import Lane
 from mpiagg.program import Arrival, BoundRound, Call
 from mpiagg.schedules import Action, Round, Step
@@ -173,7 +173,7 @@ class _InTurn:
 def _aside(rounds: Sequence[Round], length: int, buffer: Array) -> Array:
     """Return scratch for what is held aside, if anything is."""
     holds = any(step.action is Action.HOLD for a_round in rounds for step in a_round)
-    return scratch(min(length, buffer.size) if holds else 0, buffer.dtype)
+    return device_of(buffer).empty(min(length, buffer.size) if holds else 0, buffer.dtype)
 
 
 def _calls(operands: Iterable[tuple[Step, Array, Array]], reduction: Reduction, aside: Array) -> list[Call]:

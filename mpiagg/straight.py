@@ -12,13 +12,13 @@ from functools import lru_cache, partial
 from types import CodeType, FunctionType
 from typing import Final, Protocol
 
-from mpiagg.program import Arrival, Awaited, BoundRound, Interleaved
+from mpiagg.program import BoundRound, Interleaved, Wait
 
 
 class Waiting(Protocol):
     """Somebody who knows how to wait."""
 
-    def wait_for(self, test: Callable[[], bool], awaited: Awaited | Arrival | Interleaved) -> None:
+    def wait_for(self, test: Callable[[], bool], awaited: Wait | Interleaved) -> None:
         """Return when ``test()`` has succeeded; ``awaited`` says what that is for."""
 
 

@@ -9,11 +9,11 @@ from __future__ import annotations
 from typing import Final
 
 from mpiagg.arguments import check_integer
-from mpiagg.arrays import codec
+from mpiagg.arrays import HOST, Device, codec
 from mpiagg.schedules import MOST_LANES, algorithm
 from mpiagg.tables import SEGMENT, Case, Choice, Memory, settings
 
-__all__ = ["ENCODING_ONCE", "NATIVE", "SEGMENT", "Case", "Choice", "Memory", "choose", "pick"]
+__all__ = ["BY_WAY_OF_HOST", "ENCODING_ONCE", "NATIVE", "SEGMENT", "Case", "Choice", "Memory", "choose", "pick"]
 
 ENCODING_ONCE: Final = "direct"
 """The algorithm for codecs that lose something each time that they encode."""
@@ -22,19 +22,28 @@ NATIVE: Final = "native"
 """The algorithm that is the MPI library's own collective."""
 
 
-def choose(case: Case) -> Choice:
-    """Return what ``"auto"`` means in a case.
+BY_WAY_OF_HOST: Final = 64 * 2**10
+"""Bytes up to which vectors of a device go by way of the host as a whole: two copies cost less then than waiting for
+the device in every round."""
+
+
+def choose(case: Case, device: Device = HOST) -> Choice:
+    """Return what ``"auto"`` means in a case, for vectors that lie on a device.
 
     Raises
     ------
     ValueError
         If the environment names a table that cannot be used, or an unknown algorithm.
     """
-    return settings().found(case).choice
+    if device is HOST or case.nbytes <= BY_WAY_OF_HOST:
+        return settings().found(case).choice
+    messages = settings().found(case._replace(memory=Memory.NONE)).choice
+    together = case.memory is Memory.TOGETHER and len(case.layout.nodes) == 1 and messages.algorithm != NATIVE
+    return messages._replace(algorithm="shared", elsewhere=messages.algorithm) if together else messages
 
 
-def pick(name: str, lanes: int | None, case: Case, wire: str | None = None) -> Choice:
-    """Return the algorithm, the lanes and the wire that a caller's words mean.
+def pick(name: str, lanes: int | None, case: Case, wire: str | None = None, device: Device = HOST) -> Choice:
+    """Return the algorithm, the lanes and the wire that a caller's words mean, for vectors that lie on a device.
 
     Raises
     ------
@@ -50,7 +59,11 @@ def pick(name: str, lanes: int | None, case: Case, wire: str | None = None) -> C
     if once and name not in ("auto", ENCODING_ONCE):
         raise ValueError(f"wire {wire!r} is for algorithm {ENCODING_ONCE!r}, which encodes a value once on each way")
     if name == "auto":
-        chosen = Choice(ENCODING_ONCE) if once else choose(case if wire is None else case._replace(memory=Memory.NONE))
+        chosen = (
+            Choice(ENCODING_ONCE)
+            if once
+            else choose(case if wire is None else case._replace(memory=Memory.NONE), device)
+        )
     else:
         algorithm(name).generator(case.collective)  # refuses what it does not serve
         chosen = Choice(name)

@@ -12,7 +12,7 @@ from mpi4py import MPI
 from mpiagg.aggregation.backends import Backend
 from mpiagg.aggregation.elementwise import Elementwise
 from mpiagg.arguments import check_number
-from mpiagg.arrays import Array, check_wire_dtype, reduction
+from mpiagg.arrays import Array, check_wire_dtype, device_of, reduction
 from mpiagg.program import Program, in_turn
 from mpiagg.schedules import Collective
 from mpiagg.transport import SHARED_TAG
@@ -141,4 +141,5 @@ class AllReduce(Elementwise):
 
     def choice(self, vector: Array) -> Choice:
         """Return how a vector is reduced."""
-        return pick(self.algorithm, None, Case(Collective.ALLREDUCE, vector.nbytes, self._channel.layout), self.wire)
+        case = Case(Collective.ALLREDUCE, vector.nbytes, self._channel.layout)
+        return pick(self.algorithm, None, case, self.wire, device_of(vector))

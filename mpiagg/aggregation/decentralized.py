@@ -8,7 +8,7 @@ from mpi4py import MPI
 
 from mpiagg.aggregation.gossip import Nodes, PeerSelection, Phase, gossip
 from mpiagg.aggregation.mixing import Mixing
-from mpiagg.arrays import Array, reduction
+from mpiagg.arrays import Array, device_of, reduction
 from mpiagg.program import Program
 from mpiagg.schedules import Collective
 from mpiagg.transport import SHARED_TAG, channel_of
@@ -87,7 +87,8 @@ class Decentralized(Mixing):
         if self.hierarchical or self.peer_selection != "all":
             return super()._bind(vector, tag)
         how = reduction("avg", vector.dtype, self._channel.size)
-        choice = pick("auto", None, Case(Collective.ALLREDUCE, vector.nbytes, self._channel.layout))
+        case = Case(Collective.ALLREDUCE, vector.nbytes, self._channel.layout)
+        choice = pick("auto", None, case, device=device_of(vector))
         return self._collective(vector, Collective.ALLREDUCE, how, choice, tag=tag)
 
 

@@ -13,7 +13,7 @@ from mpi4py import MPI
 
 from mpiagg.aggregation.base import Aggregation
 from mpiagg.aggregation.packing import Layout, Packing, layout_of
-from mpiagg.arrays import Array
+from mpiagg.arrays import Array, settle
 from mpiagg.plan import Plan
 from mpiagg.program import Program, in_turn
 from mpiagg.transport import SHARED_TAG
@@ -107,6 +107,7 @@ class Elementwise(Aggregation):
             plan = packing.plan(vector, variant, lambda memory: self._plan(bind(memory)))
             plan()
             group.unpack(vector, tensors)
+        settle(*tensors)
 
     def _packing(
         self, tensors: Sequence[Array], check_dtype: Callable[[np.dtype[Any]], object], *, in_place: bool

@@ -12,7 +12,7 @@ from mpiagg.aggregation.all_reduce import AllReduce
 from mpiagg.aggregation.base import expect_keys
 from mpiagg.aggregation.memory import Remembering, check_arrays
 from mpiagg.aggregation.packing import Layout, Packing
-from mpiagg.arrays import Array
+from mpiagg.arrays import Array, load, to_host
 from mpiagg.plan import Plan
 from mpiagg.program import Program, in_turn
 from mpiagg.tuning import ENCODING_ONCE
@@ -55,7 +55,7 @@ class Residuals:
 
     def state(self) -> dict[str, Any]:
         """Return copies of what was lost."""
-        return {"residuals": [residual.copy() for residual in self.residuals]}
+        return {"residuals": [to_host(residual) for residual in self.residuals]}
 
     def check_state(self, state: Mapping[str, Any]) -> None:
         """Raise ValueError if this is not what :meth:`state` returns."""
@@ -65,7 +65,7 @@ class Residuals:
     def load(self, state: Mapping[str, Any]) -> None:
         """Go on from what :meth:`state` returned."""
         for own, loaded in zip(self.residuals, state["residuals"], strict=True):
-            np.copyto(own, loaded)
+            load(own, loaded)
 
 
 class ErrorFeedback(Remembering[Residuals]):

@@ -9,7 +9,7 @@ from typing import Final, NamedTuple
 import numpy as np
 from mpi4py import MPI
 
-from mpiagg.arrays import Array, Reduction, cuts_of, ranges, scratch
+from mpiagg.arrays import Array, Device, Reduction, accelerator_of, cuts_of, device_of, ranges, scratch
 from mpiagg.errors import MismatchError
 from mpiagg.operation import Operation
 from mpiagg.operations import bind_operation
@@ -31,6 +31,8 @@ class Exchange(ABC):
         Where messages travel.
     how : Reduction
         A sum, or an average, of values of a dtype.
+    device : Device
+        Where the vectors lie.
 
     Attributes
     ----------
@@ -43,8 +45,8 @@ class Exchange(ABC):
     program: Program
     more_bytes = 0
 
-    def __init__(self, channel: Channel, how: Reduction) -> None:
-        self._channel, self._how = channel, how
+    def __init__(self, channel: Channel, how: Reduction, device: Device) -> None:
+        self._channel, self._how, self._device = channel, how, device
         self._tag = channel.new_tag()
 
     @abstractmethod
@@ -71,7 +73,8 @@ class Exchange(ABC):
 
     def _bind(self, collective: Collective, counts: Sequence[int], how: Reduction, buffer: Array) -> Program:
         channel = self._channel
-        choice = pick("auto", 1, Case(collective, buffer.nbytes, channel.layout, Memory.NONE))
+        case = Case(collective, buffer.nbytes, channel.layout, Memory.NONE)
+        choice = pick("auto", 1, case, device=device_of(buffer))
         operation = Operation(collective, channel.rank, channel.layout, 0, tuple(counts), how, choice, MPI.SUM)
         return bind_operation(channel, operation, buffer, self._tag, memory=Memory.NONE)
 
@@ -82,10 +85,10 @@ class Exchange(ABC):
 class Reduce(Exchange):
     """All ranks take the same coordinates: an all-reduce of the values alone."""
 
-    def __init__(self, channel: Channel, how: Reduction, count: int) -> None:
-        super().__init__(channel, how)
-        self._coordinates = scratch(0, INDEX)
-        self._values = scratch(count, how.dtype)
+    def __init__(self, channel: Channel, how: Reduction, device: Device, count: int) -> None:
+        super().__init__(channel, how, device)
+        self._coordinates = device.empty(0, INDEX)
+        self._values = device.empty(count, how.dtype)
         self.program = self._bind(Collective.ALLREDUCE, (count,), how, self._values)
 
     def take(self, starts: Array, kept: Array) -> None:
@@ -108,26 +111,33 @@ class _Message(NamedTuple):
 class Gather(Exchange):
     """An all-gather of coordinates and values: ``count`` of both, or with widths as many values from each start on."""
 
-    def __init__(self, channel: Channel, how: Reduction, count: int, widths: Sequence[int] | None = None) -> None:
-        super().__init__(channel, how)
+    def __init__(
+        self, channel: Channel, how: Reduction, device: Device, count: int, widths: Sequence[int] | None = None
+    ) -> None:
+        super().__init__(channel, how, device)
         self._widths = None if widths is None else np.array(widths, INDEX)
         self.program = self._lay_out([(count if widths is None else len(widths), count)] * channel.size)
 
     def _lay_out(self, lengths: Sequence[tuple[int, int]]) -> Program:
         """Make room for each rank's starts and values, so many, and return the program that gathers them."""
-        nbytes = [INDEX.itemsize * starts + self._how.dtype.itemsize * values for starts, values in lengths]
-        image = scratch(sum(nbytes), np.uint8)
+        used = [INDEX.itemsize * starts + self._how.dtype.itemsize * values for starts, values in lengths]
+        # A device reads coordinates only where they would lie in an array of their own.
+        nbytes = [-(-each // INDEX.itemsize) * INDEX.itemsize for each in used]
+        image = self._device.empty(sum(nbytes), np.uint8)
         self._messages: list[_Message] = []
-        for (begin, end), (starts, _) in zip(ranges(cuts_of(nbytes)), lengths, strict=True):
+        for (begin, _), each, (starts, _) in zip(ranges(cuts_of(nbytes)), used, lengths, strict=True):
             cut = begin + INDEX.itemsize * starts
-            self._messages.append(_Message(image[begin:cut].view(INDEX), image[cut:end].view(self._how.dtype)))
+            values = image[cut : begin + each].view(self._how.dtype)
+            self._messages.append(_Message(image[begin:cut].view(INDEX), values))
         return self._all_gather(nbytes, image)
 
     def _coordinates(self, starts: Array) -> Array:
         if self._widths is None:
             return starts
         before = np.cumsum(self._widths) - self._widths
-        return np.repeat(starts - before, self._widths) + np.arange(self._widths.sum())
+        rows = np.repeat(np.arange(len(self._widths)), self._widths)
+        within = np.arange(self._widths.sum()) - before[rows]
+        return starts[self._device.from_host(rows)] + self._device.from_host(within)
 
     def take(self, starts: Array, kept: Array) -> None:
         """Write this rank's message."""
@@ -139,7 +149,7 @@ class Gather(Exchange):
         """Add up the values of all messages, in the order of the ranks."""
         for rank, (starts, values) in enumerate(self._messages):
             coordinates = self._coordinates(starts)
-            if not ((coordinates >= 0) & (coordinates < len(vector))).all():
+            if not ((coordinates >= 0) & (coordinates < len(vector))).all().item():
                 raise MismatchError(f"rank {rank} has sent coordinates outside of the {len(vector)} that there are")
             vector[coordinates] += values
         self._how.finish(vector)
@@ -148,12 +158,12 @@ class Gather(Exchange):
 class CountedGather(Gather):
     """An all-gather of as many coordinates as each rank has this time; their counts go before."""
 
-    def __init__(self, channel: Channel, how: Reduction) -> None:
-        super().__init__(channel, how, 0)
-        self._own = _Message(scratch(0, INDEX), scratch(0, how.dtype))
+    def __init__(self, channel: Channel, how: Reduction, device: Device) -> None:
+        super().__init__(channel, how, device, 0)
+        self._own = _Message(device.empty(0, INDEX), device.empty(0, how.dtype))
         self._length = 0
         self._counts = scratch(channel.size, INDEX)
-        late = Program((_Once(self._lay_out_counted).as_round(),), (), 0)
+        late = Program((_Once(self._lay_out_counted).as_round(),), (), 0, device=accelerator_of(self._own.starts))
         self.program = in_turn(self._all_gather((1,) * channel.size, self._counts), late)
 
     def take(self, starts: Array, kept: Array) -> None:

@@ -15,7 +15,7 @@ from mpiagg.aggregation.base import expect_keys
 from mpiagg.aggregation.memory import Remembering, check_arrays
 from mpiagg.aggregation.packing import Layout, Packing
 from mpiagg.arguments import check_integer, check_number
-from mpiagg.arrays import Array, check_wire_dtype
+from mpiagg.arrays import Array, check_wire_dtype, load, settle, to_host
 from mpiagg.plan import Plan
 from mpiagg.program import in_turn
 
@@ -83,7 +83,7 @@ class Anchor:
     def state(self) -> dict[str, Any]:
         """Return copies of what is kept."""
         kept = {"anchors": self.anchors, "velocities": self.velocities}
-        return {"calls": self.calls, **{name: [x.copy() for x in vectors] for name, vectors in kept.items()}}
+        return {"calls": self.calls, **{name: [to_host(x) for x in vectors] for name, vectors in kept.items()}}
 
     def check_state(self, state: Mapping[str, Any]) -> str:
         """Raise ValueError if this is not what :meth:`state` returns; return a digest of it."""
@@ -98,7 +98,7 @@ class Anchor:
         """Go on from what :meth:`state` returned."""
         self.calls = int(state["calls"])
         for own, loaded in zip(self.anchors + self.velocities, state["anchors"] + state["velocities"], strict=True):
-            np.copyto(own, loaded)
+            load(own, loaded)
 
 
 class LocalSGD(Remembering[Anchor]):
@@ -219,6 +219,7 @@ class LocalSGD(Remembering[Anchor]):
             self.bytes_sent += memory.plan.sent_bytes
             self._step(memory, warming=local <= 0)
             memory.unpack()
+        settle(*tensors)
 
     def _meet(self, memory: Anchor) -> None:
         """Let the average of the weights be the anchor."""

@@ -17,7 +17,7 @@ from mpiagg.aggregation.gossip import Nodes, among
 from mpiagg.aggregation.memory import Remembering, check_arrays
 from mpiagg.aggregation.packing import Group, Layout, Packing
 from mpiagg.arguments import check_integer
-from mpiagg.arrays import CODECS, Array, Codec, check_wire_dtype, even_ranges, reduction, scratch
+from mpiagg.arrays import CODECS, Array, check_wire_dtype, even_ranges, load, reduction, settle, to_host
 from mpiagg.binding import bind
 from mpiagg.plan import Plan
 from mpiagg.program import Program, in_turn
@@ -84,20 +84,23 @@ class _Vector:
         that does not lead its node has none.
     """
 
-    def __init__(self, place: _Place, group: Group, tensors: Sequence[Array], codec: Codec) -> None:
-        self.group, self._place, self._codec = group, place, codec
+    def __init__(self, place: _Place, group: Group, tensors: Sequence[Array], codec: str) -> None:
+        self.group, self._place = group, place
         self.x = group.pack(tensors)
         rows = 1 + len(place.neighbors) if place.leads else 0
-        self.replicas = np.zeros((rows, self.x.size), self.x.dtype)
-        nbytes = codec.nbytes(self.x.size)
-        self._images = scratch(rows * nbytes, np.uint8).reshape(rows, nbytes)
-        self._room = scratch(self.x.size if rows else 0, self.x.dtype)
+        device = group.device
+        self.replicas = device.empty((rows, self.x.size), self.x.dtype)
+        self.replicas.fill(0)
+        self._codec = device.codec(codec)
+        nbytes = self._codec.nbytes(self.x.size)
+        self._images = device.empty((rows, nbytes), np.uint8)
+        self._room = device.empty(self.x.size if rows else 0, self.x.dtype)
 
     def check(self, tensors: Sequence[Array]) -> None:
         """Pack the tensors, and raise ValueError if a value is not finite."""
         self.group.pack(tensors)
         # A NaN is both the least and the greatest; unlike isfinite, these need no memory.
-        if self.x.size and not (np.isfinite(self.x.min()) and np.isfinite(self.x.max())):
+        if self.x.size and not (np.isfinite(self.x.min().item()) and np.isfinite(self.x.max().item())):
             raise ValueError(f"weights of {self.group.dtype} have NaN or infinity in them")
 
     def communicate(self) -> Program:
@@ -155,7 +158,7 @@ class Replicas:
         place: _Place,
         layout: Layout,
         tensors: Sequence[Array],
-        codec: Codec,
+        codec: str,
         plan: Callable[[Program], Plan[None]],
     ) -> None:
         self.tensors = tensors
@@ -190,7 +193,7 @@ class Replicas:
 
     def state(self) -> dict[str, Any]:
         """Return copies of what is kept; the neighbors' replicas are theirs to keep."""
-        return {"calls": self.calls, "replicas": [replica.copy() for replica in self._own()]}
+        return {"calls": self.calls, "replicas": [to_host(replica) for replica in self._own()]}
 
     def check_state(self, state: Mapping[str, Any]) -> str:
         """Raise ValueError if this is not what :meth:`state` returns; say what all ranks must have of it."""
@@ -203,7 +206,7 @@ class Replicas:
         """Go on from what :meth:`state` returned."""
         self.calls, self._known = int(state["calls"]), False
         for own, loaded in zip(self._own(), state["replicas"], strict=True):
-            np.copyto(own, loaded)
+            load(own, loaded)
 
     def _own(self) -> list[Array]:
         return [replica for vector in self.vectors for replica in vector.replicas[:1]]
@@ -300,7 +303,7 @@ class LowPrecisionDecentralized(Remembering[Replicas]):
         check_wire_dtype(self.codec, dtype)
 
     def _new_memory(self, layout: Layout, tensors: Sequence[Array]) -> Replicas:
-        return Replicas(self._place, layout, tensors, CODECS[self.codec], self._plan)
+        return Replicas(self._place, layout, tensors, self.codec, self._plan)
 
     def _plan_of(self, memory: Replicas, tensors: Sequence[Array]) -> Plan[None]:
         return self._plan(in_turn(partial(self._run, memory, tensors)))
@@ -317,4 +320,5 @@ class LowPrecisionDecentralized(Remembering[Replicas]):
             memory.introduce()
             memory.plan()
             memory.unpack()
+            settle(*tensors)
         memory.calls += 1

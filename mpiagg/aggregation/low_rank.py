@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from mpiagg.arrays import Array, convert, cuts_of, ranges, scratch
+from mpiagg.arrays import HOST, Array, Device, convert, cuts_of, device_of, ranges
 
 
 def factor_rank(shape: tuple[int, ...], rank: int, min_compression_rate: float) -> int:
@@ -34,7 +34,9 @@ def refresh(q: Array, random: np.random.Generator) -> None:
     lost = ~((largest > 0) & np.isfinite(largest))
     largest[lost] = 1
     q /= largest[:, np.newaxis]
-    q.swapaxes(-1, -2)[lost] = random.standard_normal((np.count_nonzero(lost), q.shape[-2]), q.dtype.type)
+    drawn = random.standard_normal((int(lost.sum().item()), q.shape[-2]), q.dtype.type)
+    if drawn.size:
+        q.swapaxes(-1, -2)[lost] = device_of(q).from_host(drawn)
 
 
 class Stack(NamedTuple):
@@ -82,6 +84,8 @@ class LowRank:
         A tensor for which less would be saved goes as it is.
     local : bool
         Whether a rank's error is what is missing in its own approximation, or in that of the mean.
+    device : Device
+        Where the tensors lie, and all is computed.
 
     Attributes
     ----------
@@ -103,8 +107,9 @@ class LowRank:
         min_compression_rate: float,
         *,
         local: bool,
+        device: Device = HOST,
     ) -> None:
-        self._local = local
+        self._local, self._device = local, device
         stacked: dict[tuple[int, int, int], list[int]] = {}
         plain: list[int] = []
         for index, shape in shapes.items():
@@ -116,10 +121,10 @@ class LowRank:
         ps = [(len(members), n, k) for (n, _, k), members in stacked.items()]
         qs = [(len(members), m, k) for (_, m, k), members in stacked.items()]
         # Errors, plain tensors, all P: what is reduced together lies together.
-        vector, views = _lay_out([*errors, *(shapes[index] for index in plain), *ps], dtype)
+        vector, views = _lay_out([*errors, *(shapes[index] for index in plain), *ps], dtype, device)
         self.first, self.whole = vector[_elements(errors) :], vector[: vector.size - _elements(ps)]
-        self.second, q_views = _lay_out(qs, dtype)
-        product = scratch(max(map(math.prod, errors), default=0), dtype)
+        self.second, q_views = _lay_out(qs, dtype, device)
+        product = device.empty(max(map(math.prod, errors), default=0), dtype)
         self.stacks = [
             Stack(tuple(members), error, p, q, product[: error.size].reshape(error.shape))
             for members, error, p, q in zip(
@@ -185,10 +190,11 @@ def _unload(views: Mapping[int, Array], tensors: Sequence[Array]) -> None:
         convert(tensors[index], view)
 
 
-def _lay_out(shapes: Sequence[tuple[int, ...]], dtype: np.dtype[Any]) -> tuple[Array, list[Array]]:
+def _lay_out(shapes: Sequence[tuple[int, ...]], dtype: np.dtype[Any], device: Device) -> tuple[Array, list[Array]]:
     """Return a vector of zeros, and it cut into arrays of these shapes."""
     cuts = cuts_of([math.prod(shape) for shape in shapes])
-    vector = np.zeros(cuts[-1], dtype)
+    vector = device.empty(cuts[-1], dtype)
+    vector.fill(0)
     return vector, [
         vector[start:stop].reshape(shape) for shape, (start, stop) in zip(shapes, ranges(cuts), strict=True)
     ]

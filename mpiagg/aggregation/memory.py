@@ -13,7 +13,7 @@ from mpi4py import MPI
 
 from mpiagg.aggregation.base import Aggregation, expect_keys
 from mpiagg.aggregation.packing import Layout, layout_in_words, layout_of
-from mpiagg.arrays import Array
+from mpiagg.arrays import HOST, Array
 from mpiagg.errors import PlanError
 from mpiagg.plan import Plan
 
@@ -177,10 +177,10 @@ class Remembering(Aggregation, Generic[M]):
 
 def check_arrays(name: str, given: object, wanted: Sequence[Array]) -> None:
     """Raise ValueError if ``given`` is not a list of arrays of the same dtypes and shapes as those wanted."""
-    if layout_of(given) != layout_of(wanted):
-        raise ValueError(
-            f"{name} must be {layout_in_words(layout_of(wanted))}, not {layout_in_words(layout_of(given))}"
-        )
+    # What is saved are NumPy arrays, wherever what is kept lies.
+    theirs, ours = layout_of(given), tuple(form._replace(device=HOST) for form in layout_of(wanted))
+    if theirs != ours:
+        raise ValueError(f"{name} must be {layout_in_words(ours)}, not {layout_in_words(theirs)}")
 
 
 def _checked(memory: Memory, layout: Layout, each: Mapping[str, Any]) -> str:

@@ -15,11 +15,12 @@ from mpiagg.aggregation.base import Aggregation, expect_keys
 from mpiagg.aggregation.elementwise import Elementwise
 from mpiagg.aggregation.gossip import Phase, Row, in_pieces
 from mpiagg.arguments import check_integer
-from mpiagg.arrays import Array, even_ranges, reduction, scratch
+from mpiagg.arrays import Array, device_of, even_ranges, reduction, settle
 from mpiagg.background import InBackground
 from mpiagg.binding import Lane, bind
 from mpiagg.errors import PlanError
 from mpiagg.plan import Plan
+from mpiagg.ports import Draft, port_of
 from mpiagg.program import Awaited, BoundRound, Program, in_turn
 from mpiagg.schedules import MOST_LANES, receive, send
 from mpiagg.transport import SHARED_TAG, Channel
@@ -207,6 +208,7 @@ class Mixing(Elementwise):
             communication.wait()
             for group, vector in zip(packing.groups, vectors, strict=True):
                 group.unpack(vector, arrays)
+            settle(*arrays)
 
         return finish
 
@@ -236,29 +238,22 @@ def bind_row(channel: Channel, row: Row, vector: Array, pieces: Lane, *, label: 
     if not row.targets and not sources and largest == 1:
         return Program((), (), 0)
     longest = max(stop - start for start, stop in pieces)
-    arrived = {peer: scratch(longest, vector.dtype) for peer in sources}
+    device = device_of(vector)
+    arrived = {peer: device.empty(longest, vector.dtype) for peer in sources}
+    port = port_of(channel, tag, vector, label)
     rounds: list[BoundRound] = []
-    requests: list[MPI.Prequest] = []
     for index, (start, stop) in enumerate(pieces):
-        own = vector[start:stop]
+        own, draft = vector[start:stop], Draft()
         operands = {**{peer: spare[: own.size] for peer, spare in arrived.items()}, channel.rank: own}
-        messages = [(channel.receive_init(operands[peer], peer, tag), receive(peer, index)) for peer in sources]
-        messages += [(channel.send_init(own, peer, tag), send(peer, index)) for peer in row.targets]
-        posted = [
-            (request, Awaited(label, index, step, own.nbytes)) for several, step in messages for request in several
-        ]
+        for peer in sources:
+            port.receive(draft, operands[peer], Awaited(label, index, receive(peer, index), own.nbytes))
+        for peer in row.targets:
+            port.send(draft, own, Awaited(label, index, send(peer, index), own.nbytes))
         summands = [operands[peer] for peer, _ in row.weights]
-        rounds.append(
-            BoundRound(
-                tuple(request.Start for request, _ in posted),
-                tuple(request.Test for request, _ in posted),
-                (partial(weighted_mean, own, summands, factors, float(1 / largest)),),
-                tuple(awaited for _, awaited in posted),
-            )
-        )
-        requests += (request for request, _ in posted)
-    nbytes = sum(spare.nbytes for spare in arrived.values())
-    return Program(tuple(rounds), tuple(request.Free for request in requests), nbytes, vector.nbytes * len(row.targets))
+        draft.folds.append(partial(weighted_mean, own, summands, factors, float(1 / largest)))
+        rounds += port.rounds(draft)
+    nbytes = port.nbytes + sum(spare.nbytes for spare in arrived.values())
+    return Program(port.whole(rounds), port.releases, nbytes, vector.nbytes * len(row.targets), port.device)
 
 
 def weighted_mean(out: Array, summands: Sequence[Array], factors: Sequence[float], divisor: float) -> None:

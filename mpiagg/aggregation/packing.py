@@ -6,11 +6,25 @@ import math
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Sequence
 from contextlib import suppress
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from mpiagg.arrays import Array, address, borrow, convert, cuts_of, flat, joined, ranges, scratch, working_dtype
+from mpiagg.arrays import (
+    HOST,
+    Array,
+    Device,
+    address,
+    convert,
+    cuts_of,
+    device_of,
+    flat,
+    is_array,
+    joined,
+    ranges,
+    working_dtype,
+    writeable,
+)
 from mpiagg.errors import PlanError
 from mpiagg.operations import STAGED_BYTES
 from mpiagg.plan import Plan
@@ -18,20 +32,31 @@ from mpiagg.plan import Plan
 KEPT_PLANS: Final = 64
 """How many plans are kept for one layout: a tensor that is not packed needs one for each place where it lies."""
 
-Layout = tuple[tuple[Any, tuple[int, ...]], ...]
-"""The dtype and shape of every array of a list; for what is not an array, the name of its type."""
+
+class Form(NamedTuple):
+    """What an array of a list is; for what is not an array, the name of its type stands in the place of a dtype."""
+
+    dtype: Any
+    shape: tuple[int, ...] = ()
+    device: Device = HOST
+
+
+Layout = tuple[Form, ...]
+"""The form of every array of a list."""
 
 
 def layout_of(tensors: object) -> Layout:
     """Return the layout of a list of arrays."""
     if not isinstance(tensors, Sequence):
-        return ((type(tensors).__name__, ()),)
-    return tuple((x.dtype, x.shape) if isinstance(x, np.ndarray) else (type(x).__name__, ()) for x in tensors)
+        return (Form(type(tensors).__name__),)
+    return tuple(Form(x.dtype, x.shape, device_of(x)) if is_array(x) else Form(type(x).__name__) for x in tensors)
 
 
 def layout_in_words(layout: Layout) -> str:
-    """Return a layout as people read it."""
-    each = ", ".join(f"{dtype} {shape}" for dtype, shape in layout)
+    """Return a layout as people read it; which of a rank's devices it is on matters to that rank alone."""
+    each = ", ".join(
+        f"{form.dtype} {form.shape}{'' if form.device is HOST else f' on {form.device.kind}'}" for form in layout
+    )
     return f"{len(layout)} tensors: {each}" if layout else "no tensors"
 
 
@@ -48,15 +73,15 @@ def check_tensors(tensors: object) -> None:
     if not isinstance(tensors, Sequence):
         raise TypeError(f"a list of arrays is aggregated, not {type(tensors).__name__}")
     for index, x in enumerate(tensors):
-        if not isinstance(x, np.ndarray):
+        if not is_array(x):
             raise TypeError(f"tensor {index} must be a NumPy array, not {type(x).__name__}")
         working_dtype(x.dtype)
-        if not x.flags.writeable:
+        if not writeable(x):
             raise ValueError(f"tensor {index} is read-only")
 
 
 class Group:
-    """The tensors of one dtype in a list, and the vector that they are packed into.
+    """The tensors of one dtype on one device in a list, and the vector that they are packed into.
 
     Half precision is packed as float32, in which it is combined. A tensor that is alone in its group and
     contiguous is not packed: its own memory is the vector, unless it is so short that a copy costs less than a plan
@@ -66,14 +91,18 @@ class Group:
     ----------
     dtype : numpy.dtype
         The tensors' dtype.
+    device : Device
+        Where they lie.
     members : dict of int to tuple of int
         Their places in the list, and their shapes.
     in_place : bool
         Whether a tensor's own memory may be the vector.
     """
 
-    def __init__(self, dtype: np.dtype[Any], members: dict[int, tuple[int, ...]], *, in_place: bool) -> None:
-        self.dtype = dtype
+    def __init__(
+        self, dtype: np.dtype[Any], device: Device, members: dict[int, tuple[int, ...]], *, in_place: bool
+    ) -> None:
+        self.dtype, self.device = dtype, device
         self._in_place = in_place
         self.working = working_dtype(dtype)
         self._members = members
@@ -108,7 +137,7 @@ class Group:
 
     def _lay_out(self) -> Array:
         cuts = cuts_of([math.prod(shape) for shape in self._members.values()])
-        vector = self._vector = scratch(cuts[-1], self.working)
+        vector = self._vector = self.device.empty(cuts[-1], self.working)
         self._views = [
             (index, vector[start:stop].reshape(shape))
             for (index, shape), (start, stop) in zip(self._members.items(), ranges(cuts), strict=True)
@@ -119,14 +148,17 @@ class Group:
 class Packing:
     """What is kept for one layout: its groups, and the plans that run on their vectors.
 
-    There is a group for each dtype; or, by layer, for each tensor.
+    There is a group for each dtype on each device; or, by layer, for each tensor.
     """
 
     def __init__(self, layout: Layout, *, in_place: bool = True, by_layer: bool = False) -> None:
         members: dict[Hashable, dict[int, tuple[int, ...]]] = {}
-        for index, (dtype, shape) in enumerate(layout):
-            members.setdefault(index if by_layer else dtype, {})[index] = shape
-        self.groups = [Group(layout[min(group)][0], group, in_place=in_place) for group in members.values()]
+        for index, (dtype, shape, device) in enumerate(layout):
+            members.setdefault(index if by_layer else (dtype, device), {})[index] = shape
+        self.groups = [
+            Group(layout[min(group)].dtype, layout[min(group)].device, group, in_place=in_place)
+            for group in members.values()
+        ]
         self._plans: OrderedDict[Hashable, Plan[Any]] = OrderedDict()
 
     def plan(self, vector: Array, variant: Hashable, make: Callable[[Array], Plan[Any]]) -> Plan[Any]:
@@ -134,10 +166,11 @@ class Packing:
 
         The plan does not keep the vector alive: it only touches the memory when it runs, and then the vector is there.
         """
-        key = (address(vector), vector.size, vector.dtype, variant)
+        device = device_of(vector)
+        key = (address(vector), vector.size, vector.dtype, device.name, variant)
         plan = self._plans.get(key)
         if plan is None:
-            plan = self._plans[key] = make(borrow(address(vector), vector.size, vector.dtype))
+            plan = self._plans[key] = make(device.borrow(address(vector), vector.size, vector.dtype))
             if len(self._plans) > KEPT_PLANS:
                 _, oldest = self._plans.popitem(last=False)
                 oldest.free()

@@ -11,7 +11,7 @@ from mpi4py import MPI
 
 from mpiagg.aggregation.elementwise import Elementwise
 from mpiagg.arguments import check_root
-from mpiagg.arrays import Array, Reduction, reduction, working_dtype
+from mpiagg.arrays import Array, Reduction, is_array, reduction, working_dtype
 from mpiagg.program import Program
 from mpiagg.schedules import Collective
 from mpiagg.transport import SHARED_TAG
@@ -102,4 +102,4 @@ def _copies(tensors: Sequence[Array]) -> list[Array]:
     """Return new arrays; what is no array stays, to be refused on all ranks together."""
     if not isinstance(tensors, Sequence):
         return tensors
-    return [x.copy() if isinstance(x, np.ndarray) else x for x in tensors]
+    return [x.copy() if is_array(x) else x for x in tensors]

@@ -16,7 +16,7 @@ from mpiagg.aggregation.low_rank import LowRank
 from mpiagg.aggregation.memory import Remembering, check_arrays
 from mpiagg.aggregation.packing import Layout
 from mpiagg.arguments import check_integer, check_number
-from mpiagg.arrays import Array, reduction, working_dtype
+from mpiagg.arrays import Array, Device, device_of, load, reduction, to_host, working_dtype
 from mpiagg.plan import Plan
 from mpiagg.program import Deferred, Program, in_turn
 from mpiagg.schedules import Collective
@@ -126,13 +126,13 @@ class PowerSGD(Remembering["_Memory"]):
             raise TypeError(f"PowerSGD is for float16, bfloat16, float32 and float64, not for {dtype}")
 
     def _new_memory(self, layout: Layout, tensors: Sequence[Array]) -> _Memory:
-        shapes: dict[np.dtype[Any], dict[int, tuple[int, ...]]] = {}
-        for index, (dtype, shape) in enumerate(layout):
-            shapes.setdefault(working_dtype(dtype), {})[index] = shape
+        shapes: dict[tuple[np.dtype[Any], Device], dict[int, tuple[int, ...]]] = {}
+        for index, (dtype, shape, device) in enumerate(layout):
+            shapes.setdefault((working_dtype(dtype), device), {})[index] = shape
         local = self.error_feedback == "local"
         parts = [
-            LowRank(members, dtype, self.rank, self.min_compression_rate, local=local)
-            for dtype, members in shapes.items()
+            LowRank(members, dtype, self.rank, self.min_compression_rate, local=local, device=device)
+            for (dtype, device), members in shapes.items()
         ]
         # A generator for each memory: matrices of one shape in two of them start from different queries.
         memory = _Memory(tensors, parts, np.random.default_rng([self.seed, len(self._entries)]), self.start_after)
@@ -141,7 +141,7 @@ class PowerSGD(Remembering["_Memory"]):
 
     def _mean(self, vector: Array) -> Program:
         """Return the program of the mean over the ranks, in place."""
-        choice = choose(Case(Collective.ALLREDUCE, vector.nbytes, self._channel.layout))
+        choice = choose(Case(Collective.ALLREDUCE, vector.nbytes, self._channel.layout), device_of(vector))
         how = reduction("avg", vector.dtype, self._channel.size)
         tag = self._channel.new_tag(choice.lanes)
         return self._collective(vector, Collective.ALLREDUCE, how, choice, tag=tag)
@@ -200,7 +200,7 @@ class _Memory:
 
     def state(self) -> dict[str, Any]:
         """Return copies of what is kept; errors and queries are those of matrices of one shape together."""
-        copies = {name: [array.copy() for array in arrays] for name, arrays in self._kept.items()}
+        copies = {name: [to_host(array) for array in arrays] for name, arrays in self._kept.items()}
         return {"step": self._step, "random": self._random.bit_generator.state, **copies}
 
     def check_state(self, state: Mapping[str, Any]) -> str:
@@ -224,4 +224,4 @@ class _Memory:
         self._random.bit_generator.state = state["random"]
         for name, arrays in self._kept.items():
             for array, saved in zip(arrays, state[name], strict=True):
-                np.copyto(array, saved)
+                load(array, saved)

@@ -16,7 +16,7 @@ from mpiagg.aggregation.memory import Remembering, check_arrays
 from mpiagg.aggregation.packing import Group, Layout, Packing
 from mpiagg.aggregation.selection import Selection, at_least, how_many, random_block, random_k, top_k
 from mpiagg.arguments import check_integer, check_number
-from mpiagg.arrays import Array, cuts_of, ranges, reduction, scratch
+from mpiagg.arrays import Array, cuts_of, load, ranges, reduction, to_host
 from mpiagg.plan import Plan
 from mpiagg.program import Program, in_turn
 from mpiagg.transport import Channel
@@ -136,7 +136,9 @@ class _Memory:
         self.tensors, self.step = tensors, 0
         self._parts: list[_Part] = []
         for number, group in enumerate(Packing(layout, in_place=False).groups):
-            lengths = [math.prod(shape) for dtype, shape in layout if dtype == group.dtype]
+            lengths = [
+                math.prod(form.shape) for form in layout if (form.dtype, form.device) == (group.dtype, group.device)
+            ]
             self._parts.append(_Part(owner, channel, group, lengths, (place, number)))
         programs = [
             in_turn(partial(self._load, part), part.exchange.program, partial(self._store, part))
@@ -157,7 +159,7 @@ class _Memory:
 
     def state(self) -> dict[str, Any]:
         """Return the number of steps done, and what is kept: a vector for each dtype."""
-        return {"step": self.step, "kept": [part.kept.copy() for part in self._parts]}
+        return {"step": self.step, "kept": [to_host(part.kept) for part in self._parts]}
 
     def check_state(self, state: Mapping[str, Any]) -> str:
         """Raise ValueError if this is not what :meth:`state` returns; return how far it is in words."""
@@ -169,7 +171,7 @@ class _Memory:
         """Go on from what :meth:`state` returned."""
         self.step = int(state["step"])
         for part, kept in zip(self._parts, state["kept"], strict=True):
-            np.copyto(part.kept, kept)
+            load(part.kept, kept)
 
 
 class _Part:
@@ -183,20 +185,22 @@ class _Part:
     ) -> None:
         self._owner, self._group = owner, group
         self._key = (owner.seed, *key, channel.rank if owner.selection == "blockk" else 0)
-        self.kept = np.zeros(sum(lengths), group.working)
+        self.kept = group.device.empty(sum(lengths), group.working)
+        self.kept.fill(0)
         # What came in, then scratch, then what goes out.
-        self._vector = scratch(0, group.working)
+        self._vector = self.kept[:0]
         filled = [(start, stop) for start, stop in ranges(cuts_of(lengths)) if start < stop]
         self._pieces = [(start, stop, how_many(stop - start, owner.ratio)) for start, stop in filled]
         counts = [k for _, _, k in self._pieces]
         how = reduction(owner.op, group.working, channel.size)
         self.exchange: Exchange
         if owner.selection == "threshold":
-            self.exchange = CountedGather(channel, how)
+            self.exchange = CountedGather(channel, how, group.device)
         elif owner.selection == "randomk":
-            self.exchange = Reduce(channel, how, sum(counts))
+            self.exchange = Reduce(channel, how, group.device, sum(counts))
         else:
-            self.exchange = Gather(channel, how, sum(counts), counts if owner.selection == "blockk" else None)
+            widths = counts if owner.selection == "blockk" else None
+            self.exchange = Gather(channel, how, group.device, sum(counts), widths)
 
     def load(self, tensors: Sequence[Array], step: int) -> None:
         """Add tensors to what is kept, and take out what is to be sent."""
@@ -204,7 +208,7 @@ class _Part:
         self.kept += self._vector
         random = np.random.default_rng((*self._key, step))
         chosen = [start + self._chosen(start, stop, k, random) for start, stop, k in self._pieces]
-        self.exchange.take(np.concatenate([scratch(0, INDEX), *chosen]), self.kept)
+        self.exchange.take(np.concatenate([self._group.device.empty(0, INDEX), *chosen]), self.kept)
 
     def _chosen(self, start: int, stop: int, k: int, random: np.random.Generator) -> Array:
         """Return which coordinates of a tensor are sent, or where those in a row start."""
@@ -212,9 +216,9 @@ class _Part:
         if self._owner.threshold is not None:
             return at_least(values, self._owner.threshold, spare)
         if self._owner.selection == "randomk":
-            return random_k(len(values), k, random)
+            return self._group.device.from_host(random_k(len(values), k, random))
         if self._owner.selection == "blockk":
-            return random_block(len(values), k, random)
+            return self._group.device.from_host(random_block(len(values), k, random))
         return top_k(values, k, spare)
 
     def store(self, tensors: Sequence[Array]) -> None:

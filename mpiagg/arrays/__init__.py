@@ -5,7 +5,19 @@ from mpiagg.arrays.cuts import cuts_of, even_cuts, even_ranges, ranges
 from mpiagg.arrays.devices import Accelerator, Device, Stream
 from mpiagg.arrays.host import HOST, borrow, scratch
 from mpiagg.arrays.reductions import OPS, Array, Combine, Reduction, reduction, working_dtype
-from mpiagg.arrays.views import address, as_input, check_output, convert, flat, joined, same_memory, writeable
+from mpiagg.arrays.views import (
+    address,
+    as_input,
+    check_output,
+    convert,
+    flat,
+    joined,
+    load,
+    same_memory,
+    settle,
+    to_host,
+    writeable,
+)
 from mpiagg.arrays.where import accelerator_of, device_of, find_device, is_array
 
 __all__ = [
@@ -35,10 +47,13 @@ __all__ = [
     "flat",
     "is_array",
     "joined",
+    "load",
     "ranges",
     "reduction",
     "same_memory",
     "scratch",
+    "settle",
+    "to_host",
     "working_dtype",
     "writeable",
 ]

@@ -27,6 +27,11 @@ class Device(ABC):
 
     name: str
 
+    @property
+    def kind(self) -> str:
+        """The name without a number."""
+        return self.name.partition(":")[0]
+
     @abstractmethod
     def empty(self, shape: int | tuple[int, ...], dtype: npt.DTypeLike) -> Array:
         """Return a new array, uninitialised."""

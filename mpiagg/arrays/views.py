@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from mpiagg.arrays.devices import Device
+from mpiagg.arrays.devices import Accelerator, Device
 from mpiagg.arrays.host import HOST
 from mpiagg.arrays.reductions import Array, working_dtype
 from mpiagg.arrays.where import device_of
@@ -68,6 +68,24 @@ def address(array: Array) -> int:
 def same_memory(x: Array, view: Array) -> bool:
     """Return whether a contiguous view and ``x`` are the same elements in the same order, so that no copy is needed."""
     return x.dtype == view.dtype and x.shape == view.shape and x.flags.c_contiguous and address(x) == address(view)
+
+
+def settle(*arrays: Array) -> None:
+    """Wait until accelerators have done what this thread has asked of them in its present stream, for these arrays."""
+    for device in {device_of(x) for x in arrays}:
+        if isinstance(device, Accelerator):
+            device.synchronise()
+
+
+def to_host(array: Array) -> Array:
+    """Return a copy as a NumPy array."""
+    return device_of(array).to_host(array)
+
+
+def load(target: Array, source: Array) -> None:
+    """Write a NumPy array of the same shape to an array, wherever that lies."""
+    device = device_of(target)
+    device.convert(target, source if device is HOST else device.from_host(source))
 
 
 def convert(target: Array, source: Array) -> None:

@@ -1,4 +1,4 @@
-"""On which device an array lies, and which devices there are; an accelerator's library is imported when it is asked for."""
+"""On which device an array lies, and which there are. An accelerator's library is imported when it is asked for."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The command line: ``mpiagg demo``, ``bench``, ``tune`` and ``simulate``.
+"""The command line: ``mpiagg demo``, ``bench``, ``tune``, ``simulate`` and ``info``.
 
 Importing it does not import MPI: only a process that is a rank of a job does.
 """
@@ -8,6 +8,7 @@ import click
 import mpiagg
 from mpiagg.cli.bench import bench
 from mpiagg.cli.demo import demo
+from mpiagg.cli.info import info
 from mpiagg.cli.simulate import simulate
 from mpiagg.cli.tune import tune
 
@@ -22,3 +23,4 @@ main.add_command(demo)
 main.add_command(bench)
 main.add_command(simulate)
 main.add_command(tune)
+main.add_command(info)

@@ -14,7 +14,8 @@ from weakref import finalize
 import numpy as np
 from mpi4py import MPI
 
-from mpiagg.arrays import Array, address, borrow
+from mpiagg.arrays import HOST, Accelerator, Array, Device, address, device_of
+from mpiagg.transport.device_memory import DeviceWindow
 from mpiagg.transport.nodes import Node
 
 PAGE: Final = 4096
@@ -70,6 +71,15 @@ class Window:
                 f"{node.size} ranks want {nbytes} bytes of shared memory each, and {_WHERE} has {free[0]} left in all"
             )
 
+    def begin(self, part: Array) -> None:
+        """Make the first line of a block 0, for all to see before they hear of the block."""
+        part[:LINE] = 0
+        self.sync()
+
+    def claim(self, part: Array) -> None:
+        """Take the pages of a block: until they are written, whoever asks next would be told that they are free."""
+        part[::PAGE] = 0
+
     def free(self) -> None:
         """Give the memory back."""
         self.parts = []
@@ -113,6 +123,9 @@ class Block(NamedTuple):
     position: Position
 
 
+AnyWindow = Window | DeviceWindow
+
+
 class SharedMemory:
     """The memory that the ranks of a node share for one channel.
 
@@ -120,11 +133,14 @@ class SharedMemory:
     ----------
     node : Node
         Where; all that is made here is made by its ranks together.
+    device : Device
+        On which device of this rank it lies.
     """
 
-    def __init__(self, node: Node) -> None:
+    def __init__(self, node: Node, device: Device = HOST) -> None:
         self._node = node
-        self._windows: list[Window] = []
+        self.device = device
+        self._windows: list[AnyWindow] = []
         self._spare: dict[int, list[Position]] = {}
         self._resting: list[tuple[int, Position]] = []
         # Only how many there are matters; but garbage is collected at any moment, in which a count could go wrong.
@@ -146,12 +162,12 @@ class SharedMemory:
         most = np.array([nbytes])
         self._node.comm.Allreduce(MPI.IN_PLACE, most, MPI.MAX)
         block = self.take(int(most[0]), busy=busy)
-        # A page is taken when it is first written. Until then, whoever asks next would be told that it is free.
-        block.parts[self._node.place][::PAGE] = 0
+        own = block.parts[self._node.place]
+        self._windows[block.position.window].claim(own)
         self._node.comm.Barrier()
         lease = _Lease()
         self._leases[id(lease)] = finalize(lease, self._end, id(lease), block)
-        return borrow(address(block.parts[self._node.place]), nbytes, np.uint8, lease)
+        return self.device.borrow(address(own), nbytes, np.uint8, lease)
 
     def _end(self, number: int, block: Block) -> None:
         self._leases.pop(number, None)
@@ -159,6 +175,8 @@ class SharedMemory:
 
     def position(self, array: Array) -> Position:
         """Return where in the windows a contiguous array lies; NOWHERE if in none."""
+        if device_of(array) is not self.device:
+            return NOWHERE
         start = address(array)
         for number, window in enumerate(self._windows):
             offset = start - window.start
@@ -202,8 +220,7 @@ class SharedMemory:
             resting, self._resting = self._resting, []  # at any moment more may come back
             for size, rested in resting:
                 self._spare.setdefault(size, []).append(rested)
-        self.view(self._node.place, mine, padded)[:LINE] = 0
-        self._windows[mine.window].sync()
+        self._windows[mine.window].begin(self.view(self._node.place, mine, padded))
         # Once a rank knows where the others' blocks lie, their first lines are 0.
         parts = [self.view(place, where, padded) for place, where in enumerate(self.tell(mine))]
         return Block(parts, self._windows[mine.window].sync, padded, mine)
@@ -224,9 +241,15 @@ class SharedMemory:
         number, offset, end = self._open
         if offset + nbytes > end:
             number, offset, end = len(self._windows), 0, max(WINDOW, nbytes)
-            self._windows.append(Window(self._node, end))
+            self._windows.append(self._window(end))
         self._open = (number, offset + nbytes, end)
         return Position(number, offset)
+
+    def _window(self, nbytes: int) -> AnyWindow:
+        """Return a new window; all ranks of the node make it together."""
+        if isinstance(self.device, Accelerator):
+            return DeviceWindow(self._node, self.device, nbytes)
+        return Window(self._node, nbytes)
 
     def free(self, *, running: bool) -> None:
         """Give the memory back, if no rank still has an array or (``running``) a plan in it; collective on the node."""

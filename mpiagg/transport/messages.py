@@ -16,10 +16,11 @@ from typing import Any, Final, Protocol
 import numpy as np
 from mpi4py import MPI
 
-from mpiagg.arrays import Array, cuts_of, ranges
-from mpiagg.errors import MismatchError, PlanError
+from mpiagg.arrays import HOST, Array, Device, cuts_of, ranges
+from mpiagg.errors import DeviceError, MismatchError, PlanError
 from mpiagg.schedules import MOST_LANES, Layout
 from mpiagg.tables import DIGEST_BYTES, Settings, settings
+from mpiagg.transport.awareness import awareness
 from mpiagg.transport.gates import Gate
 from mpiagg.transport.memory import Block, SharedMemory
 from mpiagg.transport.nodes import Node
@@ -53,6 +54,15 @@ class Channel:
     ----------
     comm : MPI.Intracomm
         The communicator to duplicate; a collective call.
+
+    Attributes
+    ----------
+    aware : bool
+        Whether the messages of all ranks reach memory of CUDA devices; elsewhere it goes by way of the host.
+    memory : SharedMemory
+        What the ranks of a node share of the host's memory.
+    device_memory : SharedMemory or None
+        What they share of their devices', once they have begun to.
     """
 
     def __init__(self, comm: MPI.Intracomm) -> None:
@@ -64,6 +74,7 @@ class Channel:
         self.size = comm.Get_size()
         self.node = Node(self.comm)
         self.memory = SharedMemory(self.node)
+        self.device_memory: SharedMemory | None = None
         self._ground: tuple[Gate, Block] | None = None
         self.open: dict[int, Freeable] = {}
         self.cached: OrderedDict[Hashable, Any] = OrderedDict()
@@ -76,14 +87,16 @@ class Channel:
     def _compare_settings(self) -> None:
         """Raise on all ranks unless all of them choose algorithms by the same table, which is for this job; collective.
 
-        Where they do, as always but for mistakes, that costs an all-gather of a few bytes.
+        Where they do, as always but for mistakes, that costs an all-gather of a few bytes, by which they learn, too,
+        whether the messages of all reach devices.
         """
         try:
-            mine = self._settings().digest()
+            mine, able = self._settings().digest(), awareness().able
         except ValueError:
-            mine = bytes(DIGEST_BYTES)
-        digests = np.empty((self.size, DIGEST_BYTES), np.uint8)
-        self.comm.Allgather(np.frombuffer(mine, np.uint8), digests)
+            mine, able = bytes(DIGEST_BYTES), False
+        told = np.empty((self.size, DIGEST_BYTES + 1), np.uint8)
+        self.comm.Allgather(np.frombuffer(mine + bytes([able]), np.uint8), told)
+        digests, self.aware = told[:, :-1], bool(told[:, -1].all())
         if digests.any(axis=1).all() and (digests == digests[0]).all():
             return
         try:
@@ -94,6 +107,7 @@ class Channel:
 
     def _settings(self) -> Settings:
         """Return what this rank chooses algorithms by, or raise ValueError if that cannot be used in this job."""
+        awareness()
         found = settings()
         # Only where all ranks of the job are together, it shows how they are spread over nodes.
         whole = MPI.Comm.Compare(self.comm, MPI.COMM_WORLD) == MPI.CONGRUENT
@@ -131,11 +145,33 @@ class Channel:
             self._ground = Gate(block, self.node.place), block
         return self._ground
 
+    def check_device(self, device: Device) -> None:
+        """Raise DeviceError if this rank shares memory of another device on this channel."""
+        shared = self.device_memory
+        if device is not HOST and shared is not None and shared.device is not device:
+            raise DeviceError(f"a communicator shares memory of one device a rank; here it is {shared.device.name}")
+
+    def memory_on(self, device: Device) -> SharedMemory:
+        """Return the memory that ranks of the node share on a device of each; at first all of them ask together.
+
+        Raises
+        ------
+        DeviceError
+            If it is another device than at first.
+        """
+        self.check_device(device)
+        if device is HOST:
+            return self.memory
+        if self.device_memory is None:
+            self.device_memory = SharedMemory(self.node, device)
+        return self.device_memory
+
     def new_tag(self, count: int = 1) -> int:
-        """Return the first of ``count`` tags; all ranks get the same, if they ask in the same order.
+        """Return the first of ``count`` tags, or of two; all ranks get the same, if they ask in the same order.
 
         Tags come round again after as many as MPI has (at least 32767), when their last users are long done.
         """
+        count = max(count, 2)  # vectors of devices take turns on two
         if self._tag + count > self._last_tag:
             self._tag = MOST_LANES
         first = self._tag
@@ -229,6 +265,8 @@ class Channel:
                 thing.free()
         # What an error has left running on one rank alone must not keep the others waiting for it here.
         self.memory.free(running=bool(self.open))
+        if self.device_memory is not None:
+            self.device_memory.free(running=bool(self.open))
         if not self.open:
             self.node.free()
             self.comm.Free()

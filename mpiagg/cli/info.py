@@ -1,0 +1,310 @@
+"""``mpiagg info``: what a job has to go by: MPI, ranks and nodes, GPUs, and how messages reach these."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+import click
+import mpi4py
+import numpy as np
+from rich.table import Table
+
+import mpiagg
+from mpiagg import placement
+from mpiagg.arrays import cuts_of, ranges
+from mpiagg.cli import job, launch
+from mpiagg.cli import probe as probing
+from mpiagg.errors import DeviceError
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+_EXAMPLES: Final = """\b
+mpiagg info                tells of this process alone
+mpiexec -n 4 mpiagg info   tells of the ranks of that job
+mpiagg info --probe        sends device memory between two ranks, in a job of its own
+"""
+
+_THREADS: Final = ("single", "funneled", "serialized", "multiple")
+
+
+@dataclass
+class Rank:
+    """What a rank knows of itself.
+
+    Attributes
+    ----------
+    rank : int
+        In the world.
+    host : str
+        The name of its node.
+    able : bool
+        Whether its messages reach device memory.
+    reason : str
+        How that is known.
+    cupy : str or None
+        CuPy's version.
+    trouble : str or None
+        What keeps this rank from a device, where it is not that there is none.
+    visible : list of str
+        The UUIDs of the devices that it sees.
+    device : int or None
+        The one that it has: a number among them.
+    """
+
+    rank: int
+    host: str
+    able: bool = False
+    reason: str = ""
+    cupy: str | None = None
+    trouble: str | None = None
+    visible: list[str] = field(default_factory=list)
+    device: int | None = None
+
+    @property
+    def identity(self) -> str:
+        """The UUID of its device, or nothing."""
+        return "" if self.device is None else self.visible[self.device]
+
+
+class Problem(NamedTuple):
+    """Something that should be otherwise, and what would help."""
+
+    what: str
+    remedy: str
+
+
+@dataclass
+class Report:
+    """What is told.
+
+    Attributes
+    ----------
+    mpiagg, mpi4py, mpi, standard, threads : str
+        Versions; the level of thread support.
+    nodes : list of lists of int
+        Which ranks are on each.
+    ranks : list of Rank
+        All of them.
+    probe : Probed or None
+        What a probe said.
+    """
+
+    mpiagg: str
+    mpi4py: str
+    mpi: str
+    standard: str
+    threads: str
+    nodes: list[list[int]]
+    ranks: list[Rank]
+    probe: probing.Probed | None = None
+
+    @property
+    def able(self) -> bool:
+        """Whether the messages of all ranks reach device memory: the ranks go by it together."""
+        return all(rank.able for rank in self.ranks)
+
+    @property
+    def reason(self) -> str:
+        """How that is known, of the first rank that is not able."""
+        return next((rank.reason for rank in self.ranks if not rank.able), self.ranks[0].reason)
+
+    @property
+    def shared(self) -> list[placement.Sharing]:
+        """Which ranks share a device."""
+        return placement.shared_devices([rank.identity for rank in self.ranks], [rank.visible for rank in self.ranks])
+
+    def as_json(self) -> dict[str, Any]:
+        """Return all of it as JSON has it."""
+        return {
+            **asdict(self),
+            "cuda_aware": {"able": self.able, "reason": self.reason},
+            "probe": None if self.probe is None else self.probe._asdict(),
+            "shared": [sharing._asdict() for sharing in self.shared],
+            "problems": [problem._asdict() for problem in problems(self)],
+        }
+
+
+@click.command(epilog=_EXAMPLES)
+@click.option("--json", "as_json", is_flag=True, help="Print it as JSON.")
+@click.option("--probe", is_flag=True, help="Find out by trial whether messages reach device memory; outside of a job.")
+@click.option("--memory", type=click.Choice(list(probing.MEMORIES)), default="cuda", hidden=True)
+def info(*, as_json: bool, probe: bool, memory: str) -> None:
+    """Tell what mpiagg finds: the MPI library, ranks, nodes, GPUs, whether messages reach their memory, and problems.
+
+    Every rank takes the GPU that mpiagg.bind_device() gives it. Where messages do not reach the memory of GPUs, arrays
+    there are sent by way of the host.
+    """
+    alone = launch.launched_ranks() is None
+    if probe and not alone:
+        raise click.UsageError("--probe starts a job of its own: run it outside of mpiexec and srun")
+    # Before MPI starts: what has initialised it can start no job, and devices are to be chosen before.
+    probed = probing.probe(memory) if probe else None
+    mine = Rank(rank=0, host="")
+    _take_device(mine)
+
+    def work(world: MPI.Intracomm) -> int:
+        report = _report(world, mine, probed)
+        if report is not None:
+            _tell(report, as_json=as_json)
+        return 0
+
+    if alone:
+        sys.exit(work(job.join()))
+    job.run(1, work)
+
+
+def _take_device(mine: Rank) -> None:
+    """Take this rank's device, and write down what comes of it."""
+    try:
+        cuda = placement.runtime()
+        mine.cupy = sys.modules["cupy"].__version__
+        mine.visible = [cuda.identity(ordinal) for ordinal in range(cuda.count())]
+        mine.device = placement.bind(cuda)
+    except DeviceError as error:
+        # Without CuPy where there is no device to use it on, nothing is amiss.
+        missing = isinstance(error.__cause__, ModuleNotFoundError)
+        if not missing or placement.devices_of_node() is not None:
+            mine.trouble = str(error)
+
+
+def _report(world: MPI.Intracomm, mine: Rank, probed: probing.Probed | None) -> Report | None:
+    """Return the report on rank 0; collective."""
+    from mpi4py import MPI  # noqa: PLC0415 - only a process that is a rank may load MPI
+
+    from mpiagg.transport.awareness import awareness  # noqa: PLC0415 - needs MPI
+    from mpiagg.transport.nodes import Node  # noqa: PLC0415 - needs MPI
+
+    mine.rank, mine.host = world.rank, MPI.Get_processor_name()
+    try:
+        mine.able, mine.reason = awareness()
+    except ValueError as error:
+        mine.reason = str(error)
+    node = Node(world)
+    layout = node.layout
+    node.free()
+    told = _gather(world, json.dumps(asdict(mine)))
+    if world.rank:
+        return None
+    levels = {getattr(MPI, f"THREAD_{level.upper()}"): level for level in _THREADS}
+    return Report(
+        mpiagg=mpiagg.__version__,
+        mpi4py=mpi4py.__version__,
+        mpi=job.vendor(),
+        standard=".".join(map(str, MPI.Get_version())),
+        threads=levels[MPI.Query_thread()],
+        nodes=[list(ranks) for ranks in layout.nodes],
+        ranks=[Rank(**json.loads(text)) for text in told],
+        probe=probed,
+    )
+
+
+def _gather(world: MPI.Intracomm, text: str) -> list[str]:
+    """Return the texts of all ranks on rank 0; collective."""
+    from mpi4py import MPI  # noqa: PLC0415 - only a process that is a rank may load MPI
+
+    data = text.encode()
+    lengths = np.empty(world.size, np.int64)
+    world.Allgather(np.array([len(data)], np.int64), lengths)
+    if world.rank:
+        world.Gatherv([data, MPI.BYTE], None)
+        return []
+    everything = bytearray(int(lengths.sum()))
+    world.Gatherv([data, MPI.BYTE], [everything, lengths.tolist(), MPI.BYTE])
+    return [everything[start:stop].decode() for start, stop in ranges(cuts_of(lengths.tolist()))]
+
+
+# -- what is wrong
+
+
+def problems(report: Report) -> list[Problem]:
+    """Return what should be otherwise, with what would help."""
+    return [*_about_messages(report), *_about_devices(report)]
+
+
+def _about_messages(report: Report) -> Iterator[Problem]:
+    unable = [rank.rank for rank in report.ranks if not rank.able]
+    if unable and len(unable) < len(report.ranks):
+        yield Problem(
+            f"messages of {_ranks(unable)} do not reach device memory ({report.reason}), and those of the others do: "
+            "all go by way of the host",
+            "give all ranks the same environment and the same MPI library",
+        )
+    for reason in dict.fromkeys(rank.reason for rank in report.ranks if " must be 1" in rank.reason):
+        yield Problem(reason, "set it so, or unset it")
+    if report.probe is not None and report.probe.able not in (None, report.able):
+        word = int(report.probe.able or 0)
+        yield Problem(
+            f"the probe says {'yes' if word else 'no'}, and what mpiagg goes by says {'no' if word else 'yes'}",
+            f"set MPIAGG_CUDA_AWARE={word}",
+        )
+
+
+def _about_devices(report: Report) -> Iterator[Problem]:
+    for trouble in dict.fromkeys(rank.trouble for rank in report.ranks if rank.trouble):
+        ranks = [rank.rank for rank in report.ranks if rank.trouble == trouble]
+        yield Problem(f"{_ranks(ranks)}: {trouble}", "until then arrays on GPUs cannot be used there")
+    for sharing in report.shared:
+        if sharing.accident:
+            yield Problem(
+                f"{_ranks(sharing.ranks)} share a GPU, though they see one that nobody uses",
+                "let every rank see all GPUs of its node (Slurm: --gpus-per-node=N --gpu-bind=none)",
+            )
+    for node in report.nodes:
+        single = [rank for rank in node if len(report.ranks[rank].visible) == 1]
+        if len({report.ranks[rank].identity for rank in single}) > 1:
+            yield Problem(
+                f"{_ranks(single)} see one GPU each, so they cannot map each other's memory",
+                "let every rank see all GPUs of its node (Slurm: --gpus-per-node=N --gpu-bind=none)",
+            )
+
+
+def _ranks(ranks: Sequence[int]) -> str:
+    return f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {', '.join(map(str, ranks))}"
+
+
+# -- how it is told
+
+
+def _tell(report: Report, *, as_json: bool) -> None:
+    if as_json:
+        click.echo(json.dumps(report.as_json(), indent=1))
+        return
+    console = job.console()
+    console.print(_overview(report))
+    if any(rank.visible for rank in report.ranks):
+        console.print(_devices(report))
+    for problem in problems(report):
+        click.echo(f"Problem: {problem.what}.\n  Remedy: {problem.remedy}.")
+
+
+def _overview(report: Report) -> Table:
+    table = Table(title=f"mpiagg {report.mpiagg}", show_header=False, title_justify="left")
+    table.add_row("MPI library", f"{report.mpi} (MPI {report.standard})")
+    table.add_row("mpi4py", f"{report.mpi4py}, thread level {report.threads}")
+    hosts = ", ".join(f"{report.ranks[ranks[0]].host}: {len(ranks)}" for ranks in report.nodes)
+    table.add_row("ranks", f"{len(report.ranks)} on {len(report.nodes)} node{'s'[: len(report.nodes) > 1]} ({hosts})")
+    table.add_row("CUDA-aware messages", f"{'yes' if report.able else 'no'}: {report.reason}")
+    if report.probe is not None:
+        answer = {True: "yes", False: "no", None: "could not be tried"}[report.probe.able]
+        table.add_row("probe", f"{answer}: {report.probe.reason}")
+    versions = dict.fromkeys(rank.cupy or "cannot be imported" for rank in report.ranks)
+    table.add_row("CuPy", ", ".join(versions))
+    table.add_row("GPUs", str(len({uuid for rank in report.ranks for uuid in rank.visible}) or "none"))
+    return table
+
+
+def _devices(report: Report) -> Table:
+    table = Table("rank", "node", "GPU", "of", "UUID", "shared with")
+    shared = {rank: sharing.ranks for sharing in report.shared for rank in sharing.ranks}
+    for rank in report.ranks:
+        others = [str(other) for other in shared.get(rank.rank, ()) if other != rank.rank]
+        number = "-" if rank.device is None else str(rank.device)
+        table.add_row(
+            str(rank.rank), rank.host, number, str(len(rank.visible)), rank.identity or "-", ", ".join(others) or "-"
+        )
+    return table
