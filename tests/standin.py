@@ -1,12 +1,12 @@
-"""A stand-in for a GPU: a device whose memory is the host's, but must not be touched by it, and whose work is done late.
+"""A stand-in for a GPU: its memory is the host's, which must not touch it, and its work is done as late as it may be.
 
     with standin.installed() as device, standin.watch(device_messages=False):
         x = device.from_host(np.arange(3.0))
         ...
         assert standin.LOG.counts()["out"] == 1
 
-It finds what a real device would let pass, now and then: the errors in ``standin_streams`` say what. ``standin_arrays`` has the
-arrays, ``standin_messages`` watches what MPI is given.
+It finds what a real device would let pass, now and then: the errors in ``standin_streams`` say what. The arrays are in
+``standin_arrays``, and ``standin_messages`` watches what MPI is given.
 """
 
 import mmap
@@ -32,6 +32,8 @@ from standin_streams import (
     StandInStream,
     TouchedByHost,
     check_faults,
+    check_flights,
+    check_ready,
     clashes,
     is_pinned,
     present,
@@ -63,8 +65,8 @@ __all__ = [
 COUNT = 2
 """How many devices there are."""
 
-HANDLE = struct.Struct("<qqQ")
-"""What other processes open memory by: a process, its file descriptor, and the file's own number."""
+HANDLE = struct.Struct("<qqQ40x")
+"""What other processes open memory by, as long as CUDA's: a process, its file descriptor, and the file's own number."""
 
 
 class StandIn(Accelerator):
@@ -110,7 +112,7 @@ class StandIn(Accelerator):
             return self.empty(0, wanted)
         for block in list(self._blocks):
             offset = start - _address(block.memory)
-            if offset >= 0 and offset + length * wanted.itemsize <= block.memory.nbytes:
+            if 0 <= offset <= block.memory.nbytes - length * wanted.itemsize:
                 return block.array(offset, length, wanted)
         raise AssertionError(f"there is no memory of {self.name} at {start:#x}")
 
@@ -118,9 +120,11 @@ class StandIn(Accelerator):
         return _address(array._array)
 
     def from_host(self, array):
-        """Copy what cannot be reached asynchronously, as a real device does: by way of memory of the driver's own."""
+        """Copy by way of memory of the driver's own, as real devices do: the array is free when this returns."""
         if not isinstance(array, np.ndarray):
             raise TypeError(f"{type(array).__name__} is no NumPy array")
+        check_ready("from_host", (array,), ())
+        check_flights("from_host", (array,), ())
         values, result = np.array(array), self.like(array)
         present(self).ask("in", "from_host", lambda: np.copyto(result._array, values), writes=[result._array])
         return result
@@ -293,8 +297,11 @@ def device(number=None):
     """Return a device; None is the first."""
     number = number or 0
     if number >= COUNT:
-        raise DeviceError(f"there is no stand-in {number}, but {COUNT}")
-    return _devices.setdefault(number, StandIn(number)) if number not in _devices else _devices[number]
+        raise DeviceError(f"there is no stand-in {number}; there are {COUNT}")
+    with LOCK:
+        if number not in _devices:
+            _devices[number] = StandIn(number)
+        return _devices[number]
 
 
 def _device_of(x):

@@ -1,8 +1,8 @@
 """Arrays of the stand-in: NumPy's face over memory that the host must not touch.
 
-Every function of NumPy's on them is one kernel: work for the present stream, which calls the same function on private NumPy arrays
-when it is done. What its results look like is found out at once, by calling it on arrays of ones of the same shapes and dtypes.
-Where CuPy refuses something, so do these arrays.
+Every function of NumPy's on them is one kernel: work for the present stream, which calls the same function on private
+NumPy arrays when its turn has come. What its results look like is found out at once, from a call on other arrays of the
+same shapes and dtypes. What CuPy refuses is refused here, too, and some of what it does behind one's back.
 """
 
 import weakref
@@ -16,87 +16,33 @@ from standin_streams import LOG, Entry, TouchedByHost, present
 POISON = 0xA5
 """What memory is filled with that nobody has written."""
 
+
+def _names(text):
+    return frozenset(text.split())
+
+
 # What CuPy 14 has not.
-ABSENT = frozenset(
-    [
-        "asmatrix",
-        "block",
-        "bmat",
-        "datetime_as_string",
-        "einsum_path",
-        "geomspace",
-        "histogram_bin_edges",
-        "insert",
-        "isnat",
-        "matvec",
-        "nanpercentile",
-        "nanquantile",
-        "polyder",
-        "polydiv",
-        "polyint",
-        "spacing",
-        "unstack",
-        "vecdot",
-        "vecmat",
-        "svdvals",
-        "multi_dot",
-        "matrix_norm",
-        "vector_norm",
-    ]
-)
-FACTS = frozenset(
-    [
-        "can_cast",
-        "common_type",
-        "iscomplexobj",
-        "isrealobj",
-        "may_share_memory",
-        "ndim",
-        "result_type",
-        "shape",
-        "shares_memory",
-        "size",
-    ]
-)
-"""What is known without a look at values."""
-VIEWS = frozenset(
-    [
-        "array_split",
-        "atleast_1d",
-        "atleast_2d",
-        "atleast_3d",
-        "broadcast_to",
-        "diagonal",
-        "expand_dims",
-        "flip",
-        "moveaxis",
-        "ravel",
-        "reshape",
-        "rollaxis",
-        "split",
-        "squeeze",
-        "swapaxes",
-        "transpose",
-    ]
-)
-"""What needs no kernel where the result can be a view of the argument."""
-SYNCHRONISING = frozenset(
-    [
-        "argwhere",
-        "bincount",
-        "compress",
-        "extract",
-        "flatnonzero",
-        "intersect1d",
-        "nonzero",
-        "setdiff1d",
-        "union1d",
-        "unique",
-    ]
-)
-"""What waits for values, since the shape of the result depends on them."""
-WRITING = frozenset(["copyto", "fill_diagonal", "place", "put", "put_along_axis", "putmask"])
-"""What writes to the first argument."""
+ABSENT = _names("""
+    asmatrix block bmat datetime_as_string einsum_path geomspace histogram_bin_edges insert isnat matvec nanpercentile
+    nanquantile polyder polydiv polyint spacing unstack vecdot vecmat svdvals multi_dot matrix_norm vector_norm
+""")
+
+# What is known without a look at values.
+FACTS = _names("can_cast common_type iscomplexobj isrealobj may_share_memory ndim result_type shape shares_memory size")
+
+# What needs no kernel where the result can be a view of the argument.
+VIEWS = _names("""
+    array_split atleast_1d atleast_2d atleast_3d broadcast_to diagonal expand_dims flip moveaxis ravel reshape
+    rollaxis split squeeze swapaxes transpose
+""")
+
+# What waits for values, since the shape of the result depends on them.
+SYNCHRONISING = _names("""
+    argwhere bincount compress extract flatnonzero intersect1d nonzero setdiff1d union1d unique
+""")
+
+# What writes to the first argument.
+WRITING = _names("copyto fill_diagonal place put put_along_axis putmask")
 
 
 class Block:
@@ -187,7 +133,7 @@ class DeviceArray(NDArrayOperatorsMixin):
     def transpose(self, *axes):
         return np.transpose(self, *axes if len(axes) < 2 else [axes])
 
-    T = property(lambda self: np.transpose(self))
+    T = property(np.transpose)
     swapaxes, ravel, squeeze = _function(np.swapaxes), _function(np.ravel), _function(np.squeeze)
 
     def __getitem__(self, key):
@@ -204,9 +150,8 @@ class DeviceArray(NDArrayOperatorsMixin):
             launch("setitem", lambda array, key, value: array.__setitem__(key, value), (self, key, value), {}, self)
             return
         target = self[key]
-        if not (
-            isinstance(value, DeviceArray) and _same(target._array, value._array)
-        ):  # x[1:] += 1 has done it already
+        # After x[1:] += 1 Python sets x[1:] to itself.
+        if not (isinstance(value, DeviceArray) and _same(target._array, value._array)):
             launch("setitem", partial(np.copyto, casting="unsafe"), (target, value), {}, target)
 
     # -- kernels
@@ -356,7 +301,7 @@ def _private(x):
 
 
 def _ones_like(x):
-    # Whole numbers may be indices, for which there is always a 0.
+    # Whole numbers may be indices, and there most surely is a 0.
     return np.full_like(x._array, x.dtype.kind not in "iu")
 
 

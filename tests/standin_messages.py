@@ -24,8 +24,8 @@ def watch(*, device_messages):
     Parameters
     ----------
     device_messages : bool
-        Whether the MPI library is to be one that reaches the memory of devices. It does, for that is the host's; else to
-        prepare a message of such memory is an error.
+        Whether the MPI library is to be one that reaches the memory of devices; it does, for that is the host's. If
+        not, it is an error to prepare a message of such memory.
     """
     from mpiagg.transport.messages import Channel, _pieces
 
@@ -36,8 +36,8 @@ def watch(*, device_messages):
         def prepare(channel, chunk, peer, tag):
             if isinstance(chunk, DeviceArray) and not device_messages:
                 raise TouchedByHost(f"a message of {chunk!r} is prepared, which MPI does not reach")
-            for piece, request in zip(_pieces(chunk), original(channel, chunk, peer, tag), strict=True):
-                yield Watched(request, piece, what, peer)
+            requests = original(channel, chunk, peer, tag)
+            return (Watched(r, piece, what, peer) for piece, r in zip(_pieces(chunk), requests, strict=True))
 
         return prepare
 
@@ -54,36 +54,31 @@ class Watched:
     """A persistent request, watched from its start until it has been tested to be done."""
 
     def __init__(self, request, piece, what, peer):
-        self._request = request
-        self._what, self._peer, self._nbytes = what, peer, piece.nbytes
-        on_device = isinstance(piece, DeviceArray)
-        memory = piece._array if on_device else piece
-        self._memory = "device" if on_device else "pinned" if is_pinned(piece) else "host"
-        reads, writes = ((memory,), ()) if what == "send" else ((), (memory,))
-        self._flight = Flight(f"{what} of {piece.nbytes} bytes, peer {peer}", reads, writes)
+        self._request, self._sending = request, what == "send"
+        memory = piece._array if isinstance(piece, DeviceArray) else piece
+        self._reads, self._writes = ((memory,), ()) if self._sending else ((), (memory,))
+        where = "device" if memory is not piece else "pinned" if is_pinned(piece) else "host"
+        self._started = Entry(what, peer, piece.nbytes, None, where)
+        self._flight = None
 
     def Start(self):
-        name, reads, writes = self._flight
+        name = f"{self._started.what} of {self._started.nbytes} bytes with peer {self._started.name}"
         with LOCK:
             check_faults()
-            check_ready(name, reads, writes)
-            check_flights(name, reads, writes)
-            LOG.append(Entry(self._what, self._peer, self._nbytes, None, self._memory))
+            check_ready(name, self._reads, self._writes)
+            check_flights(name, self._reads, self._writes)
+            LOG.append(self._started)
+            self._flight = Flight(name, self._reads, self._writes)
             FLIGHTS.append(self._flight)
             self._request.Start()
 
     def Test(self):
         done = self._request.Test()
         with LOCK:
-            # By identity: the memory of flights cannot be compared.
-            here = [number for number, flight in enumerate(FLIGHTS) if flight is self._flight]
-            if done and here:
-                del FLIGHTS[here[0]]
-                LOG.append(
-                    Entry(
-                        {"send": "sent", "receive": "arrived"}[self._what], self._peer, self._nbytes, None, self._memory
-                    )
-                )
+            if done and self._flight is not None:
+                FLIGHTS.remove(self._flight)
+                self._flight = None
+                LOG.append(self._started._replace(what="sent" if self._sending else "arrived"))
         return done
 
     def Free(self):

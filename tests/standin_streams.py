@@ -92,7 +92,8 @@ class Work:
         return f"{self.name} in stream {self.stream.number}"
 
 
-class Flight(NamedTuple):
+@dataclass(eq=False)
+class Flight:
     """A message under way."""
 
     name: str
@@ -221,7 +222,7 @@ class StandInStream(Stream):
                     work.call()
 
     def let_go(self, memory):
-        """Find fault if memory that was allocated here is freed, and pending work that we do not wait for touches it."""
+        """Find fault if memory allocated here is freed while work that we do not wait for may touch it."""
         # No lock: garbage is collected in any thread, at any time.
         others = [work for work in list(PENDING) if not self._comes_after(work)]
         FAULTS.extend(

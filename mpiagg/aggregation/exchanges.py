@@ -9,7 +9,7 @@ from typing import Final, NamedTuple
 import numpy as np
 from mpi4py import MPI
 
-from mpiagg.arrays import Array, Device, Reduction, accelerator_of, cuts_of, device_of, ranges, scratch
+from mpiagg.arrays import HOST, Array, Device, Reduction, accelerator_of, cuts_of, device_of, ranges, scratch
 from mpiagg.errors import MismatchError
 from mpiagg.operation import Operation
 from mpiagg.operations import bind_operation
@@ -121,8 +121,9 @@ class Gather(Exchange):
     def _lay_out(self, lengths: Sequence[tuple[int, int]]) -> Program:
         """Make room for each rank's starts and values, so many, and return the program that gathers them."""
         used = [INDEX.itemsize * starts + self._how.dtype.itemsize * values for starts, values in lengths]
-        # A device reads coordinates only where they would lie in an array of their own.
-        nbytes = [-(-each // INDEX.itemsize) * INDEX.itemsize for each in used]
+        # A device reads coordinates only where they could lie in an array of their own.
+        unit = 1 if self._device is HOST else INDEX.itemsize
+        nbytes = [-(-each // unit) * unit for each in used]
         image = self._device.empty(sum(nbytes), np.uint8)
         self._messages: list[_Message] = []
         for (begin, _), each, (starts, _) in zip(ranges(cuts_of(nbytes)), used, lengths, strict=True):

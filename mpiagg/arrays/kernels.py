@@ -3,7 +3,7 @@
 The texts need no header and no library, so they compile as plain C++, too, and are tested on the host's processor. They
 round as NumPy and the host's codecs do, bit for bit; for that they must be compiled with ``OPTIONS``.
 
-A thread takes several neighbouring values at once, ``LANES``, where they can be read and written in 16 bytes. Of a vector's
+A thread takes several neighbouring values at once where they can be read and written 16 bytes at a time. Of a vector's
 ``length`` values, ``groups`` times as many are taken so, from the one at ``head`` on; the others one by one.
 """
 
@@ -12,8 +12,6 @@ from __future__ import annotations
 from functools import cache
 from string import Template
 from typing import Final, NamedTuple
-
-from mpiagg.arrays.codecs import EPSILON, HEADER_BYTES
 
 OPTIONS: Final = ("--fmad=false", "-std=c++17")
 """A product and a sum are rounded one after the other, as on the host."""
@@ -60,7 +58,7 @@ C_TYPES: Final = {
 """How the texts call values of a dtype."""
 
 PRELUDE: Final = r"""
-#define INLINE static __device__ __forceinline__
+#define INLINE __device__ __forceinline__
 
 typedef signed char i8;
 typedef unsigned char u8;
@@ -91,8 +89,12 @@ template <class T> struct Pack<T, 1> { T at[1]; };
 template <class T, int N> INLINE Pack<T, N> load(const T *place) { return *(const Pack<T, N> *)place; }
 template <class T, int N> INLINE void store(T *place, Pack<T, N> values) { *(Pack<T, N> *)place = values; }
 
-INLINE i64 first_thread() { return (i64)blockIdx.x * blockDim.x + threadIdx.x; }
-INLINE i64 all_threads() { return (i64)gridDim.x * blockDim.x; }
+// All threads share out a vector: work.at<N>(place) does N values from a place on.
+template <int LANES, class Work> INLINE void share(Work &work, i64 length, i64 head, i64 groups) {
+    const i64 first = (i64)blockIdx.x * blockDim.x + threadIdx.x, step = (i64)gridDim.x * blockDim.x;
+    for (i64 i = first; i < groups; i += step) work.template at<LANES>(head + i * LANES);
+    for (i64 i = first; i < length - groups * LANES; i += step) work.template at<1>(i < head ? i : i + groups * LANES);
+}
 
 // -- conversions, by the rounding of sums and by whole numbers alone
 
@@ -135,8 +137,8 @@ INLINE void put(double &to, Half from) {
     put(to, single);
 }
 
-// To nearest and even, by adding to the bits half of what is cut off, less one where that makes a tie even; values below
-// 2^-14 by adding a number whose last bit is that of the subnormal halves.
+// To nearest and even, by adding to the bits half of what is cut off, less one where that makes a tie even; values
+// below 2^-14 by adding a number whose last bit is that of the subnormal halves.
 template <class Bits, int DIGITS, int BIAS, class Real> INLINE u16 half_of(Real from) {
     const Bits bits = same_bits<Bits>(from), magnitude = bits & (Bits)-1 >> 1, cut = DIGITS - 10;
     const Bits unit = (Bits)(BIAS + DIGITS - 24) << DIGITS;
@@ -176,30 +178,25 @@ INLINE void put(BFloat16 &to, double from) {
     put(to, single);
 }
 
-template <int N, class To, class From> INLINE void convert_at(To *target, const From *source) {
-    const Pack<From, N> read = load<From, N>(source);
-    Pack<To, N> converted;
-#pragma unroll
-    for (int lane = 0; lane < N; ++lane) put(converted.at[lane], read.at[lane]);
-    store<To, N>(target, converted);
-}
+template <class To, class From> struct Conversion {
+    To *target;
+    const From *source;
 
-template <int LANES, class To, class From>
-INLINE void convert(To *target, const From *source, i64 length, i64 head, i64 groups) {
-    for (i64 i = first_thread(); i < groups; i += all_threads()) {
-        convert_at<LANES>(target + head + i * LANES, source + head + i * LANES);
+    template <int N> INLINE void at(i64 place) {
+        const Pack<From, N> read = load<From, N>(source + place);
+        Pack<To, N> converted;
+#pragma unroll
+        for (int lane = 0; lane < N; ++lane) put(converted.at[lane], read.at[lane]);
+        store<To, N>(target + place, converted);
     }
-    for (i64 i = first_thread(); i < length - groups * LANES; i += all_threads()) {
-        const i64 place = i < head ? i : i + groups * LANES;
-        convert_at<1>(target + place, source + place);
-    }
-}
+};
 """
 
 _CONVERT: Final = Template(r"""
 extern "C" __global__ void __launch_bounds__($threads)
 $name($target *target, const $source *source, i64 length, i64 head, i64 groups) {
-    convert<$lanes>(target, source, length, head, groups);
+    Conversion<$target, $source> work = {target, source};
+    share<$lanes>(work, length, head, groups);
 }
 """)
 
@@ -225,39 +222,37 @@ template <class T> INLINE Complex<T> divided(Complex<T> x, double divisor) {
     return {(x.real + x.imag * ratio) * scale, (x.imag - x.real * ratio) * scale};
 }
 
-// COUNT is the number of vectors; where that is 0, ``count`` is.
-template <class How, int COUNT, int N>
-INLINE void fold_at(typename How::Stored *const *vectors, i64 count, i64 place, double divisor) {
+// COUNT is the number of vectors; where that is 0, ``counted`` is.
+template <class How, int COUNT> struct Fold {
     typedef typename How::Stored Stored;
-    const int all = COUNT ? COUNT : (int)count;
-    Pack<Stored, N> read = load<Stored, N>(vectors[0] + place);
-    typename How::Working total[N], next;
-#pragma unroll
-    for (int lane = 0; lane < N; ++lane) put(total[lane], read.at[lane]);
-#pragma unroll
-    for (int vector = 1; vector < all; ++vector) {
-        read = load<Stored, N>(vectors[vector] + place);
-#pragma unroll
-        for (int lane = 0; lane < N; ++lane) {
-            put(next, read.at[lane]);
-            total[lane] = How::combine(total[lane], next);
-        }
-    }
-#pragma unroll
-    for (int lane = 0; lane < N; ++lane) put(read.at[lane], How::finish(total[lane], divisor));
-#pragma unroll
-    for (int vector = 0; vector < all; ++vector) store<Stored, N>(vectors[vector] + place, read);
-}
+    typedef typename How::Working Working;
 
-template <class How, int COUNT, int LANES>
-INLINE void fold(typename How::Stored *const *vectors, i64 count, i64 length, i64 head, i64 groups, double divisor) {
-    for (i64 i = first_thread(); i < groups; i += all_threads()) {
-        fold_at<How, COUNT, LANES>(vectors, count, head + i * LANES, divisor);
+    Stored *const *vectors;
+    i64 counted;
+    double divisor;
+
+    template <int N> INLINE void at(i64 place) {
+        const int count = COUNT ? COUNT : (int)counted;
+        Pack<Stored, N> read = load<Stored, N>(vectors[0] + place);
+        Working total[N];
+#pragma unroll
+        for (int lane = 0; lane < N; ++lane) put(total[lane], read.at[lane]);
+#pragma unroll
+        for (int vector = 1; vector < count; ++vector) {
+            read = load<Stored, N>(vectors[vector] + place);
+#pragma unroll
+            for (int lane = 0; lane < N; ++lane) {
+                Working next;
+                put(next, read.at[lane]);
+                total[lane] = How::combine(total[lane], next);
+            }
+        }
+#pragma unroll
+        for (int lane = 0; lane < N; ++lane) put(read.at[lane], How::finish(total[lane], divisor));
+#pragma unroll
+        for (int vector = 0; vector < count; ++vector) store<Stored, N>(vectors[vector] + place, read);
     }
-    for (i64 i = first_thread(); i < length - groups * LANES; i += all_threads()) {
-        fold_at<How, COUNT, 1>(vectors, count, i < head ? i : i + groups * LANES, divisor);
-    }
-}
+};
 #endif
 """
 
@@ -265,14 +260,15 @@ _FOLD: Final = Template(r"""
 struct How_$name {
     typedef $stored Stored;
     typedef $working Working;
-    INLINE Working combine(Working left, Working right) { return $combined; }
-    INLINE Working finish(Working x, double divisor) { return $finished; }
+    static INLINE Working combine(Working left, Working right) { return $combined; }
+    static INLINE Working finish(Working x, double divisor) { return $finished; }
 };
 
 extern "C" __global__ void __launch_bounds__($threads)
 $name($parameters, i64 length, i64 head, i64 groups, double divisor) {
     $vectors
-    fold<How_$name, $count, $lanes>(vectors, $counted, length, head, groups, divisor);
+    Fold<How_$name, $count> work = {vectors, $counted, divisor};
+    share<$lanes>(work, length, head, groups);
 }
 """)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
@@ -12,6 +13,7 @@ import click
 import mpi4py
 import numpy as np
 from rich.table import Table
+from rich.text import Text
 
 import mpiagg
 from mpiagg import placement
@@ -28,6 +30,9 @@ mpiagg info                tells of this process alone
 mpiexec -n 4 mpiagg info   tells of the ranks of that job
 mpiagg info --probe        sends device memory between two ranks, in a job of its own
 """
+
+MOST_HOSTS: Final = 8
+"""How many nodes are told by their names."""
 
 _THREADS: Final = ("single", "funneled", "serialized", "multiple")
 
@@ -46,24 +51,24 @@ class Rank:
         Whether its messages reach device memory.
     reason : str
         How that is known.
-    cupy : str or None
-        CuPy's version.
-    trouble : str or None
-        What keeps this rank from a device, where it is not that there is none.
+    cupy : str
+        CuPy's version, or why it cannot be imported.
     visible : list of str
         The UUIDs of the devices that it sees.
     device : int or None
         The one that it has: a number among them.
+    troubles : list of pairs of str
+        What should be otherwise here, and what would help.
     """
 
     rank: int
     host: str
     able: bool = False
     reason: str = ""
-    cupy: str | None = None
-    trouble: str | None = None
+    cupy: str = ""
     visible: list[str] = field(default_factory=list)
     device: int | None = None
+    troubles: list[tuple[str, str]] = field(default_factory=list)
 
     @property
     def identity(self) -> str:
@@ -142,6 +147,8 @@ def info(*, as_json: bool, probe: bool, memory: str) -> None:
     alone = launch.launched_ranks() is None
     if probe and not alone:
         raise click.UsageError("--probe starts a job of its own: run it outside of mpiexec and srun")
+    if alone:
+        launch.mpi_vendor()  # tells what to do if there is no MPI library
     # Before MPI starts: what has initialised it can start no job, and devices are to be chosen before.
     probed = probing.probe(memory) if probe else None
     mine = Rank(rank=0, host="")
@@ -166,10 +173,10 @@ def _take_device(mine: Rank) -> None:
         mine.visible = [cuda.identity(ordinal) for ordinal in range(cuda.count())]
         mine.device = placement.bind(cuda)
     except DeviceError as error:
+        mine.cupy = mine.cupy or f"cannot be imported: {error.__cause__}"
         # Without CuPy where there is no device to use it on, nothing is amiss.
-        missing = isinstance(error.__cause__, ModuleNotFoundError)
-        if not missing or placement.devices_of_node() is not None:
-            mine.trouble = str(error)
+        if not isinstance(error.__cause__, ModuleNotFoundError) or placement.devices_of_node() is not None:
+            mine.troubles.append((str(error), "until then this rank has no arrays on GPUs"))
 
 
 def _report(world: MPI.Intracomm, mine: Rank, probed: probing.Probed | None) -> Report | None:
@@ -184,6 +191,7 @@ def _report(world: MPI.Intracomm, mine: Rank, probed: probing.Probed | None) -> 
         mine.able, mine.reason = awareness()
     except ValueError as error:
         mine.reason = str(error)
+        mine.troubles.append((mine.reason, "mpiagg refuses to communicate until it is set so, or unset"))
     node = Node(world)
     layout = node.layout
     node.free()
@@ -223,7 +231,15 @@ def _gather(world: MPI.Intracomm, text: str) -> list[str]:
 
 def problems(report: Report) -> list[Problem]:
     """Return what should be otherwise, with what would help."""
-    return [*_about_messages(report), *_about_devices(report)]
+    troubles: dict[tuple[str, str], list[int]] = defaultdict(list)
+    for rank in report.ranks:
+        for what, remedy in rank.troubles:
+            troubles[what, remedy].append(rank.rank)
+    return [
+        *(Problem(f"{_ranks(ranks)}: {what}", remedy) for (what, remedy), ranks in troubles.items()),
+        *_about_messages(report),
+        *_about_devices(report),
+    ]
 
 
 def _about_messages(report: Report) -> Iterator[Problem]:
@@ -234,8 +250,6 @@ def _about_messages(report: Report) -> Iterator[Problem]:
             "all go by way of the host",
             "give all ranks the same environment and the same MPI library",
         )
-    for reason in dict.fromkeys(rank.reason for rank in report.ranks if " must be 1" in rank.reason):
-        yield Problem(reason, "set it so, or unset it")
     if report.probe is not None and report.probe.able not in (None, report.able):
         word = int(report.probe.able or 0)
         yield Problem(
@@ -245,9 +259,6 @@ def _about_messages(report: Report) -> Iterator[Problem]:
 
 
 def _about_devices(report: Report) -> Iterator[Problem]:
-    for trouble in dict.fromkeys(rank.trouble for rank in report.ranks if rank.trouble):
-        ranks = [rank.rank for rank in report.ranks if rank.trouble == trouble]
-        yield Problem(f"{_ranks(ranks)}: {trouble}", "until then arrays on GPUs cannot be used there")
     for sharing in report.shared:
         if sharing.accident:
             yield Problem(
@@ -284,17 +295,20 @@ def _tell(report: Report, *, as_json: bool) -> None:
 
 def _overview(report: Report) -> Table:
     table = Table(title=f"mpiagg {report.mpiagg}", show_header=False, title_justify="left")
-    table.add_row("MPI library", f"{report.mpi} (MPI {report.standard})")
-    table.add_row("mpi4py", f"{report.mpi4py}, thread level {report.threads}")
-    hosts = ", ".join(f"{report.ranks[ranks[0]].host}: {len(ranks)}" for ranks in report.nodes)
-    table.add_row("ranks", f"{len(report.ranks)} on {len(report.nodes)} node{'s'[: len(report.nodes) > 1]} ({hosts})")
-    table.add_row("CUDA-aware messages", f"{'yes' if report.able else 'no'}: {report.reason}")
+    _add(table, "MPI library", f"{report.mpi} (MPI {report.standard})")
+    _add(table, "mpi4py", f"{report.mpi4py}, thread level {report.threads}")
+    hosts = [f"{report.ranks[ranks[0]].host}: {len(ranks)}" for ranks in report.nodes]
+    more = ", ..." if len(hosts) > MOST_HOSTS else ""
+    nodes = "1 node" if len(hosts) == 1 else f"{len(hosts)} nodes"
+    _add(table, "ranks", f"{len(report.ranks)} on {nodes} ({', '.join(hosts[:MOST_HOSTS])}{more})")
+    _add(table, "CUDA-aware messages", f"{'yes' if report.able else 'no'}: {report.reason}")
     if report.probe is not None:
         answer = {True: "yes", False: "no", None: "could not be tried"}[report.probe.able]
-        table.add_row("probe", f"{answer}: {report.probe.reason}")
-    versions = dict.fromkeys(rank.cupy or "cannot be imported" for rank in report.ranks)
-    table.add_row("CuPy", ", ".join(versions))
-    table.add_row("GPUs", str(len({uuid for rank in report.ranks for uuid in rank.visible}) or "none"))
+        _add(table, "probe", f"{answer}: {report.probe.reason}")
+    _add(table, "CuPy", "; ".join(dict.fromkeys(rank.cupy for rank in report.ranks)))
+    gpus = {identity for rank in report.ranks for identity in rank.visible}
+    why = " for more ranks: shared" if any(not sharing.accident for sharing in report.shared) else ""
+    _add(table, "GPUs", f"{len(gpus)}{why}" if gpus else "none")
     return table
 
 
@@ -302,9 +316,12 @@ def _devices(report: Report) -> Table:
     table = Table("rank", "node", "GPU", "of", "UUID", "shared with")
     shared = {rank: sharing.ranks for sharing in report.shared for rank in sharing.ranks}
     for rank in report.ranks:
-        others = [str(other) for other in shared.get(rank.rank, ()) if other != rank.rank]
+        others = ", ".join(str(other) for other in shared.get(rank.rank, ()) if other != rank.rank)
         number = "-" if rank.device is None else str(rank.device)
-        table.add_row(
-            str(rank.rank), rank.host, number, str(len(rank.visible)), rank.identity or "-", ", ".join(others) or "-"
-        )
+        _add(table, str(rank.rank), rank.host, number, str(len(rank.visible)), rank.identity or "-", others or "-")
     return table
+
+
+def _add(table: Table, *texts: str) -> None:
+    # As texts: rich takes strings for markup, and swallows what stands in brackets.
+    table.add_row(*map(Text, texts))

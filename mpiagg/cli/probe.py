@@ -205,7 +205,7 @@ def take_part(make: Callable[[], Memory], seconds: float) -> None:
         _exchange_all(world, memory)
     except Exception as error:  # noqa: BLE001 - whatever it is, the other rank would wait for this one
         traceback.print_exc()
-        _say(failed=f"{type(error).__name__}: {error}")
+        _say(failed=" ".join(f"{type(error).__name__}: {error}".split()))
         world.Abort(1)
     faulthandler.cancel_dump_traceback_later()
 
@@ -225,7 +225,7 @@ def _exchange_all(world: MPI.Intracomm, memory: Memory | None) -> None:
 
 def _together(world: MPI.Intracomm, number: int) -> int:
     """Return the sum over the ranks."""
-    total = np.array(number)
+    total = np.array(number, np.int64)
     world.Allreduce(total.copy(), total)
     return int(total)
 

@@ -9,7 +9,7 @@ from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
-from mpiagg.arrays import Array, same_memory, working_dtype
+from mpiagg.arrays import HOST, Array, device_of, is_array, same_memory, working_dtype, writeable
 
 
 @runtime_checkable
@@ -85,7 +85,9 @@ class ArrayAdapter:
 
     def words(self) -> list[str]:
         """Return the parameters in words, with their names where the module has some."""
-        forms = [f"{parameter.data.dtype} {parameter.data.shape}" for parameter in self.parameters]
+        forms = [
+            f"{parameter.data.dtype} {parameter.data.shape}{_where(parameter.data)}" for parameter in self.parameters
+        ]
         if not hasattr(self._module, "named_parameters"):
             return forms
         named = zip(self._module.named_parameters(), forms, strict=True)
@@ -135,18 +137,23 @@ def parameters_of(module: Any) -> list[Parameter]:
 
 def _checked(items: list[Any]) -> Iterator[Parameter]:
     for index, item in enumerate(items):
-        parameter = ArrayParameter(item) if isinstance(item, np.ndarray) else item
+        parameter = ArrayParameter(item) if is_array(item) else item
         if not isinstance(parameter, Parameter):
             raise TypeError(f"parameter {index}, a {type(item).__name__}, is no array, and has not both data and grad")
-        if not isinstance(parameter.data, np.ndarray):
+        if not is_array(parameter.data):
             raise TypeError(f"the data of parameter {index} must be a NumPy array, not {type(parameter.data).__name__}")
         working_dtype(parameter.data.dtype)
-        if not parameter.data.flags.writeable:
+        if not writeable(parameter.data):
             raise ValueError(f"parameter {index} is read-only")
         yield parameter
 
 
-def check_gradient(index: int, gradient: object, data: Array) -> None:
+def _where(array: Array) -> str:
+    device = device_of(array)
+    return "" if device is HOST else f" on {device.kind}"
+
+
+def check_gradient(index: int, gradient: Any, data: Array) -> None:
     """Check the gradient of a parameter.
 
     Raises
@@ -156,13 +163,15 @@ def check_gradient(index: int, gradient: object, data: Array) -> None:
     ValueError
         If it is of another shape, or read-only, or lies in the bucket in the place of another parameter.
     """
-    if not isinstance(gradient, np.ndarray):
+    if not is_array(gradient):
         raise TypeError(f"gradient {index} must be a NumPy array or None, not {type(gradient).__name__}")
+    if device_of(gradient) is not device_of(data):
+        raise ValueError(f"gradient {index} is on {device_of(gradient).name}, its parameter on {device_of(data).name}")
     if gradient.dtype != data.dtype:
         raise TypeError(f"gradient {index} has dtype {gradient.dtype}, its parameter {data.dtype}")
     if gradient.shape != data.shape:
         raise ValueError(f"gradient {index} has shape {gradient.shape}, its parameter {data.shape}")
-    if not gradient.flags.writeable:
+    if not writeable(gradient):
         raise ValueError(f"gradient {index} is read-only")
     if data.base is not None and not same_memory(gradient, data) and np.may_share_memory(gradient, data.base):
         raise ValueError(f"gradient {index} lies in a bucket, in the place of another parameter")

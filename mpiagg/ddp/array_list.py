@@ -7,7 +7,7 @@ from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
 
-from mpiagg.arrays import Array
+from mpiagg.arrays import Array, is_array, load, to_host
 
 
 class Unmatched(NamedTuple):
@@ -53,7 +53,7 @@ class ArrayList:
 
     def state_dict(self) -> dict[str, Array]:
         """Return copies of the arrays under their names."""
-        return {name: array.copy() for name, array in self.named_parameters()}
+        return {name: to_host(array) for name, array in self.named_parameters()}
 
     def load_state_dict(self, state: Mapping[str, Array], strict: bool = True) -> Unmatched:
         """Copy what :meth:`state_dict` returned into the arrays, once all of it is found good.
@@ -73,12 +73,12 @@ class ArrayList:
             raise KeyError(f"missing: {unmatched.missing_keys}, unexpected: {unmatched.unexpected_keys}")
         matched = [(name, array, state[name]) for name, array in arrays.items() if name in state]
         for name, array, saved in matched:
-            if not isinstance(saved, np.ndarray):
+            if not is_array(saved):
                 raise TypeError(f"{name} must be a NumPy array, not {type(saved).__name__}")
             if saved.shape != array.shape:
                 raise ValueError(f"{name} has shape {array.shape}, its saved state {saved.shape}")
             if not np.can_cast(saved.dtype, array.dtype, "same_kind"):
                 raise TypeError(f"{name} has dtype {array.dtype}, its saved state {saved.dtype}")
         for _, array, saved in matched:
-            np.copyto(array, saved, casting="same_kind")
+            load(array, to_host(saved))
         return unmatched

@@ -4,21 +4,23 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Final
 
 import numpy as np
 
-from mpiagg.arrays import Array, cuts_of, ranges, same_memory
+from mpiagg.aggregation.packing import Form
+from mpiagg.arrays import Array, Device, accelerator_of, cuts_of, ranges, same_memory, settle
 
 FIRST_BUCKET_BYTES: Final = 2**20
 """How long the first bucket is at most: it is full early in the backward pass, so that sending starts early."""
 
-Form = tuple[np.dtype[Any], tuple[int, ...]]
-"""The dtype and shape of a parameter."""
+Allocate = Callable[[int, np.dtype[Any], Device], Array]
+"""Returns a vector of so many elements of a dtype on a device, uninitialised."""
 
 
-Allocate = Callable[[int, np.dtype[Any]], Array]
-"""Returns a vector of so many elements, uninitialised."""
+def _anywhere(length: int, dtype: np.dtype[Any], device: Device) -> Array:
+    return device.empty(length, dtype)
 
 
 def fill_buckets(forms: Sequence[Form], cap: int) -> list[list[int]]:
@@ -34,20 +36,21 @@ def fill_buckets(forms: Sequence[Form], cap: int) -> list[list[int]]:
         The parameters of each bucket, the buckets in the order in which a backward pass fills them.
     """
     buckets: list[list[int]] = []
-    filling: dict[np.dtype[Any], list[int]] = {}
-    length: dict[np.dtype[Any], int] = {}
+    filling: dict[tuple[np.dtype[Any], Device], list[int]] = {}
+    length: dict[tuple[np.dtype[Any], Device], int] = {}
     limit = min(FIRST_BUCKET_BYTES, cap)
     for index in reversed(range(len(forms))):
-        dtype, shape = forms[index]
+        dtype, shape, device = forms[index]
+        kind = dtype, device
         nbytes = math.prod(shape) * dtype.itemsize
-        if dtype in filling and length[dtype] + nbytes > limit:
+        if kind in filling and length[kind] + nbytes > limit:
             limit = cap
-            del filling[dtype]
-        if dtype not in filling:
-            filling[dtype], length[dtype] = [], 0
-            buckets.append(filling[dtype])
-        filling[dtype].append(index)
-        length[dtype] += nbytes
+            del filling[kind]
+        if kind not in filling:
+            filling[kind], length[kind] = [], 0
+            buckets.append(filling[kind])
+        filling[kind].append(index)
+        length[kind] += nbytes
     return sorted(buckets, key=min, reverse=True)
 
 
@@ -62,14 +65,21 @@ class Bucket:
         For each parameter its part of the vector, in the parameter's shape.
     """
 
-    def __init__(self, members: Sequence[int], forms: Sequence[Form], allocate: Allocate = np.empty) -> None:
-        cuts = cuts_of([math.prod(forms[index][1]) for index in members])
-        self.vector = allocate(cuts[-1], forms[members[0]][0])
+    def __init__(self, members: Sequence[int], forms: Sequence[Form], allocate: Allocate = _anywhere) -> None:
+        cuts = cuts_of([math.prod(forms[index].shape) for index in members])
+        self.vector = allocate(cuts[-1], forms[members[0]].dtype, forms[members[0]].device)
         self.vector.fill(0)
         self.views = {
-            index: self.vector[start:stop].reshape(forms[index][1])
+            index: self.vector[start:stop].reshape(forms[index].shape)
             for index, (start, stop) in zip(members, ranges(cuts), strict=True)
         }
+        accelerator = accelerator_of(self.vector)
+        self._brought_in = None if accelerator is None else accelerator.stream()
+        settle(self.vector)
+
+    def when_brought_in(self) -> AbstractContextManager[object]:
+        """Return a block in which what is asked of a device waits for all gradients, whatever stream they came in."""
+        return nullcontext() if self._brought_in is None else self._brought_in
 
     def place(self, index: int, gradient: Array | None) -> None:
         """Bring a parameter's gradient in, unless it is there; a missing one counts as zeros."""
@@ -78,6 +88,8 @@ class Bucket:
             view.fill(0)
         elif not same_memory(gradient, view):
             np.copyto(view, gradient)
+        if self._brought_in is not None:
+            self._brought_in.follow()
 
     def pack(self, gradients: Sequence[Array | None]) -> None:
         """Bring all the gradients in."""
@@ -90,3 +102,4 @@ class Bucket:
             gradient = gradients[index]
             if gradient is not None and not same_memory(gradient, view):
                 np.copyto(gradient, view)
+        settle(self.vector)

@@ -11,8 +11,9 @@ from typing import Any, Final
 from mpi4py import MPI
 
 from mpiagg.aggregation import Aggregation, AllReduce
+from mpiagg.aggregation.packing import layout_of
 from mpiagg.arguments import check_integer
-from mpiagg.arrays import Array
+from mpiagg.arrays import HOST, Array, device_of
 from mpiagg.collectives import broadcast
 from mpiagg.ddp.adapters import Adapter, ArrayParameter, adapt, check_gradient
 from mpiagg.ddp.face import ModuleFace
@@ -100,6 +101,9 @@ class DDP(ModuleFace):
     def _check(self, aggregation: Aggregation | None) -> str:
         """Find fault with the arguments, or say in words what they are."""
         self._adapter = adapt(self.module)
+        devices = {device_of(parameter.data).name for parameter in self._adapter.parameters} - {HOST.name}
+        if len(devices) > 1:
+            raise ValueError(f"the parameters of a rank are on one device, not on {' and '.join(sorted(devices))}")
         check_integer("bucket_bytes", self._cap, 0)
         kind = "AllReduce" if aggregation is None else type(aggregation).__name__
         if aggregation is not None:
@@ -115,7 +119,7 @@ class DDP(ModuleFace):
     def _lay_out(self) -> None:
         """Make the buckets, and the plans that aggregate them."""
         parameters, hooked = self._adapter.parameters, self._adapter.hooked if self._overlap else ()
-        forms = [(parameter.data.dtype, parameter.data.shape) for parameter in parameters]
+        forms = layout_of([parameter.data for parameter in parameters])
         self._steps = Steps(self.comm, self.aggregation, forms, self._cap, hooked=bool(hooked))
         self._hooks = Hooks(hooked, self._steps.launcher, self._begin) if hooked else None
         for parameter, view in zip(parameters, self._steps.views, strict=True):

@@ -55,7 +55,8 @@ class Launcher:
         self.placed.add(index)
         self._missing[number] -= 1
         while self._started < len(self._buckets) and not self._missing[self._started]:
-            self._flights[self._started].start()
+            with self._buckets[self._started].when_brought_in():
+                self._flights[self._started].start()
             self._started += 1
 
     def place_rest(self, gradients: Sequence[Array | None]) -> None:

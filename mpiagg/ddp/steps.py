@@ -10,9 +10,10 @@ from mpi4py import MPI
 
 from mpiagg.aggregation import Aggregation
 from mpiagg.aggregation.flags import Flags
+from mpiagg.aggregation.packing import Form
 from mpiagg.arrays import Array
 from mpiagg.background import InBackground
-from mpiagg.ddp.buckets import Bucket, Form, fill_buckets
+from mpiagg.ddp.buckets import Bucket, fill_buckets
 from mpiagg.ddp.launching import Launcher
 from mpiagg.errors import PlanError
 from mpiagg.plan import Plan

@@ -6,10 +6,11 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
+from mpiagg.aggregation.packing import Form
 from mpiagg.ddp.buckets import Bucket, fill_buckets
 from mpiagg.ddp.launching import Launcher
 
-FORMS = [(np.dtype(np.float32), (2,))] * 7
+FORMS = [Form(np.dtype(np.float32), (2,))] * 7
 
 
 class Flight:

@@ -1,12 +1,10 @@
 """Collectives of arrays on a device, through the stand-in: right, the host's bits, and everything in order."""
 
-from collections import Counter
 
 import ml_dtypes
 import numpy as np
 import pytest
 import standin
-from mpi4py import MPI
 
 import mpiagg
 from mpiagg import operations, tuning
