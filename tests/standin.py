@@ -17,13 +17,14 @@ from contextlib import contextmanager
 from itertools import count
 
 import numpy as np
-from standin_arrays import POISON, Block, DeviceArray, fetch
-from standin_messages import watch
+from standin_arrays import Block, DeviceArray, fetch
+from standin_messages import Watched, watch
 from standin_streams import (
     LOCK,
     LOG,
     PENDING,
     PINNED,
+    POISON,
     Entry,
     InFlight,
     NotPinned,
@@ -31,7 +32,6 @@ from standin_streams import (
     Race,
     StandInStream,
     TouchedByHost,
-    check_faults,
     check_flights,
     check_ready,
     clashes,
@@ -53,6 +53,7 @@ __all__ = [
     "Race",
     "StandIn",
     "TouchedByHost",
+    "Watched",
     "device",
     "install",
     "installed",
@@ -95,25 +96,30 @@ class StandIn(Accelerator):
         self._blocks.add(block)
         return block
 
+    def _pooled(self, nbytes):
+        stream = present(self)
+        block = self._block(stream.allocate(nbytes))
+        weakref.finalize(block, stream.free, block.memory).atexit = False
+        return block
+
     def empty(self, shape, dtype):
         wanted = np.dtype(dtype)
         length = int(np.prod(shape, dtype=np.int64)) * wanted.itemsize
-        return self._block(np.full(length, POISON, np.uint8)).array(0, shape, wanted)
+        return self._pooled(length).array(0, shape, wanted)
 
     def like(self, x):
         """Return a new array of the shape, the dtype and the order of a NumPy array."""
         model = np.empty_like(x)
-        return self._block(np.full(model.nbytes, POISON, np.uint8)).array(0, model.shape, model.dtype, model.strides)
+        return self._pooled(model.nbytes).array(0, model.shape, model.dtype, model.strides)
 
     def borrow(self, start, length, dtype, owner=None):
-        del owner  # the block is kept
         wanted = np.dtype(dtype)
         if length == 0:
             return self.empty(0, wanted)
         for block in list(self._blocks):
             offset = start - _address(block.memory)
             if 0 <= offset <= block.memory.nbytes - length * wanted.itemsize:
-                return block.array(offset, length, wanted)
+                return block.kept_with(owner).array(offset, length, wanted)
         raise AssertionError(f"there is no memory of {self.name} at {start:#x}")
 
     def address(self, array):
@@ -280,7 +286,6 @@ def _address(array):
 def peek(x):
     """Return a copy of an array for a test to look at: all that is pending is done first, and nothing is logged."""
     with LOCK:
-        check_faults()
         while PENDING:
             work = PENDING.pop(0)
             with np.errstate(all="ignore"):
@@ -324,10 +329,9 @@ def uninstall():
 
 @contextmanager
 def installed():
-    """Install the stand-ins and return the first; when nothing else has failed, there must be no fault left."""
+    """Install the stand-ins, return the first, and uninstall them."""
     install()
     try:
         yield device()
-        check_faults()
     finally:
         uninstall()

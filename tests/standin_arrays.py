@@ -5,16 +5,12 @@ NumPy arrays when its turn has come. What its results look like is found out at 
 same shapes and dtypes. What CuPy refuses is refused here, too, and some of what it does behind one's back.
 """
 
-import weakref
 from functools import partial
 from typing import NamedTuple
 
 import numpy as np
 from numpy.lib.mixins import NDArrayOperatorsMixin
 from standin_streams import LOG, Entry, TouchedByHost, present
-
-POISON = 0xA5
-"""What memory is filled with that nobody has written."""
 
 
 def _names(text):
@@ -46,12 +42,17 @@ WRITING = _names("copyto fill_diagonal place put put_along_axis putmask")
 
 
 class Block:
-    """Memory of a device, and in which stream it was allocated; freed when no array lies in it any more."""
+    """Memory of a device."""
 
     def __init__(self, device, memory):
         self.device, self.memory = device, memory
         self.descriptor, self.opened, self.closed = None, False, False
-        weakref.finalize(self, present(device).let_go, memory).atexit = False
+
+    def kept_with(self, owner):
+        """Return the same block, which lives as long as an array in it does, and its owner as long."""
+        block = Block.__new__(Block)
+        vars(block).update(vars(self), owner=(self, owner))
+        return block
 
     def array(self, start, shape, dtype, strides=None):
         """Return an array that begins at some byte."""

@@ -10,7 +10,6 @@ from standin_streams import (
     Entry,
     Flight,
     TouchedByHost,
-    check_faults,
     check_flights,
     check_ready,
     is_pinned,
@@ -64,7 +63,6 @@ class Watched:
     def Start(self):
         name = f"{self._started.what} of {self._started.nbytes} bytes with peer {self._started.name}"
         with LOCK:
-            check_faults()
             check_ready(name, self._reads, self._writes)
             check_flights(name, self._reads, self._writes)
             LOG.append(self._started)

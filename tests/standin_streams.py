@@ -20,6 +20,9 @@ from mpiagg.arrays import Stream
 
 LOCK = threading.RLock()
 
+POISON = 0xA5
+"""What memory is filled with that nobody has written."""
+
 
 class TouchedByHost(AssertionError):
     """Host code wants to see a device's memory, or gives it a NumPy array, without a copy."""
@@ -103,8 +106,8 @@ class Flight:
 
 PENDING: list[Work] = []
 FLIGHTS: list[Flight] = []
-FAULTS: list[str] = []
-"""What was found when nobody could be told; the next call tells it."""
+FREED: list[tuple["StandInStream", np.ndarray]] = []
+"""Memory that was freed while work was pending that touches it, and the stream that may be given it without waiting."""
 
 PINNED: dict[int, int] = {}
 """Memory of the host's that devices reach: how long it is, by where it starts."""
@@ -142,12 +145,6 @@ def check_ready(name, reads, writes):
         raise NotReady(f"{name} starts before its memory is ready: {work} is pending")
 
 
-def check_faults():
-    """Raise what was found earlier."""
-    if FAULTS:
-        raise Race(FAULTS.pop())
-
-
 class StandInStream(Stream):
     """A stream of one device; its number is the device's own count, 0 being the default stream."""
 
@@ -173,7 +170,6 @@ class StandInStream(Stream):
     def ask(self, what, name, call, *, reads=(), writes=(), nbytes=None):
         """Ask for work: a call, with the memory that it reads and writes, of NumPy arrays."""
         with LOCK:
-            check_faults()
             check_flights(name, reads, writes)
             for work in clashes(reads, writes, [work for work in PENDING if not self._comes_after(work)]):
                 raise Race(f"{name} in stream {self.number} does not wait for {work}, which touches the same memory")
@@ -201,7 +197,6 @@ class StandInStream(Stream):
     def done(self):
         """Say no ``device.polls`` times after new work; then do it, and say yes."""
         with LOCK:
-            check_faults()
             if not any(self._comes_after(work) for work in PENDING):
                 return True
             if self._asked < self.device.polls:
@@ -214,21 +209,33 @@ class StandInStream(Stream):
     def finish(self):
         """Do all that was asked for here, and what it waits for, in the order in which it was asked for."""
         with LOCK:
-            check_faults()
             for work in [work for work in PENDING if self._comes_after(work)]:
                 PENDING.remove(work)
                 # A device says nothing about overflow.
                 with np.errstate(all="ignore"):
                     work.call()
 
-    def let_go(self, memory):
-        """Find fault if memory allocated here is freed while work that we do not wait for may touch it."""
+    # -- memory, which goes back to a pool of the stream in which it was allocated
+
+    def _used_elsewhere(self, memory):
+        """Return pending work that touches memory, and that we do not wait for."""
+        return list(clashes((), (memory,), [work for work in list(PENDING) if not self._comes_after(work)]))
+
+    def free(self, memory):
+        """Remember memory that must not be given away too early."""
         # No lock: garbage is collected in any thread, at any time.
-        others = [work for work in list(PENDING) if not self._comes_after(work)]
-        FAULTS.extend(
-            f"memory allocated in stream {self.number} is freed while {work} is pending"
-            for work in clashes((), (memory,), others)
-        )
+        if self._used_elsewhere(memory):
+            FREED.append((self, memory))
+
+    def allocate(self, nbytes):
+        """Return new bytes; there must be none that might have been these and are still used elsewhere."""
+        with LOCK:
+            FREED[:] = [(stream, memory) for stream, memory in FREED if stream._used_elsewhere(memory)]
+            for stream, memory in FREED:
+                if stream is self and 0 < nbytes <= memory.nbytes:
+                    (work, *_) = self._used_elsewhere(memory)
+                    raise Race(f"memory is allocated in stream {self.number} that was freed while {work} was pending")
+        return np.full(nbytes, POISON, np.uint8)
 
 
 def present(device):
@@ -246,5 +253,5 @@ def _stack(device):
 def reset():
     """Forget what was asked for, and all that has happened."""
     with LOCK:
-        for everything in (LOG, PENDING, FLIGHTS, FAULTS):
+        for everything in (LOG, PENDING, FLIGHTS, FREED):
             everything.clear()

@@ -9,6 +9,7 @@ A thread takes several neighbouring values at once where they can be read and wr
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import cache
 from string import Template
 from typing import Final, NamedTuple
@@ -36,6 +37,31 @@ class Kernel(NamedTuple):
     def source(self) -> str:
         """The whole text."""
         return PRELUDE + self.body
+
+
+class Share(NamedTuple):
+    """How threads share out vectors."""
+
+    length: int
+    head: int
+    groups: int
+    threads: int
+    """How many can have something to do."""
+
+
+def share(length: int, lanes: int, places: Sequence[tuple[int, int]]) -> Share:
+    """Return how threads take ``lanes`` neighbours of every vector at once.
+
+    Parameters
+    ----------
+    places : sequence of (int, int)
+        For every vector, its address and how many bytes a value has.
+    """
+    for head in range(min(lanes, length + 1)):
+        if all((address + head * itemsize) % min(16, lanes * itemsize) == 0 for address, itemsize in places):
+            groups = (length - head) // lanes
+            return Share(length, head, groups, max(groups, length - groups * lanes))
+    return Share(length, 0, 0, length)
 
 
 C_TYPES: Final = {

@@ -136,7 +136,7 @@ class Report:
 
 @click.command(epilog=_EXAMPLES)
 @click.option("--json", "as_json", is_flag=True, help="Print it as JSON.")
-@click.option("--probe", is_flag=True, help="Find out by trial whether messages reach device memory; outside of a job.")
+@click.option("--probe", is_flag=True, help="Also try it out, between two ranks of this node.")
 @click.option("--memory", type=click.Choice(list(probing.MEMORIES)), default="cuda", hidden=True)
 def info(*, as_json: bool, probe: bool, memory: str) -> None:
     """Tell what mpiagg finds: the MPI library, ranks, nodes, GPUs, whether messages reach their memory, and problems.
@@ -250,12 +250,14 @@ def _about_messages(report: Report) -> Iterator[Problem]:
             "all go by way of the host",
             "give all ranks the same environment and the same MPI library",
         )
-    if report.probe is not None and report.probe.able not in (None, report.able):
-        word = int(report.probe.able or 0)
+    probe = report.probe
+    if probe is not None and probe.memory == "cuda" and probe.able is True and not report.able:
         yield Problem(
-            f"the probe says {'yes' if word else 'no'}, and what mpiagg goes by says {'no' if word else 'yes'}",
-            f"set MPIAGG_CUDA_AWARE={word}",
+            "messages do reach device memory, as the probe shows, and mpiagg does not know it",
+            "set MPIAGG_CUDA_AWARE=1; but the probe was of this node alone",
         )
+    if probe is not None and probe.memory == "cuda" and probe.able is False and report.able:
+        yield Problem("messages do not reach device memory, as the probe shows", "set MPIAGG_CUDA_AWARE=0")
 
 
 def _about_devices(report: Report) -> Iterator[Problem]:
@@ -304,7 +306,7 @@ def _overview(report: Report) -> Table:
     _add(table, "CUDA-aware messages", f"{'yes' if report.able else 'no'}: {report.reason}")
     if report.probe is not None:
         answer = {True: "yes", False: "no", None: "could not be tried"}[report.probe.able]
-        _add(table, "probe", f"{answer}: {report.probe.reason}")
+        _add(table, f"probe of {report.probe.memory} memory", f"{answer}: {report.probe.reason}")
     _add(table, "CuPy", "; ".join(dict.fromkeys(rank.cupy for rank in report.ranks)))
     gpus = {identity for rank in report.ranks for identity in rank.visible}
     why = " for more ranks: shared" if any(not sharing.accident for sharing in report.shared) else ""

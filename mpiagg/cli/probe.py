@@ -65,10 +65,13 @@ class Probed(NamedTuple):
         Whether messages reach the memory; None if that could not be tried.
     reason : str
         What happened.
+    memory : str
+        Of which kind it is.
     """
 
     able: bool | None
     reason: str
+    memory: str = "cuda"
 
 
 def host() -> Memory:
@@ -101,7 +104,8 @@ MEMORIES: Final = {"cuda": cuda, "host": host}
 
 def probe(memory: str, seconds: float = SECONDS) -> Probed:
     """Let two ranks send each other memory of a kind, and return what came of it."""
-    return ask(["-c", f"from mpiagg.cli import probe; probe.take_part(probe.{memory}, {seconds})"], seconds)
+    script = f"from mpiagg.cli import probe; probe.take_part(probe.MEMORIES[{memory!r}], {seconds})"
+    return ask(["-c", script], seconds)._replace(memory=memory)
 
 
 # -- the process that asks

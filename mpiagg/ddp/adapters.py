@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
@@ -63,6 +64,9 @@ class Adapter(Protocol):
     def words(self) -> list[str]:
         """Return what it consists of: the names, dtypes and shapes."""
 
+    def stream(self) -> AbstractContextManager[object]:
+        """Return a block in which devices are asked in the streams in which the module is computed."""
+
     def check(self) -> None:
         """Raise ValueError if the module has changed so that its gradients would be missed."""
 
@@ -92,6 +96,10 @@ class ArrayAdapter:
             return forms
         named = zip(self._module.named_parameters(), forms, strict=True)
         return [f"{name} {form}" for (name, _), form in named]
+
+    def stream(self) -> AbstractContextManager[object]:
+        """Return a block that changes nothing: the program computes with the arrays itself."""
+        return nullcontext()
 
     def check(self) -> None:
         """Find nothing: the parameters are those that there were at first."""

@@ -11,7 +11,7 @@ from typing import Any, Final
 from mpi4py import MPI
 
 from mpiagg.aggregation import Aggregation, AllReduce
-from mpiagg.aggregation.packing import layout_of
+from mpiagg.aggregation.packing import Layout, layout_of
 from mpiagg.arguments import check_integer
 from mpiagg.arrays import HOST, Array, device_of
 from mpiagg.collectives import broadcast
@@ -38,7 +38,7 @@ class DDP(ModuleFace):
     ----------
     module : list of numpy.ndarray, torch.nn.Module, or object with ``parameters()``
         The parameters, with the same shapes and dtypes on all ranks; ``parameters()`` yields arrays, or items that
-        have ``data`` and ``grad``. A module of torch's is on the CPU.
+        have ``data`` and ``grad``. All are on the CPU, or some on one accelerator.
     comm : MPI.Intracomm, optional
         The ranks; by default those of the aggregation, or the world.
     aggregation : Aggregation, optional
@@ -52,10 +52,11 @@ class DDP(ModuleFace):
     Raises
     ------
     TypeError
-        If the module is none, or a parameter is not an array of numbers or a dense tensor on the CPU, or not of a dtype
-        that can be aggregated.
+        If the module is none, or a parameter is not an array of numbers or a dense tensor on the CPU or a CUDA device,
+        or not of a dtype that can be aggregated.
     ValueError
-        For an aggregation that is meant for weights, or has another communicator; for bucket_bytes below 0.
+        For an aggregation that is meant for weights, or has another communicator; for bucket_bytes below 0; for
+        parameters on several accelerators.
     MismatchError
         On all ranks, if their parameters, buffers or buckets differ.
 
@@ -119,12 +120,14 @@ class DDP(ModuleFace):
     def _lay_out(self) -> None:
         """Make the buckets, and the plans that aggregate them."""
         parameters, hooked = self._adapter.parameters, self._adapter.hooked if self._overlap else ()
-        forms = layout_of([parameter.data for parameter in parameters])
-        self._steps = Steps(self.comm, self.aggregation, forms, self._cap, hooked=bool(hooked))
+        self._steps = Steps(self.comm, self.aggregation, self._forms(), self._cap, hooked=bool(hooked))
         self._hooks = Hooks(hooked, self._steps.launcher, self._begin) if hooked else None
         for parameter, view in zip(parameters, self._steps.views, strict=True):
             if isinstance(parameter, ArrayParameter):
                 parameter.grad = view
+
+    def _forms(self) -> Layout:
+        return layout_of([parameter.data for parameter in self._adapter.parameters])
 
     # -- gradients
 
@@ -233,18 +236,19 @@ class DDP(ModuleFace):
             If the DDP is freed.
         """
         self._require_open()
-        for array in self._adapter.arrays():
-            broadcast(array, root=root, out=array, comm=self.comm)
+        with self._adapter.stream():
+            for array in self._adapter.arrays():
+                broadcast(array, root=root, out=array, comm=self.comm)
 
     def to(self, *args: Any, **kwargs: Any) -> DDP:
-        """Call the ``to`` of a module of torch's, and lay the buckets out again if its dtype changes; collective.
+        """Call the ``to`` of a module of torch's, and lay the buckets out again if that changes anything; collective.
 
         Gradients are converted with the parameters. Views that :meth:`gradient_views` returned are of the old buckets.
 
         Raises
         ------
         TypeError
-            For another device than the CPU, and for a module that is not of torch's.
+            For another device than the CPU or CUDA's, and for a module that is not of torch's.
         MismatchError
             On all ranks, if their arguments differ.
         PlanError
@@ -258,9 +262,9 @@ class DDP(ModuleFace):
             return f"DDP.to(*{args}, **{kwargs})"
 
         self._channel.agree_on(check)
-        before = self._adapter.words()
+        before = self._forms()
         self.module.to(*args, **kwargs)
-        if self._adapter.words() != before:
+        if self._forms() != before:
             self._end_steps()
             self._adapter = adapt(self.module)
             self._lay_out()
@@ -302,6 +306,10 @@ class DDP(ModuleFace):
         self._require_open()
         if not self._syncing:
             return
+        with self._adapter.stream():
+            self._sync_in_stream(given, overlapped=overlapped)
+
+    def _sync_in_stream(self, given: Gradients | None, *, overlapped: bool) -> None:
         gradients, present = self._steps.run(partial(self._take, given), overlapped=overlapped)
         for index, (gradient, view) in enumerate(zip(gradients, self._steps.views, strict=True)):
             if not present[index]:

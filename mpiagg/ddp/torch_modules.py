@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, Final
 from weakref import WeakValueDictionary
 
 import numpy as np
 import torch
 
-from mpiagg.arrays import Array
+from mpiagg.arrays import HOST, Array, device_of, find_device
+
+DEVICES: Final = ("cpu", "cuda")
+"""Where the tensors of a module may lie."""
 
 _HOOKED: WeakValueDictionary[int, torch.Tensor] = WeakValueDictionary()
 """The parameters from which a DDP takes the gradients, by identity: another would find none."""
@@ -21,21 +25,50 @@ def array_of(tensor: torch.Tensor, name: str) -> Array:
     Raises
     ------
     TypeError
-        If it is not dense and in the host's memory, or of a dtype that NumPy has not. bfloat16 needs ``ml_dtypes``.
+        If it is not dense and on the CPU or a CUDA device, or of a dtype that NumPy has not. bfloat16 needs
+        ``ml_dtypes``.
+    DeviceError
+        If it is on a CUDA device, and CuPy cannot be used.
     """
-    if tensor.device.type != "cpu" or tensor.layout is not torch.strided:
-        raise TypeError(f"{name} must be a dense tensor on the CPU, not {tensor.layout} on {tensor.device}")
+    if tensor.device.type not in DEVICES or tensor.layout is not torch.strided:
+        raise TypeError(
+            f"{name} must be a dense tensor on the CPU or a CUDA device, not {tensor.layout} on {tensor.device}"
+        )
     bare = tensor.detach()
     if tensor.dtype == torch.bfloat16:
-        return np.asarray(bare.view(torch.int16).numpy()).view(_bfloat16())
-    return np.asarray(bare.numpy())
+        return _over(bare.view(torch.int16)).view(_bfloat16())
+    return _over(bare)
+
+
+def _over(tensor: torch.Tensor) -> Array:
+    """Return an array over a tensor's memory, of whose dtype NumPy has one."""
+    if tensor.device.type == "cpu":
+        return np.asarray(tensor.numpy())
+    find_device(f"cuda:{tensor.device.index}")  # says what is wrong, if anything is
+    import cupy  # noqa: PLC0415 - CuPy is an extra
+
+    array: Array = cupy.asarray(tensor)
+    return array
 
 
 def tensor_of(array: Array) -> torch.Tensor:
     """Return an array as a tensor over the same memory."""
     if array.dtype.name == "bfloat16":
-        return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
-    return torch.from_numpy(array)
+        return tensor_of(array.view(np.int16)).view(torch.bfloat16)
+    device = device_of(array)
+    return torch.from_numpy(array) if device is HOST else torch.as_tensor(array, device=device.name)
+
+
+def stream_of(tensor: torch.Tensor) -> AbstractContextManager[object]:
+    """Return a block in which a tensor's device is asked in torch's present stream, so that it follows torch's work."""
+    if tensor.device.type == "cpu":
+        return nullcontext()
+    import cupy  # noqa: PLC0415 - CuPy is an extra
+
+    pointer = torch.cuda.current_stream(tensor.device).cuda_stream
+    stream: AbstractContextManager[object]
+    stream = cupy.cuda.ExternalStream(pointer, tensor.device.index) if pointer else cupy.cuda.Stream.null
+    return stream
 
 
 def _bfloat16() -> np.dtype[Any]:
@@ -73,7 +106,12 @@ class TorchParameter:
 
     def on_gradient(self, call: Callable[[], None]) -> Callable[[], None]:
         """Call this whenever a backward pass has completed the gradient; return what ends that."""
-        handle = self._tensor.register_post_accumulate_grad_hook(lambda _: call())
+
+        def called(_: torch.Tensor) -> None:
+            with stream_of(self._tensor):
+                call()
+
+        handle = self._tensor.register_post_accumulate_grad_hook(called)
         _HOOKED[id(self._tensor)] = self._tensor
 
         def end() -> None:
@@ -91,7 +129,7 @@ class TorchAdapter:
     Raises
     ------
     TypeError
-        If a parameter or buffer is not a dense tensor on the CPU, or of a dtype that NumPy has not.
+        If a parameter or buffer is not a dense tensor on the CPU or a CUDA device, or of a dtype that NumPy has not.
     ValueError
         If a lazy module has not run yet, and so has no parameters; or if another DDP takes the gradients.
     """
@@ -104,8 +142,8 @@ class TorchAdapter:
             if _HOOKED.get(id(tensor)) is tensor:
                 raise ValueError(f"another DDP trains {name}; free() that first")
         self.arrays()
-        self._known = [(name, x, x.dtype, x.requires_grad) for name, x in module.named_parameters()]
-        self.parameters = [TorchParameter(name, x) for name, x, _, trained in self._known if trained]
+        self._known = [(name, x, x.dtype, x.device, x.requires_grad) for name, x in module.named_parameters()]
+        self.parameters = [TorchParameter(name, x) for name, x, *_, trained in self._known if trained]
         self.hooked = self.parameters
 
     def _tensors(self) -> list[tuple[str, torch.Tensor]]:
@@ -118,16 +156,23 @@ class TorchAdapter:
     def words(self) -> list[str]:
         """Return the parameters and buffers in words."""
         return [
-            f"{name} {x.dtype} {tuple(x.shape)}{'' if x.requires_grad else ' without gradient'}"
+            f"{name} {x.dtype} {tuple(x.shape)}{_where(x)}{'' if x.requires_grad else ' without gradient'}"
             for name, x in self._tensors()
         ]
 
+    def stream(self) -> AbstractContextManager[object]:
+        """Return a block in which devices are asked in torch's present streams."""
+        for _, tensor in self._tensors():
+            if tensor.device.type != "cpu":
+                return stream_of(tensor)
+        return nullcontext()
+
     def check(self) -> None:
-        """Raise ValueError if a parameter was replaced, has come to require a gradient, or has changed its dtype."""
+        """Raise ValueError if a parameter was replaced, moved, or converted, or has come to require a gradient."""
         now = dict(self._module.named_parameters())
         if now.keys() != {name for name, *_ in self._known}:
             raise ValueError("the module has other parameters now; free() DDP and make it again")
-        for name, known, dtype, trained in self._known:
+        for name, known, dtype, device, trained in self._known:
             tensor = now[name]
             if tensor is not known:
                 raise ValueError(f"parameter {name} was replaced; free() DDP and make it again")
@@ -135,11 +180,18 @@ class TorchAdapter:
                 raise ValueError(f"parameter {name} has come to require a gradient; free() DDP and make it again")
             if tensor.dtype != dtype:
                 raise ValueError(f"parameter {name} has become {tensor.dtype}; change dtypes by DDP.to()")
+            if tensor.device != device:
+                raise ValueError(f"parameter {name} has moved to {tensor.device}; move modules by DDP.to()")
 
     def check_destination(self, *args: Any, **kwargs: Any) -> None:
-        """Raise TypeError if ``module.to`` with these arguments would leave the CPU."""
+        """Raise TypeError if ``module.to`` with these arguments would go where DDP cannot."""
         device = kwargs.get("device", args[0] if args else None)
         if isinstance(device, torch.Tensor):
             device = device.device
-        if device is not None and not isinstance(device, torch.dtype) and torch.device(device).type != "cpu":
-            raise TypeError(f"DDP trains on the CPU, not on {device}")
+        if device is not None and not isinstance(device, torch.dtype) and torch.device(device).type not in DEVICES:
+            raise TypeError(f"DDP trains on the CPU or CUDA devices, not on {device}")
+
+
+def _where(tensor: torch.Tensor) -> str:
+    """Return on what a tensor lies, in words: which of a rank's devices it is matters to that rank alone."""
+    return "" if tensor.device.type == "cpu" else f" on {tensor.device.type}"

@@ -44,13 +44,16 @@ class Awareness(NamedTuple):
     reason: str
 
 
+_MPICH: Final = "MPICH Version"
+
+
 class Switch(NamedTuple):
     """A variable of the environment by which a library is told to take device memory.
 
     Attributes
     ----------
     library : str
-        What stands in the library's version.
+        What stands in the library's version; of several the first counts, as others name MPICH, too.
     variable, on : str
         The variable, and a pattern of the values that mean yes.
     needed : bool
@@ -74,7 +77,7 @@ _SWITCHES: Final = (
     # These are on unless they are set: it is the library that knows whether it was built for CUDA. The extension of
     # Open MPI 4 tells only that, so a switch that is off counts.
     Switch("Open MPI", "OMPI_MCA_opal_cuda_support", "1|true|yes|on|enabled", needed=False),
-    Switch("MPICH Version", "MPIR_CVAR_ENABLE_GPU", "1|true|yes|on|enable", needed=False),
+    Switch(_MPICH, "MPIR_CVAR_ENABLE_GPU", "1|true|yes|on|enable", needed=False),
 )
 
 
@@ -112,7 +115,7 @@ def judge(
         Returns the name of the library's own function for the question and its answer, or None if it has none.
     """
     found = _by_kinds(library, kinds) or _by_extension(extension)
-    switches = [switch for switch in _SWITCHES if switch.library in library]
+    switches = [switch for switch in _SWITCHES if switch.library == _name(library)]
     set_ = {switch: environment.get(switch.variable, "").strip() for switch in switches}
     on = {switch: re.fullmatch(switch.on, value, re.IGNORECASE) is not None for switch, value in set_.items()}
     if found is None and switches and all(on.values()):
@@ -129,6 +132,10 @@ def judge(
     if tls and not _brings_cuda(tls):
         return Awareness(able=False, reason=f"UCX_TLS={tls} leaves out cuda_copy, without which UCX cannot")
     return found
+
+
+def _name(library: str) -> str | None:
+    return next((switch.library for switch in _SWITCHES if switch.library in library), None)
 
 
 def _users_word(environment: Mapping[str, str]) -> Awareness | None:
@@ -153,8 +160,8 @@ def _by_kinds(library: str, kinds: str | None) -> Awareness | None:
     listed = [kind.strip().lower().split(":") for kind in kinds.split(",")]
     if any(name == "cuda" and (not limits or "device" in limits) for name, *limits in listed):
         return Awareness(able=True, reason=f"cuda is among the kinds of memory that the MPI library lists: {kinds}")
-    version = re.match(r"MPICH Version:\s*(\d+)\.(\d+)", library)
-    if version is None or "ParaStation" in library or tuple(map(int, version.groups())) < (4, 3):
+    version = re.search(r"MPICH Version:\s*(\d+)\.(\d+)", library)
+    if _name(library) != _MPICH or version is None or tuple(map(int, version.groups())) < (4, 3):
         return None
     return Awareness(able=False, reason=f"cuda is not among the kinds of memory that the MPI library lists: {kinds}")
 

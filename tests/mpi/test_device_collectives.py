@@ -1,13 +1,16 @@
 """Collectives of arrays on a device, through the stand-in: right, the host's bits, and everything in order."""
 
 
+from collections import Counter
+
 import ml_dtypes
 import numpy as np
 import pytest
 import standin
+from mpi4py import MPI
 
 import mpiagg
-from mpiagg import operations, tuning
+from mpiagg import binding, operations, tuning
 from mpiagg.transport import channel_of
 
 pytestmark = pytest.mark.mpi
@@ -50,7 +53,8 @@ def assert_same(one, other, bits):
 
 
 @pytest.mark.parametrize("collective", COLLECTIVES)
-def test_the_bits_of_the_host(comm, rank, size, device, short_ones_too, bits, collective):
+@pytest.mark.usefixtures("short_ones_too")
+def test_the_bits_of_the_host(comm, rank, size, device, bits, collective):
     for algorithm in mpiagg.algorithms(collective):
         for length in (0, 1, size, 37, 1001):
             x = irregular(length, rank)
@@ -58,7 +62,8 @@ def test_the_bits_of_the_host(comm, rank, size, device, short_ones_too, bits, co
             assert_same(called(collective, device.from_host(x), comm, algorithm=algorithm), wanted, bits)
 
 
-def test_every_op_and_dtype(comm, rank, device, short_ones_too, bits):
+@pytest.mark.usefixtures("short_ones_too")
+def test_every_op_and_dtype(comm, rank, device, bits):
     for dtype in DTYPES:
         for op in ("sum", "avg", "min", "max", "prod"):
             x = irregular(65, rank, dtype)
@@ -69,3 +74,229 @@ def test_every_op_and_dtype(comm, rank, device, short_ones_too, bits):
                     called("allreduce", device.from_host(x), comm, op=op, algorithm="ring")
                 continue
             assert_same(called("allreduce", device.from_host(x), comm, op=op, algorithm="ring"), wanted, bits)
+
+
+# -- memory that the ranks of a node map
+
+
+def registered(x, comm):
+    """Return an array in device memory that all ranks map, with some values."""
+    memory = mpiagg.empty(x.shape, x.dtype, comm=comm, device="standin")
+    np.copyto(memory, standin.device().from_host(x))
+    return memory
+
+
+@pytest.mark.parametrize("collective", COLLECTIVES)
+def test_vectors_that_all_ranks_map_have_the_bits_of_the_host(comm, rank, size, device, bits, collective):
+    for length in (size * 9_000, 20_001):  # float64: long enough not to go by the host
+        for dtype, op in ((np.float64, "avg"), (np.int64, "max")):
+            x = irregular(length, rank, dtype)
+            if collective == "allreduce":
+                wanted = called(collective, x, comm, op=op, algorithm="shared")
+                vector = registered(x, comm)
+                assert_same(called(collective, vector, comm, op=op, out=vector), wanted, bits)
+                with mpiagg.allreduce_init(vector, op, out=vector, comm=comm) as plan:
+                    np.copyto(vector, device.from_host(x))
+                    assert_same(standin.peek(plan()), wanted, bits)
+            elif "shared" in mpiagg.algorithms(collective):
+                wanted = called(collective, x, comm, algorithm="shared")
+                assert_same(called(collective, registered(x, comm), comm, algorithm="shared"), wanted, bits)
+
+
+def log_of(call):
+    """Return what was asked for during a call, and the messages, in order."""
+    standin.LOG.clear()
+    call()
+    return [entry for entry in standin.LOG if entry.what not in ("wait", "done")]
+
+
+@pytest.fixture
+def slow_messages(monkeypatch):
+    """Let messages be done only when they have been asked several times."""
+    test = standin.Watched.Test
+
+    def slowly(request):
+        request.asked = getattr(request, "asked", 0) + 1
+        return request.asked % 5 == 0 and test(request)
+
+    monkeypatch.setattr(standin.Watched, "Test", slowly)
+
+
+def copies_during_messages(log):
+    """Return how many copies were asked for while messages were on their way."""
+    under_way = found = 0
+    for entry in log:
+        under_way += {"send": 1, "receive": 1, "sent": -1, "arrived": -1}.get(entry.what, 0)
+        found += entry.what in ("out", "in") and under_way > 0
+    return found
+
+
+def counts(log):
+    return Counter(entry.what for entry in log)
+
+
+def test_mapped_vectors_are_reduced_by_one_kernel_and_not_copied(comm, rank, size, device):
+    vector = registered(irregular(100_000, rank), comm)
+
+    def call():
+        mpiagg.allreduce(vector, out=vector, comm=comm)
+
+    call()
+    assert counts(log_of(call)) == (Counter(fold=1) if size > 1 else Counter())
+
+
+def test_where_one_vector_is_not_mapped_there_are_messages(comm, rank, size, device, bits):
+    x = irregular(100_000, rank)
+    wanted = called("allreduce", x, comm, algorithm="direct")
+    mapped = registered(x, comm)
+    for mixed in (mapped if rank else device.from_host(x), mapped):
+        np.copyto(mapped, device.from_host(x))
+        assert_same(called("allreduce", mixed, comm, out=mixed, algorithm="shared"), wanted, bits)
+
+
+# -- what is done in which order
+
+
+def test_short_vectors_go_by_the_host_with_one_copy_each_way(comm, rank, device):
+    x = device.from_host(irregular(1000, rank))
+    for out in (x, device.empty(1000, float)):
+
+        def call(out=out):
+            mpiagg.allreduce(x, out=out, comm=comm)
+
+        call()
+        log = log_of(call)
+        assert [entry.what for entry in log if entry.what in ("out", "in", "kernel", "on")] == ["out", "in"]
+        with mpiagg.allreduce_init(x, out=out, comm=comm) as plan:
+            plan()
+            assert [entry.what for entry in log_of(plan) if entry.what in ("out", "in", "kernel", "on")] == ["out", "in"]
+
+
+@pytest.mark.usefixtures("short_ones_too", "slow_messages")
+def test_a_staged_ring_copies_what_it_sends_and_receives_and_no_more(comm, rank, size, device, monkeypatch):
+    monkeypatch.setattr(binding, "PIECE", 8 * 10)
+    length, steps = 40 * size, 2 * (size - 1)
+    pieces, aware = 4, channel_of(comm).aware
+    x = device.from_host(irregular(length, rank))
+    with mpiagg.allreduce_init(x, out=x, comm=comm, algorithm="ring") as plan:
+        plan()
+        log = log_of(plan)
+    messages = steps * (1 if aware else pieces)
+    wanted = {"send": messages, "sent": messages, "receive": messages, "arrived": messages, "kernel": messages // 2}
+    if not aware:
+        wanted |= {"out": messages, "in": messages}
+    assert counts(log) == {what: count for what, count in wanted.items() if count}
+    assert {entry.memory for entry in log if entry.what in ("send", "receive")} <= {"device" if aware else "pinned"}
+    if size > 1 and not aware:
+        assert copies_during_messages(log) > 0
+        assert plan.nbytes <= x.nbytes // size + 4 * 2 * 8 * 10  # scratch, and four pieces that are used again and again
+
+
+@pytest.mark.usefixtures("short_ones_too")
+def test_pinned_memory_does_not_grow_with_the_vector(comm, rank, device, monkeypatch):
+    monkeypatch.setattr(binding, "PIECE", 64)
+    taken = []
+    pinned = device.pinned
+    monkeypatch.setattr(device, "pinned", lambda nbytes: taken.append(nbytes) or pinned(nbytes))
+    for length in (300, 1200):
+        taken.clear()
+        mpiagg.allreduce(device.from_host(irregular(length, rank)), comm=comm, algorithm="ring")
+        assert sum(taken) <= 4 * 64
+
+
+@pytest.mark.parametrize("algorithm", ["ring", "direct"])
+@pytest.mark.usefixtures("short_ones_too")
+def test_pieces_do_not_change_the_bits(comm, rank, device, monkeypatch, bits, algorithm):
+    monkeypatch.setattr(binding, "PIECE", 64)
+    for length in (1, 201):
+        x = irregular(length, rank)
+        for keywords in ({}, {"lanes": 3}, {"wire": "bf16"}):
+            wanted = called("allreduce", x, comm, algorithm=algorithm, **keywords)
+            assert_same(called("allreduce", device.from_host(x), comm, algorithm=algorithm, **keywords), wanted, bits)
+
+
+@pytest.mark.parametrize("wire", ["fp16", "bf16", "u8"])
+@pytest.mark.usefixtures("short_ones_too")
+def test_wires_have_the_bits_of_the_host(comm, rank, device, bits, wire):
+    for dtype in (np.float16, np.float32, np.float64):
+        x = irregular(333, rank, dtype)
+        wanted = called("allreduce", x, comm, op="avg", wire=wire)
+        assert_same(called("allreduce", device.from_host(x), comm, op="avg", wire=wire), wanted, bits)
+
+
+def test_the_library_s_own_collective_gets_copies_on_the_host(comm, rank, device):
+    x = irregular(100, rank).round()
+    for collective in COLLECTIVES:
+        wanted = called(collective, x, comm, algorithm="native")
+        result = called(collective, device.from_host(x), comm, algorithm="native")
+        assert (result is None) == (wanted is None)
+        assert wanted is None or np.array_equal(result, wanted)
+
+
+# -- arguments
+
+
+def test_what_is_on_another_device_is_refused_on_all_ranks(comm, device):
+    x, other = device.from_host(np.ones(3)), standin.device(1)
+    for out, words in (
+        (np.ones(3), "out is on cpu, the input on standin:0"),
+        (other.from_host(np.ones(3)), "out is on standin:1, the input on standin:0"),
+        ([1, 2, 3], "out must be an array on standin:0, not list"),
+    ):
+        with pytest.raises((TypeError, ValueError), match=words):
+            mpiagg.allreduce(x, out=out, comm=comm)
+        with pytest.raises((TypeError, ValueError), match=words):
+            mpiagg.allreduce_init(x, out=out, comm=comm)
+    with pytest.raises(ValueError, match="out is on standin:0, the input on cpu"):
+        mpiagg.allreduce(np.ones(3), out=x, comm=comm)
+
+
+def test_ranks_that_bring_arrays_of_another_kind_are_told(comm, rank, size, device):
+    x = np.ones(3) if rank == 0 else device.from_host(np.ones(3))
+    if size > 1:
+        with pytest.raises(mpiagg.MismatchError, match=r"\(3,\) on standin"):
+            mpiagg.allreduce_init(x, comm=comm)
+    with pytest.raises(ValueError, match="unknown device 'gpu'"):
+        mpiagg.empty(3, comm=comm, device="gpu")
+    mpiagg.empty(3, comm=comm, device="standin:1")
+    if size > 1:
+        with pytest.raises(mpiagg.DeviceError, match="here it is standin:1"):
+            mpiagg.empty(3, comm=comm, device="standin:0")
+
+
+# -- plans, requests and streams
+
+
+def test_a_plan_waits_for_what_its_starter_has_asked_for_and_others_need_not_wait(comm, rank, size, device):
+    for length in (10, 50_000):
+        x = device.empty(length, float)
+        stream = device.stream()
+        with mpiagg.allreduce_init(x, out=x, comm=comm) as plan:
+            for step in range(3):
+                with stream:
+                    np.copyto(x, device.from_host(np.full(length, rank + step + 0.0)))
+                    plan.start()
+                plan.wait()
+                # On the default stream, which has waited for nothing.
+                assert device.to_host(x + 0).tolist() == [sum(range(size)) + step * size] * length
+
+
+def test_collectives_in_the_background(comm, rank, size, device):
+    ours = mpiagg.Comm(comm)
+    try:
+        channel_of(ours).aware = channel_of(comm).aware
+        for length in (10, 50_000):
+            x, y = device.from_host(np.full(length, rank + 1.0)), device.empty(length, float)
+            ours.Allreduce(x, y, MPI.SUM)
+            assert standin.peek(y).tolist() == [size * (size + 1) / 2] * length
+            ours.Allreduce(MPI.IN_PLACE, y, MPI.MAX)
+            request = ours.Iallreduce(x, y, MPI.PROD)
+            request.Wait()
+            assert standin.peek(y).tolist() == [float(np.prod(range(1, size + 1)))] * length
+            ours.Bcast(x, root=size - 1)
+            assert standin.peek(x).tolist() == [float(size)] * length
+            gathered = device.empty((size, length), float)
+            ours.Allgather(x, gathered)
+            assert standin.peek(gathered).tolist() == [[float(size)] * length] * size
+    finally:
+        ours.Free()

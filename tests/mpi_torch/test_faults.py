@@ -275,7 +275,7 @@ def test_the_module_is_moved_and_buckets_are_laid_out_again():
             assert {view.dtype.name for view in ddp.gradient_views()} == {str(dtype).removeprefix("torch.")}
         assert len(ddp._channel.open) == opened
         for arguments in (("meta",), (torch.device("meta"),), (torch.zeros(1, device="meta"),)):
-            refused(TypeError, "on the CPU, not on meta", ddp.to, *arguments)
+            refused(TypeError, "CUDA devices, not on meta", ddp.to, *arguments)
         with pytest.raises(TypeError, match="meta"):
             ddp.to(device="meta")
         raised(TypeError, "on the CPU", ddp.to, "meta" if RANK == ODD else "cpu")
