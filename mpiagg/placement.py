@@ -9,9 +9,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
-from typing import Any, Final, NamedTuple, Protocol
-from uuid import UUID
+from typing import Any, Final, NamedTuple, Protocol, cast
 
+from mpiagg.arrays import Accelerator, find_device
 from mpiagg.errors import DeviceError
 
 LIMIT: Final = "CUPY_GPU_MEMORY_LIMIT"
@@ -124,11 +124,11 @@ def bind(cuda: Runtime, count: int | None = None) -> int | None:
         return None
     if count is not None and count > visible:
         raise ValueError(f"count={count}, but this process sees {visible} devices")
-    rank, size = _place()
     devices = count or visible
+    rank, size = _place(certain=devices > 1)
     ordinal = rank % devices
     cuda.use(ordinal)
-    share = sharers(rank, size, devices, devices_of_node())
+    share = sharers(rank, size, devices, devices_of_node() if visible == 1 else devices)
     if share > 1 and not os.environ.get(LIMIT):
         cuda.limit(share)
     torch = sys.modules.get("torch")
@@ -243,7 +243,7 @@ class _CuPy:
             ) from error
 
     def identity(self, ordinal: int) -> str:
-        return str(UUID(bytes=bytes(self._cuda.getDeviceProperties(ordinal)["uuid"])))
+        return cast("Accelerator", find_device(f"cuda:{ordinal}")).identity
 
     def use(self, ordinal: int) -> None:
         with self._told():
@@ -282,8 +282,8 @@ def _of_node(text: str, node: str) -> int | None:
     return counts[int(node)] if node.isdecimal() and int(node) < len(counts) else None
 
 
-def _place() -> tuple[int, int | None]:
-    """Return this rank's number among those of its node, and how many these are."""
+def _place(*, certain: bool) -> tuple[int, int | None]:
+    """Return this rank's number among those of its node, and how many these are; ``certain`` if it matters."""
     rank = local_rank()
     if rank is not None:
         return rank, local_size()
@@ -293,10 +293,10 @@ def _place() -> tuple[int, int | None]:
         place = node.Get_rank(), node.Get_size()
         node.Free()
         return place
-    for variable in _RANKS:
-        if variable in os.environ:
-            raise DeviceError(
-                f"this process is a rank of a job ({variable} is set), but its launcher does not say which rank of the "
-                "node; import mpi4py.MPI before bind_device(), and the ranks find out"
-            )
-    return 0, 1
+    variable = next((variable for variable in _RANKS if variable in os.environ), None)
+    if variable is not None and certain:
+        raise DeviceError(
+            f"this process is a rank of a job ({variable} is set), but its launcher does not say which rank of the "
+            "node; import mpi4py.MPI before bind_device(), and the ranks find out"
+        )
+    return 0, 1 if variable is None else None

@@ -1,4 +1,4 @@
-"""The kernels of a CUDA device on the host's processor: their texts as plain C++, and as much of CuPy as they are launched by.
+"""The kernels of a CUDA device on the host's processor: their texts as plain C++, and so much of CuPy as launches them.
 
 The threads of a block are coroutines, so that barriers are what they are on a device. They take turns in another order than
 that of their numbers, so what only works in one order fails.
@@ -80,6 +80,8 @@ template <class... P, size_t... I> void call(void (*kernel)(P...), void **argume
     kernel(*(P *)arguments[I]...);
 }
 
+template <class... P> constexpr int parameters(void (*kernel)(P...)) { return sizeof...(P); }
+
 template <class... P> void call(void (*kernel)(P...), void **arguments) {
     call(kernel, arguments, std::make_index_sequence<sizeof...(P)>());
 }
@@ -97,6 +99,7 @@ static void launch(void (*kernel)(void **), int blocks, int count, void **argume
 
 #define LAUNCHED(name) \
     static void call_##name(void **arguments) { call(name, arguments); } \
+    extern "C" int parameters_##name() { return parameters(name); } \
     extern "C" void launch_##name(int blocks, int count, void **arguments) { \
         launch(call_##name, blocks, count, arguments); \
     }
@@ -155,12 +158,14 @@ def fake_cupy(library):
             assert f"\n{name}(" in source
             assert "--fmad=false" in options
             self.launch = getattr(library, f"launch_{name}")
+            self.parameters = getattr(library, f"parameters_{name}")()
 
         def compile(self):
             assert FakeDevice.depth
 
         def __call__(self, grid, block, arguments):
             assert FakeDevice.depth
+            assert len(arguments) == self.parameters
             values = [ctypes.c_double(x) if isinstance(x, float) else ctypes.c_int64(x) for x in arguments]
             places = [ctypes.cast(ctypes.pointer(value), ctypes.c_void_p) for value in values]
             (blocks,), (threads,) = grid, block

@@ -129,8 +129,9 @@ class StandIn(Accelerator):
         """Copy by way of memory of the driver's own, as real devices do: the array is free when this returns."""
         if not isinstance(array, np.ndarray):
             raise TypeError(f"{type(array).__name__} is no NumPy array")
-        check_ready("from_host", (array,), ())
-        check_flights("from_host", (array,), ())
+        with LOCK:
+            check_ready("from_host", (array,), ())
+            check_flights("from_host", (array,), ())
         values, result = np.array(array), self.like(array)
         present(self).ask("in", "from_host", lambda: np.copyto(result._array, values), writes=[result._array])
         return result
@@ -162,9 +163,10 @@ class StandIn(Accelerator):
         if not (target.flags.c_contiguous and source.flags.c_contiguous and target.nbytes == source.nbytes):
             raise ValueError(f"a copy of {source.nbytes} bytes to {target.nbytes}, of which all must be contiguous")
         to, from_ = self._reached(target), self._reached(source)
-        present(self).ask(what, "copy", lambda: np.copyto(to, from_), reads=[from_], writes=[to])
-        if what == "out" and not any(clashes((), (to,), PENDING[:-1])):
-            to.fill(POISON)  # whoever reads it too early shall see that
+        with LOCK:
+            present(self).ask(what, "copy", lambda: np.copyto(to, from_), reads=[from_], writes=[to])
+            if what == "out" and not any(clashes((), (to,), PENDING[:-1])):
+                to.fill(POISON)  # whoever reads it too early shall see that
 
     def _reached(self, array):
         """Return the bytes of an array that the device copies from or to."""
@@ -178,7 +180,7 @@ class StandIn(Accelerator):
         """Return the NumPy array of an array that lies here."""
         if not isinstance(x, DeviceArray) or x.device is not self:
             raise ValueError(f"{x!r} is not on {self.name}")
-        assert not x._block.closed, f"{x!r} lies in memory that was closed"
+        assert not x._block.whole.closed, f"{x!r} lies in memory that was closed"
         return x._array
 
     # -- kernels
@@ -248,8 +250,9 @@ class StandIn(Accelerator):
         block = memory._block
         if not block.opened or block.closed:
             raise ValueError(f"{memory!r} is not what open() returned, or was closed")
-        for work in clashes((), (block.memory,), PENDING):
-            raise Race(f"memory is closed while {work} is pending")
+        with LOCK:
+            for work in clashes((), (block.memory,), PENDING):
+                raise Race(f"memory is closed while {work} is pending")
         block.closed = True
 
 

@@ -47,12 +47,18 @@ class Block:
     def __init__(self, device, memory):
         self.device, self.memory = device, memory
         self.descriptor, self.opened, self.closed = None, False, False
+        self.owner = ()
 
     def kept_with(self, owner):
         """Return the same block, which lives as long as an array in it does, and its owner as long."""
         block = Block.__new__(Block)
         vars(block).update(vars(self), owner=(self, owner))
         return block
+
+    @property
+    def whole(self):
+        """The block itself, of which this may be one that was borrowed."""
+        return self.owner[0].whole if self.owner else self
 
     def array(self, start, shape, dtype, strides=None):
         """Return an array that begins at some byte."""
@@ -115,8 +121,15 @@ class DeviceArray(NDArrayOperatorsMixin):
 
     __array__, __bool__, __int__, __float__ = map(_forbidden, ("__array__", "__bool__", "__int__", "__float__"))
     __complex__, __index__, __bytes__ = map(_forbidden, ("__complex__", "__index__", "__bytes__"))
-    __iter__, __contains__, __str__ = map(_forbidden, ("__iter__", "__contains__", "__str__"))
+    __contains__, __str__ = map(_forbidden, ("__contains__", "__str__"))
     __format__, __reduce_ex__ = map(_forbidden, ("__format__", "__reduce_ex__"))
+
+    def __iter__(self):
+        """Yield rows, which are views; numbers are for the device to see."""
+        if self.ndim < 2:
+            raise TouchedByHost(f"__iter__ of {self!r}")
+        return (self[row] for row in range(len(self)))
+
     tolist, tobytes = map(_forbidden, ("tolist", "tobytes"))
     __array_interface__ = property(_forbidden("__array_interface__"))
 
@@ -297,7 +310,7 @@ def _checked(name, args, kwargs):
 
 def _private(x):
     """Return the NumPy array of an array, for kernels."""
-    assert not x._block.closed, f"{x!r} lies in memory that was closed"
+    assert not x._block.whole.closed, f"{x!r} lies in memory that was closed"
     return x._array
 
 

@@ -137,11 +137,12 @@ def test_a_rank_that_has_a_device_for_itself_has_all_of_it(place):
     assert cuda.asked == [("use", 3)]
 
 
-def test_fewer_devices_may_be_taken(place):
+@pytest.mark.parametrize(("count", "ordinal", "share"), [(1, 0, 4), (2, 1, 2)])
+def test_fewer_devices_may_be_taken(place, count, ordinal, share):
     place(3, 4)
     cuda = Runtime(4)
-    assert placement.bind(cuda, 2) == 1
-    assert cuda.asked == [("use", 1), ("limit", 2)]
+    assert placement.bind(cuda, count) == ordinal
+    assert cuda.asked == [("use", ordinal), ("limit", share)]
 
 
 @pytest.mark.parametrize(
@@ -204,6 +205,8 @@ def test_a_launcher_that_does_not_say_it_is_told(alone, variable):
     with pytest.raises(DeviceError, match=rf"{variable} is set.*import mpi4py.MPI before bind_device\(\)"):
         placement.bind(cuda)
     assert cuda.asked == []
+    # With one device there is nothing to choose.
+    assert placement.bind(Runtime(1)) == 0
 
 
 # -- CuPy
@@ -231,7 +234,6 @@ def cupy(error=None, driver=13000, *, count=1):
         getDeviceCount=raising(count),
         driverGetVersion=lambda: driver,
         runtimeGetVersion=lambda: 12090,
-        getDeviceProperties=lambda ordinal: {"uuid": bytes([ordinal]) * 16},
     )
     pool = SimpleNamespace(set_limit=raising(None))
     return SimpleNamespace(
@@ -248,8 +250,9 @@ def test_devices_are_counted():
         placement._CuPy(cupy(error=35, driver=11040)).count()
 
 
-def test_devices_have_identities():
-    assert placement._CuPy(cupy()).identity(1) == "01010101-0101-0101-0101-010101010101"
+def test_devices_have_identities(monkeypatch):
+    monkeypatch.setattr(placement, "find_device", {"cuda:1": SimpleNamespace(identity=A)}.get)
+    assert placement._CuPy(cupy()).identity(1) == A
 
 
 @pytest.mark.parametrize("method", ["use", "limit"])

@@ -36,7 +36,7 @@ def top_k(values: Array, k: int, spare: Array) -> Array:
     """
     magnitudes = _magnitudes(values, spare)
     magnitudes.partition(len(values) - k)
-    least = magnitudes[len(values) - k]
+    least = magnitudes[len(values) - k].copy()  # on a device it is a view of what is overwritten next
     magnitudes = _magnitudes(values, spare)
     larger = np.flatnonzero(magnitudes > least)
     equal = np.flatnonzero(magnitudes == least)
@@ -64,7 +64,7 @@ def random_block(length: int, k: int, random: np.random.Generator) -> Array:
 
 
 def _magnitudes(values: Array, spare: Array) -> Array:
-    magnitudes = spare.view(values.real.dtype)[: len(values)]
+    magnitudes = spare.view(np.empty(0, values.dtype).real.dtype)[: len(values)]
     np.abs(values, out=magnitudes)
     # It takes the number where there is one: NaN becomes infinity, and all else stays.
     np.fmin(magnitudes, np.inf, out=magnitudes)

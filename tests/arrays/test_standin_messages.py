@@ -4,6 +4,7 @@ import gc
 import subprocess
 import sys
 import textwrap
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -234,10 +235,11 @@ def test_closed_memory_is_not_used(device):
     with pytest.raises(Race, match="closed while fill"):
         device.close(memory)
     device.synchronise()
-    view = memory[2:]
+    views = memory[2:], device.borrow(device.address(memory) + 1, 3, np.uint8)
     device.close(memory)
-    for call in (lambda: view.fill(2), lambda: view + 1, lambda: device.to_host(view), lambda: device.copy(view, view)):
-        with pytest.raises(AssertionError, match="closed"):
-            call()
+    for x in views:
+        for call in (partial(x.fill, 2), partial(np.add, x, 1), partial(device.to_host, x), partial(device.copy, x, x)):
+            with pytest.raises(AssertionError, match="closed"):
+                call()
     with pytest.raises(ValueError, match="was closed"):
         device.close(memory)

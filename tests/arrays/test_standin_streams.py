@@ -8,7 +8,7 @@ import threading
 import numpy as np
 import pytest
 import standin
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from standin import LOG, NotPinned, NotReady, Race, peek
 from standin_streams import PINNED
@@ -219,6 +219,7 @@ def _steps(draw):
     return draw(st.booleans()), draw(st.lists(st.one_of(kernel, kernel, kernel, *others), min_size=5, max_size=20))
 
 
+@settings(max_examples=200)
 @given(_steps())
 def test_races_are_found_wherever_there_are_any_and_nowhere_else(drawn):
     careful, steps = drawn

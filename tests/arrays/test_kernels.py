@@ -1,0 +1,246 @@
+"""The kernels of CUDA devices without one: run as plain C++, and compiled by NVRTC where CuPy is."""
+
+import importlib
+import sys
+from itertools import product
+
+import kernel_checks as checks
+import kernel_shim as shim
+import ml_dtypes
+import numpy as np
+import pytest
+
+import mpiagg.arrays
+from mpiagg.arrays import cuda_uint8, kernels
+from mpiagg.arrays.kernels import MOST_VECTORS, OPTIONS, conversion, fold, share
+
+HALVES, WIDE = ("float16", "bfloat16"), ("float32", "float64")
+MANY = MOST_VECTORS + 1
+
+
+def folds(counts, cases=checks.CASES):
+    """Yield the kernels that combine so many vectors."""
+    for (op, dtype), count in product(cases, counts):
+        yield fold(dtype.name, dtype.itemsize, op, count, divided=op == "avg")
+
+
+def others():
+    """Yield the kernels that combine nothing."""
+    for half, wide in product(HALVES, WIDE):
+        yield conversion(half, wide)
+        yield conversion(wide, half)
+    for text, wide in product((cuda_uint8.ends, cuda_uint8.encode, cuda_uint8.decode), WIDE):
+        yield text(wide)
+
+
+SOME = [("sum", np.dtype("f4")), ("avg", checks.BFLOAT16), ("max", np.dtype("i2"))]
+
+
+class OnHost:
+    """A device whose kernels run here."""
+
+    def __init__(self, module):
+        self.kernels = module.Kernels(shim.FakeDevice())
+        codecs = module.CudaFloat16, module.CudaBFloat16, module.CudaMinMaxUInt8
+        self.codec = {each.name: each(self.kernels) for each in codecs}.get
+        self.convert, self.fold = self.kernels.convert, self.kernels.fold
+        self.from_host, self.to_host = shim.array, np.array
+
+
+@pytest.fixture(scope="module")
+def device(tmp_path_factory):
+    if shim.COMPILER is None:
+        pytest.skip("there is no g++ to compile the kernels with")
+    all_of_them = [*folds((3,)), *folds((1, 2, 8, MOST_VECTORS, MANY), SOME), *others()]
+    library = shim.compiled(all_of_them, tmp_path_factory.mktemp("kernels"))
+    name = "mpiagg.arrays.cuda_kernels"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(sys.modules, "cupy", shim.fake_cupy(library))
+        patch.delitem(sys.modules, name, raising=False)
+        patch.setattr(mpiagg.arrays, "cuda_kernels", None, raising=False)
+        module = importlib.import_module(name)
+        sys.modules.pop(name)
+    return OnHost(module)
+
+
+# -- as plain C++
+
+
+@pytest.mark.parametrize(("op", "dtype"), checks.CASES, ids=checks.NAMES)
+def test_folds_are_numpy_s(device, op, dtype):
+    checks.check_fold(device, op, dtype, 3, 1000)
+
+
+@pytest.mark.parametrize(("op", "dtype"), SOME)
+@pytest.mark.parametrize("count", [1, 2, 8, MOST_VECTORS, MANY])
+def test_folds_of_many_vectors(device, op, dtype, count):
+    checks.check_fold(device, op, dtype, count, 300, (1,))
+
+
+@pytest.mark.parametrize(("op", "dtype"), SOME)
+@pytest.mark.parametrize("offsets", [(0,), (1,), (3,), (7,), (0, 8), (1, 2, 3), (0, 4, 1)])
+@pytest.mark.parametrize("length", [0, 1, 2, 7, 8, 9, 17, 64, 5003])
+def test_folds_wherever_vectors_lie(device, op, dtype, offsets, length):
+    checks.check_fold(device, op, dtype, 3, length, offsets)
+
+
+@pytest.mark.parametrize("name", ["fp16", "bf16"])
+@pytest.mark.parametrize("values", [checks.singles, checks.doubles])
+def test_half_precision_is_the_host_s(device, name, values):
+    checks.check_half(device, name, values())
+
+
+@pytest.mark.parametrize("name", ["fp16", "bf16"])
+@pytest.mark.parametrize("dtype", WIDE)
+@pytest.mark.parametrize("offsets", [(0, 0), (1, 1), (3, 7), (0, 1), (2, 0)])
+@pytest.mark.parametrize("length", [0, 1, 7, 8, 9, 100])
+def test_half_precision_wherever_it_lies(device, name, dtype, offsets, length):
+    checks.check_half(device, name, checks.singles()[1000 : 1000 + length].astype(dtype), *offsets)
+
+
+@pytest.mark.parametrize("dtype", WIDE)
+def test_eight_bits_are_the_host_s(device, dtype):
+    for values, which in checks.chunks():
+        with np.errstate(invalid="ignore"):
+            checks.check_uint8(device, values.astype(dtype)), which
+
+
+@pytest.mark.parametrize("offset", [1, 4])
+@pytest.mark.parametrize("length", [0, 1, 9, 100])
+def test_eight_bits_wherever_they_lie(device, offset, length):
+    checks.check_uint8(device, np.linspace(-1, 3, length, dtype=np.float32), offset)
+    checks.check_uint8(device, np.linspace(0, 1e300, length) * (length > 9), offset)
+
+
+def test_eight_bits_of_what_is_out_of_float32(device):
+    checks.check_uint8(device, np.array([0.0, 1e300]))
+    checks.check_uint8(device, np.array([1.0, 1.0 + 2**-40, 1.0 + 2**-23]))
+
+
+DTYPES = [np.dtype(x) for x in (np.float16, ml_dtypes.bfloat16, "f4", "f8", "i4", "?")]
+
+
+@pytest.mark.parametrize("to", DTYPES, ids=str)
+@pytest.mark.parametrize("of", DTYPES, ids=str)
+def test_any_dtype_is_converted_to_any(device, of, to):
+    x = (100 * np.random.default_rng(3).standard_normal((4, 6, 5))).astype(of)
+    for each in (x, x[:, ::2], x.T, x[0, 0, 0], x[:0]):
+        checks.check_conversion(device, each, to)
+
+
+@pytest.mark.parametrize(("of", "to"), [("f4", ml_dtypes.bfloat16), (ml_dtypes.bfloat16, "f8"), ("f8", "e")])
+def test_what_does_not_lie_in_one_piece_is_converted(device, of, to):
+    source, target = shim.array(np.arange(60).astype(of)[::2]), shim.array(np.zeros((30, 2), to))[:, 0]
+    device.convert(target, source)
+    assert (np.array(target) == np.arange(0, 60, 2)).all()
+
+
+@pytest.mark.parametrize("name", ["fp16", "bf16", "u8"])
+def test_codecs_of_what_does_not_lie_in_one_piece(device, name):
+    apart = shim.array(np.random.default_rng(4).standard_normal((100, 2)))[:, 0]
+    codec = device.codec(name)
+    image, again = (shim.array(np.zeros(codec.nbytes(100), np.uint8)) for _ in range(2))
+    codec.encode(apart, image)
+    codec.encode(shim.array(np.ascontiguousarray(apart)), again)
+    assert image.tobytes() == again.tobytes()
+    whole = shim.array(np.zeros(100))
+    codec.decode(image, whole)
+    codec.decode(image, apart)
+    assert (apart == whole).all()
+
+
+def test_what_a_kernel_cannot_reach_is_refused(device):
+    x, image = shim.array(np.zeros(101)), shim.array(np.zeros(65, np.uint8))
+    odd = shim.array(np.zeros(802, np.uint8))[1:801].view("f8")
+    with pytest.raises(ValueError, match="cannot reach float64 at .*: it must be aligned"):
+        device.fold([odd, odd], mpiagg.arrays.reduction("sum", odd.dtype, 2))
+    with pytest.raises(ValueError, match="must be aligned"):
+        device.codec("u8").encode(x[:32], image[1:])
+    with pytest.raises(ValueError, match=r"an image of 64 bytes is none of 101 values"):
+        device.codec("u8").encode(x, image[:64])
+    with pytest.raises(ValueError, match=r"shape \(101,\) cannot be written to shape \(32,\)"):
+        device.codec("fp16").encode(x, image[:64])
+    with pytest.raises(TypeError, match="arrays of dtype float8_e5m2 cannot be combined on a CUDA device"):
+        x = shim.array(np.zeros(4, ml_dtypes.float8_e5m2))
+        device.fold([x, x], mpiagg.arrays.reduction("sum", x.dtype, 2))
+
+
+# -- how threads share out
+
+
+def test_every_value_is_taken_once():
+    for length, first, second in product(range(40), range(0, 24, 4), range(0, 24, 2)):
+        shared = share(length, 8, [(first, 4), (second, 2)])
+        assert 0 <= shared.head <= shared.length == length
+        assert shared.head + 8 * shared.groups <= length
+        assert shared.threads == max(shared.groups, length - 8 * shared.groups)
+        if shared.groups:
+            assert (first + 4 * shared.head) % 16 == (second + 2 * shared.head) % 16 == 0
+
+
+def test_as_many_as_possible_are_taken_at_once():
+    assert share(100, 4, [(0, 4), (256, 4)]) == (100, 0, 25, 25)
+    assert share(100, 4, [(4, 4), (260, 4)]) == (100, 3, 24, 24)
+    assert share(100, 4, [(4, 4), (256, 4)]) == (100, 0, 0, 100)
+    assert share(100, 8, [(0, 4), (32, 1)]) == (100, 0, 12, 12)
+
+
+# -- by NVRTC
+
+
+@pytest.fixture(scope="module")
+def nvrtc():
+    module = pytest.importorskip("cupy_backends.cuda.libs.nvrtc", reason="CuPy is not installed")
+    try:
+        module.getVersion()
+    except Exception as error:  # noqa: BLE001 - whatever a missing library is reported by
+        pytest.skip(f"there is no NVRTC: {error}")
+    return module
+
+
+def assembled(nvrtc, text, architecture):
+    program = nvrtc.createProgram(text, "kernels.cu", (), ())
+    try:
+        nvrtc.compileProgram(program, (f"-arch={architecture}", *OPTIONS))
+    except nvrtc.NVRTCError:
+        pytest.fail(nvrtc.getProgramLog(program))
+    assembler = nvrtc.getPTX(program)
+    return assembler if isinstance(assembler, str) else assembler.decode()
+
+
+@pytest.mark.parametrize("architecture", ["compute_80", "compute_90"])
+@pytest.mark.parametrize("op", checks.DTYPES_OF)
+def test_every_fold_compiles_for_devices(nvrtc, op, architecture):
+    cases = [(op, dtype) for dtype in checks.DTYPES_OF[op]]
+    every = list(folds((1, 2, 4, 8, MOST_VECTORS, MANY), cases))
+    text = assembled(nvrtc, kernels.PRELUDE + "".join(kernel.body for kernel in every), architecture)
+    assert all(f".entry {kernel.name}(" in text for kernel in every)
+    assert "fma" not in text
+
+
+@pytest.mark.parametrize("architecture", ["compute_80", "compute_90"])
+def test_everything_else_compiles_for_devices(nvrtc, architecture):
+    every = list(others())
+    text = assembled(nvrtc, kernels.PRELUDE + "".join(kernel.body for kernel in every), architecture)
+    assert all(f".entry {kernel.name}(" in text for kernel in every)
+    assert "fma" not in text
+
+
+@pytest.mark.parametrize("dtype", [*checks.REALS, *checks.INTEGERS, *checks.COMPLEXES], ids=str)
+def test_sixteen_bytes_are_read_and_written_at_once(nvrtc, dtype):
+    text = assembled(nvrtc, fold(dtype.name, dtype.itemsize, "sum", 4, divided=False).source, "compute_90")
+    assert text.count("ld.global.v") >= 4
+    assert text.count("st.global.v") >= 4
+    assert "local" not in text  # the table of the vectors is taken apart
+
+
+def test_other_roundings_would_be_noticed(nvrtc):
+    source = fold("complex64", 8, "prod", 2, divided=False).source
+    assert "fma" in assembled_with_fma(nvrtc, source)
+
+
+def assembled_with_fma(nvrtc, text):
+    program = nvrtc.createProgram(text, "kernels.cu", (), ())
+    nvrtc.compileProgram(program, ("-arch=compute_90", "-std=c++17"))
+    assembler = nvrtc.getPTX(program)
+    return assembler if isinstance(assembler, str) else assembler.decode()

@@ -1,0 +1,157 @@
+"""Aggregations and DDP of arrays on a device, through the stand-in: what they do to arrays on the host."""
+
+import ml_dtypes
+import numpy as np
+import pytest
+import standin
+
+import mpiagg
+from mpiagg.transport import channel_of
+
+pytestmark = pytest.mark.mpi
+
+AGGREGATIONS = {
+    "AllReduce": mpiagg.AllReduce,
+    "by layer": lambda comm: mpiagg.AllReduce(comm, by_layer=True),
+    "divide before": lambda comm: mpiagg.AllReduce(comm, divide_before=True),
+    "u8": lambda comm: mpiagg.AllReduce(comm, wire="u8"),
+    "ErrorFeedback": lambda comm: mpiagg.ErrorFeedback(mpiagg.AllReduce(comm, wire="u8")),
+    "ParameterServer": mpiagg.ParameterServer,
+    "topk": lambda comm: mpiagg.Sparsified(comm, ratio=0.1),
+    "randomk": lambda comm: mpiagg.Sparsified(comm, ratio=0.1, selection="randomk"),
+    "blockk": lambda comm: mpiagg.Sparsified(comm, ratio=0.1, selection="blockk"),
+    "threshold": lambda comm: mpiagg.Sparsified(comm, selection="threshold", threshold=1.0),
+    "PowerSGD": lambda comm: mpiagg.PowerSGD(comm, rank=2, start_after=1),
+    "PowerSGD, fresh": lambda comm: mpiagg.PowerSGD(comm, reuse_query=False, error_feedback="aggregated"),
+    "Decentralized": mpiagg.Decentralized,
+    "one peer": lambda comm: mpiagg.Decentralized(comm, peer_selection="one_peer_exponential"),
+    "all": lambda comm: mpiagg.Decentralized(comm, peer_selection="all"),
+    "hierarchical": lambda comm: mpiagg.Decentralized(comm, hierarchical=True),
+    "LowPrecisionDecentralized": mpiagg.LowPrecisionDecentralized,
+    "NeighborAverage": lambda comm: mpiagg.NeighborAverage(
+        comm, neighbors=sorted({(comm.rank - 1) % comm.size, (comm.rank + 1) % comm.size} - {comm.rank})
+    ),
+    "LocalSGD": lambda comm: mpiagg.LocalSGD(comm, period=2),
+}
+
+
+@pytest.fixture(params=["aware", "staged"])
+def device(request, comm):
+    """A device whose memory messages reach, or do not."""
+    channel_of(comm).aware = request.param == "aware"
+    with standin.installed() as device, standin.watch(device_messages=channel_of(comm).aware):
+        yield device
+        channel_of(comm).free()
+
+
+def tensors(rank, step=0):
+    """Return the tensors of a rank: short ones and one that is long enough not to go by the host."""
+    random = np.random.default_rng((rank, step))
+    forms = [((130, 90), "f4"), ((3,), "f4"), ((20, 30), "f4"), ((2, 3), "f8"), ((50,), "f2"), ((), "f4"), ((0, 4), "f4")]
+    made = [random.standard_normal(shape).astype(dtype) for shape, dtype in forms]
+    return [*made, made[2].astype(ml_dtypes.bfloat16)]
+
+
+@pytest.mark.parametrize("name", AGGREGATIONS)
+def test_every_aggregation_does_what_it_does_on_the_host(comm, rank, device, bits, name):
+    with AGGREGATIONS[name](comm) as on_host, AGGREGATIONS[name](comm) as on_device:
+        state = None
+        for step in range(3):
+            host = tensors(rank, step)
+            here = [device.from_host(x) for x in host]
+            on_host.aggregate(host)
+            on_device.aggregate(here)
+            for wanted, x in zip(host, here, strict=True):
+                assert bits(standin.peek(x)) == bits(wanted), (step, wanted.shape, wanted.dtype)
+            state = on_device.state_dict()
+        on_device.load_state_dict(state)
+        host = tensors(rank, 4)
+        here = [device.from_host(x) for x in host]
+        on_host.aggregate(host)
+        with on_device.aggregate_init(here) as plan:
+            plan()
+        assert all(np.isfinite(standin.peek(x).astype(float)).all() for x in here)
+
+
+def test_lists_of_arrays_on_both_devices_and_the_host(comm, rank, size, device):
+    with mpiagg.AllReduce(comm) as aggregation:
+        for kind in (np.float32, np.float16):
+            on_host, here = np.full(9_000, rank, kind), device.from_host(np.full((9_000, 3), rank + 1, kind))
+            aggregation.aggregate([on_host, here])
+            assert on_host.tolist() == [(size - 1) / 2] * 9_000
+            assert standin.peek(here).tolist() == [[(size + 1) / 2] * 3] * 9_000
+
+
+class Item:
+    """What has data and grad."""
+
+    def __init__(self, data):
+        self.data, self.grad = data, None
+
+
+class Module:
+    def __init__(self, items):
+        self._items = items
+
+    def parameters(self):
+        return self._items
+
+
+SHAPES = [(200, 60), (60,), (60, 70), (3,), ()]
+
+
+@pytest.mark.parametrize("overlapped", [False, True])
+@pytest.mark.parametrize("bucket_bytes", [0, 2**25])
+def test_gradients_of_parameters_on_a_device(comm, rank, size, device, bits, overlapped, bucket_bytes):
+    def gradients(step):
+        random = np.random.default_rng((rank, step))
+        return [random.standard_normal(shape).astype(np.float32) for shape in SHAPES]
+
+    items = [Item(device.from_host(np.full(shape, rank, np.float32))) for shape in SHAPES]
+    on_host = [np.full(shape, rank, np.float32) for shape in SHAPES]
+    with (
+        mpiagg.DDP(Module(items), comm, bucket_bytes=bucket_bytes) as ddp,
+        mpiagg.DDP(on_host, comm, bucket_bytes=bucket_bytes) as host_ddp,
+    ):
+        ddp.broadcast_parameters(size - 1)
+        assert all((standin.peek(item.data) == size - 1).all() for item in items)
+        sync = ddp.overlapped_sync_gradients if overlapped else ddp.sync_gradients
+        for step in range(3):
+            wanted = gradients(step)
+            for item, gradient, view in zip(items, gradients(step), ddp.gradient_views(), strict=True):
+                item.grad = device.from_host(gradient)
+                if step == 1:  # in its place in the bucket already
+                    np.copyto(view, item.grad)
+                    item.grad = view
+            if step == 2 and rank:
+                items[1].grad, wanted[1] = None, None
+            sync()
+            host_ddp.sync_gradients(wanted)
+            for item, expected in zip(items, wanted, strict=True):
+                np.testing.assert_allclose(standin.peek(item.grad), expected, rtol=1e-6, atol=1e-6)
+
+
+def test_buckets_lie_where_all_ranks_map_them(comm, rank, size, device):
+    parameters = [device.from_host(np.zeros(20_000, np.float32)) for _ in range(2)]
+    with mpiagg.DDP(parameters, comm) as ddp:
+        views = ddp.gradient_views()
+        for view in views:
+            np.copyto(view, device.from_host(np.full(20_000, rank, np.float32)))
+        standin.LOG.clear()
+        ddp.sync_gradients()
+        whats = [entry.what for entry in standin.LOG if entry.nbytes != 3]  # the flags of which gradients there are
+        assert not {"out", "in", "on", "send"} & {entry.what for entry in standin.LOG if entry.memory != "host"}
+        assert whats.count("fold") == (size > 1)
+        assert all((standin.peek(view) == (size - 1) / 2).all() for view in views)
+
+
+def test_a_gradient_on_another_device_is_refused_on_all_ranks(comm, rank, size, device):
+    parameters = [Item(device.from_host(np.zeros(5)))]
+    with mpiagg.DDP(Module(parameters), comm) as ddp:
+        parameters[0].grad = np.zeros(5) if rank == 0 else device.from_host(np.zeros(5))
+        error, words = (ValueError, "is on cpu") if rank == 0 else (mpiagg.MismatchError, "rank 0")
+        with pytest.raises(error, match=words):
+            ddp.sync_gradients()
+    on_two = [device.from_host(np.zeros(5)), standin.device(1).from_host(np.zeros(5))]
+    with pytest.raises(ValueError, match="one device, not on standin:0 and standin:1"):
+        mpiagg.DDP(on_two, comm)
