@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     )
     from mpiagg.comm import Comm
     from mpiagg.ddp import DDP
+    from mpiagg.placement import bind_device
     from mpiagg.plan import Plan
     from mpiagg.registered import empty
 
@@ -75,6 +76,7 @@ __all__ = [
     "allgather_init",
     "allreduce",
     "allreduce_init",
+    "bind_device",
     "broadcast",
     "broadcast_init",
     "empty",
@@ -112,6 +114,7 @@ _HOMES = {
     ),
     "mpiagg.comm": ("Comm",),
     "mpiagg.ddp": ("DDP",),
+    "mpiagg.placement": ("bind_device",),
     "mpiagg.plan": ("Plan",),
     "mpiagg.registered": ("empty",),
 }

@@ -28,6 +28,7 @@ from mpiagg.arrays import (
     settle,
 )
 from mpiagg.binding import Wire, bind
+from mpiagg.nccl import bind_nccl
 from mpiagg.on_node import bind_on_node, serves
 from mpiagg.operation import Operation
 from mpiagg.plan import Plan, find_plan
@@ -35,7 +36,7 @@ from mpiagg.program import Awaited, BoundRound, Call, Program, in_turn
 from mpiagg.schedules import Collective, send
 from mpiagg.staging import by_way_of_host, from_host, to_host
 from mpiagg.transport import SHARED_TAG, Channel
-from mpiagg.tuning import BY_WAY_OF_HOST, NATIVE, Memory
+from mpiagg.tuning import BY_WAY_OF_HOST, NATIVE, NCCL, Memory
 
 STAGED_BYTES: Final = 32 * 2**10
 """Vectors up to this length are copied into a plan's own buffer, which costs less than a plan for each address."""
@@ -143,6 +144,8 @@ def bind_operation(
         return by_way_of_host(device, load, program, store, o.label)
     if o.choice.algorithm == NATIVE:
         return _bind_native(channel.comm, o, buffer)
+    if o.choice.algorithm == NCCL:
+        return bind_nccl(channel, o, buffer)
     if memory is Memory.TOGETHER and serves(channel, o, buffer):
         return bind_on_node(channel, o, buffer, tag)
     if device is not None and o.choice.elsewhere is not None:
@@ -188,7 +191,8 @@ def _pinned_buffer(operation: Operation, device: Accelerator) -> Array:
 def _goes_by_host(operation: Operation) -> bool:
     """Whether a vector of a device's is worked on in the host's memory as a whole."""
     o = operation
-    return o.choice.algorithm == NATIVE or (o.nbytes <= BY_WAY_OF_HOST and o.choice.wire is None)
+    short = o.nbytes <= BY_WAY_OF_HOST and o.choice.wire is None
+    return o.choice.algorithm == NATIVE or (short and o.choice.algorithm != NCCL)
 
 
 def _copies(

@@ -3,11 +3,15 @@
 A device here is an object with ``from_host``, ``to_host``, ``convert``, ``codec`` and ``fold``.
 """
 
+import warnings
+
 import ml_dtypes
 import numpy as np
+import pytest
 
-from mpiagg.arrays import codec, reduction
+from mpiagg.arrays import codec, find_device, reduction
 from mpiagg.arrays.codecs import HEADER_BYTES
+from mpiagg.errors import DeviceError
 
 BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
 HALVES = [np.dtype(np.float16), BFLOAT16]
@@ -28,7 +32,34 @@ DTYPES_OF = {
 CASES = [(op, dtype) for op, dtypes in DTYPES_OF.items() for dtype in dtypes]
 NAMES = [f"{op}-{dtype.name}" for op, dtype in CASES]
 
-SPECIAL = [0.0, -0.0, 1, -1, np.inf, -np.inf, np.nan, 65504, 65519.996, 65520, 3.4e38, 1e-45, 6e-8, 2.98e-8, 1e-39, 2**-14]
+SPECIAL = [
+    0.0,
+    -0.0,
+    1,
+    -1,
+    np.inf,
+    -np.inf,
+    np.nan,
+    65504,
+    65519.996,
+    65520,
+    3.4e38,
+    1e-45,
+    6e-8,
+    2.98e-8,
+    1e-39,
+    2**-14,
+]
+
+
+def gpu():
+    """Return the GPU in use at present, or skip what asks for it: a test, or all tests of a file."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("default")  # what CuPy has to say about its surroundings is no failure
+        try:
+            return find_device("cuda")
+        except DeviceError as error:
+            pytest.skip(str(error), allow_module_level=True)
 
 
 # -- values
@@ -72,13 +103,16 @@ def doubles():
 
 
 def chunks():
-    """Yield vectors of float32 for ``u8``: of all magnitudes and offsets, with values that spoil them, and constants."""
+    """Yield vectors of float32 for ``u8``, of all kinds, with what they are: an error's report shows it."""
     random = np.random.default_rng(2)
     for number in range(150):
         length = int(random.choice([1, 2, 7, 31, 32, 33, 200, 3000]))
         spread, offset = 10.0 ** random.uniform(-44, 38), random.choice([0, 0, 1, 1e3, 1e5, 1e7]) * random.normal()
         with np.errstate(over="ignore"):
             yield ((random.uniform(-0.5, 0.5, length) + offset) * spread).astype(np.float32), number
+    for span in (5e-5, 7e-5, 1e-4, 1.03e-4, 2e-4):  # about where epsilon is the range's part
+        yield np.linspace(-span / 2, span / 2, 300, dtype=np.float32), span
+    yield np.linspace(16383.5, 16384.5, 500, dtype=np.float32), "about where float32 is left"
     for value in (0.0, -0.0, 1.0, -3.5, 1e-45, 123456.0, 3.4e38, -3.4e38, np.inf, np.nan):
         yield np.full(37, value, np.float32), value
     for bad in (np.inf, -np.inf, np.nan, -np.nan):
@@ -146,7 +180,7 @@ def folded(vectors, how):
         return total.astype(vectors[0].dtype)
 
 
-def check_fold(device, op, dtype, count, length, offsets=(0,)):
+def check_fold(device, op, dtype, count, length, *, offsets=(0,)):
     """Assert that vectors at some offsets, in turn, all become what NumPy makes of them."""
     how = reduction(op, dtype, count)
     vectors = [values(dtype, length, seed) for seed in range(count)]

@@ -1,7 +1,7 @@
-"""The kernels of a CUDA device on the host's processor: their texts as plain C++, and so much of CuPy as launches them.
+"""The kernels of a CUDA device on the host's processor: their texts as C++, and so much of CuPy as launches them.
 
-The threads of a block are coroutines, so that barriers are what they are on a device. They take turns in another order than
-that of their numbers, so what only works in one order fails.
+The threads of a block are coroutines, so that barriers are what they are on a device. Between any two barriers they
+take turns in another order, so that what works only in some of them fails sooner or later.
 """
 
 import ctypes
@@ -61,11 +61,13 @@ static void run_block(unsigned count) {
         makecontext(&threads[own], run_thread, 0);
         ended[own] = false;
     }
-    for (int phase = 0; ; ++phase) {
+    static unsigned drawn = 1;
+    for (;;) {
         unsigned running = 0;
         waiting = 0;
+        const unsigned step = (drawn = 1664525 * drawn + 1013904223) >> 8 | 1, start = drawn >> 16;
         for (unsigned i = 0; i < count; ++i) {
-            const unsigned own = phase % 2 ? i : count - 1 - i;
+            const unsigned own = (start + i * step) % count;  // count is a power of two, and step is odd
             if (ended[own]) continue;
             ++running;
             threadIdx.x = own;
@@ -111,8 +113,8 @@ def compiled(kernels, folder):
     text = CUDA + PRELUDE + "".join(kernel.body + f"LAUNCHED({kernel.name})\n" for kernel in kernels)
     source, library = folder / "kernels.cpp", folder / "kernels.so"
     source.write_text(text)
-    # As on a device: no sum and product in one, and what lies in memory has no type of its own.
-    flags = ["-std=c++17", "-O1", "-ffp-contract=off", "-fno-strict-aliasing", "-fwrapv", "-fPIC", "-shared"]
+    # Rounded as on a device, each sum and each product; and to be compiled soon rather than to run fast.
+    flags = ["-std=c++17", "-O0", "-ffp-contract=off", "-fno-strict-aliasing", "-fwrapv", "-fPIC", "-shared"]
     done = subprocess.run([COMPILER, *flags, source, "-o", library], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     return ctypes.CDLL(library)

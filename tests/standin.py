@@ -255,6 +255,13 @@ class StandIn(Accelerator):
                 raise Race(f"memory is closed while {work} is pending")
         block.closed = True
 
+    # -- collectives
+
+    def nccl(self):
+        from standin_nccl import StandInNccl  # which needs MPI
+
+        return StandInNccl(self)
+
 
 class DeviceCodec(Codec):
     """The host's codec, as one kernel each way."""

@@ -17,8 +17,8 @@ import numpy.typing as npt
 from cupy.cuda import runtime
 
 from mpiagg.arrays.codecs import Codec, codec
-from mpiagg.arrays.cuda_kernels import CudaBFloat16, CudaFloat16, CudaMinMaxUInt8, Kernels, words
-from mpiagg.arrays.devices import Accelerator, Stream
+from mpiagg.arrays.cuda_kernels import CudaBFloat16, CudaFloat16, CudaMinMaxUInt8, Kernels, address, words
+from mpiagg.arrays.devices import Accelerator, Nccl, Stream
 from mpiagg.arrays.host import HOST
 from mpiagg.arrays.reductions import Array, Reduction
 from mpiagg.errors import DeviceError
@@ -109,6 +109,11 @@ class Cuda(Accelerator):
     def identity(self) -> str:
         """The GPU's UUID, as ``nvidia-smi -L`` prints it."""
         return self._identity
+
+    @property
+    def visible(self) -> Sequence[str]:
+        """The UUIDs of all GPUs that this process sees."""
+        return tuple(_identity(ordinal) for ordinal in range(runtime.getDeviceCount()))
 
     # -- arrays
 
@@ -259,11 +264,26 @@ class Cuda(Accelerator):
         with self._device:
             runtime.ipcCloseMemHandle(_address(memory))
 
+    # -- collectives
+
+    def nccl(self) -> Nccl:
+        """Return NVIDIA's own collectives, not connected yet.
+
+        Raises
+        ------
+        DeviceError
+            If CuPy does not find NCCL.
+        """
+        from mpiagg.arrays.cuda_nccl import CudaNccl  # noqa: PLC0415 - NCCL is never required
+
+        return CudaNccl(self, self._device)
+
 
 def _identity(ordinal: int) -> str:
     """Return the UUID: by the driver itself, since CuPy ends it at its first zero."""
     driver, handle, found = ctypes.CDLL("libcuda.so.1"), ctypes.c_int(), (ctypes.c_char * 16)()
-    status = driver.cuDeviceGet(ctypes.byref(handle), ordinal) or driver.cuDeviceGetUuid_v2(found, handle)
+    status = driver.cuInit(0) or driver.cuDeviceGet(ctypes.byref(handle), ordinal)
+    status = status or driver.cuDeviceGetUuid_v2(found, handle)
     if status:
         raise DeviceError(
             f"the driver does not tell the UUID of cuda:{ordinal} (error {status}); is it older than 11.4?"
@@ -272,7 +292,7 @@ def _identity(ordinal: int) -> str:
 
 
 def _address(array: Any) -> int:
-    return HOST.address(array) if isinstance(array, np.ndarray) else int(array.data.ptr)
+    return HOST.address(array) if isinstance(array, np.ndarray) else address(array)
 
 
 _DEVICES: Final[dict[int, Cuda]] = {}

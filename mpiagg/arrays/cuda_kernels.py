@@ -27,6 +27,11 @@ def words(array: Array) -> Array:
     return array.view(np.uint16) if array.dtype.name == "bfloat16" else array
 
 
+def address(array: Any) -> int:
+    """Return where an array of CuPy's lies."""
+    return int(array.data.ptr)
+
+
 def _place(array: Array) -> tuple[int, int]:
     """Return where an array lies, and how many bytes a value has.
 
@@ -35,9 +40,10 @@ def _place(array: Array) -> tuple[int, int]:
     ValueError
         If a kernel cannot read values there.
     """
-    if array.data.ptr % array.dtype.alignment:
-        raise ValueError(f"a CUDA device cannot reach {array.dtype} at {array.data.ptr:#x}: it must be aligned")
-    return array.data.ptr, array.itemsize
+    start = address(array)
+    if start % array.dtype.alignment:
+        raise ValueError(f"a CUDA device cannot reach {array.dtype} at {start:#x}: it must be aligned")
+    return start, array.itemsize
 
 
 @cache
@@ -73,7 +79,7 @@ class Kernels:
 
     def __init__(self, device: Any) -> None:
         self.device = device
-        self._most = BLOCKS * device.attributes["MultiProcessorCount"]
+        self._most: int = BLOCKS * device.attributes["MultiProcessorCount"]
 
     def blocks(self, shared: Share) -> int:
         """Return how many blocks of threads a vector is given."""
@@ -115,7 +121,7 @@ class Kernels:
             written = target if target.flags.c_contiguous else cupy.empty(target.shape, target.dtype)
             if target.size:
                 shared = share(target.size, LANES, [_place(written), _place(read)])
-                self._launch(kernels.conversion(of, to), shared, written.data.ptr, read.data.ptr)
+                self._launch(kernels.conversion(of, to), shared, address(written), address(read))
             if written is not target:
                 cupy.copyto(target, written)
 
@@ -130,9 +136,9 @@ class Kernels:
             shared, dtype = _shared_with_image(read, image), values.dtype.name
             count = self.blocks(shared)
             found = cupy.empty(count * cuda_uint8.BYTES_OF_ENDS, np.uint8)
-            self._launch(cuda_uint8.ends(dtype), shared, found.data.ptr, read.data.ptr)
-            after = (found.data.ptr, count)
-            self._launch(cuda_uint8.encode(dtype), shared, image.data.ptr, read.data.ptr, after=after)
+            self._launch(cuda_uint8.ends(dtype), shared, address(found), address(read))
+            after = (address(found), count)
+            self._launch(cuda_uint8.encode(dtype), shared, address(image), address(read), after=after)
 
     def decode_uint8(self, image: Array, values: Array) -> None:
         """Write the values of an image."""
@@ -141,7 +147,7 @@ class Kernels:
         with self.device:
             written = values if values.flags.c_contiguous else cupy.empty(values.shape, values.dtype)
             shared = _shared_with_image(written, image)
-            self._launch(cuda_uint8.decode(values.dtype.name), shared, written.data.ptr, image.data.ptr)
+            self._launch(cuda_uint8.decode(values.dtype.name), shared, address(written), address(image))
             if written is not values:
                 cupy.copyto(values, written)
 
@@ -156,14 +162,14 @@ class Kernels:
             return lambda: None
         places = [_place(x) for x in vectors]
         shared = share(length, kernels.lanes_of_fold(dtype.itemsize), places)
-        pointers = [address for address, _ in places]
+        pointers = [start for start, _ in places]
         kernel, table = _compiled(text), None
         with self.device:
             kernel.compile()
             if count > kernels.MOST_VECTORS:
                 table = cupy.asarray(np.array(pointers, np.uint64))
                 cupy.cuda.get_current_stream().synchronize()  # the kernel may be launched in another one
-        first = pointers if table is None else [table.data.ptr, count]
+        first = pointers if table is None else [address(table), count]
         arguments = (*first, length, shared.head, shared.groups, float(how.divisor or 1))
         return Launch(self.device, kernel, self.blocks(shared), arguments, (vectors, table))
 

@@ -9,11 +9,13 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 
 import numpy.typing as npt
 
 from mpiagg.arrays.codecs import Codec
 from mpiagg.arrays.reductions import Array, Reduction
+from mpiagg.errors import DeviceError
 
 
 class Device(ABC):
@@ -99,6 +101,11 @@ class Accelerator(Device):
     def identity(self) -> str:
         """What tells the device from all others, whatever number a process knows it by."""
 
+    @property
+    def visible(self) -> Sequence[str]:
+        """The identities of all devices of this kind that the process could use."""
+        return (self.identity,)
+
     @abstractmethod
     def stream(self) -> Stream:
         """Return a new stream, which waits for no other unless it is told to."""
@@ -144,3 +151,66 @@ class Accelerator(Device):
     @abstractmethod
     def close(self, memory: Array) -> None:
         """Give back what :meth:`open` returned; nobody uses it any more."""
+
+    # -- collectives
+
+    def nccl(self) -> Nccl:
+        """Return the device maker's own collectives, not connected yet.
+
+        Raises
+        ------
+        DeviceError
+            If there are none.
+        """
+        raise DeviceError(f"{self.name} has no NCCL")
+
+
+class Nccl(ABC):
+    """The device maker's own collectives, among ranks that have a device each.
+
+    All its work is asked for in this thread's present stream. Vectors are contiguous; operators are ``"sum"``,
+    ``"prod"``, ``"min"`` and ``"max"``. All ranks ask for the same, in one order.
+
+    Attributes
+    ----------
+    device : Accelerator
+        This rank's.
+    """
+
+    device: Accelerator
+
+    @abstractmethod
+    def unique_id(self) -> bytes:
+        """Return by what the ranks of a new connection find one another; one of them asks for it."""
+
+    @abstractmethod
+    def connect(self, unique_id: bytes, rank: int, size: int) -> None:
+        """Connect with the other ranks; all of them call it together."""
+
+    @abstractmethod
+    def all_reduce(self, vector: Array, op: str) -> None:
+        """Reduce vectors in place, everywhere."""
+
+    @abstractmethod
+    def reduce(self, vector: Array, op: str, root: int) -> None:
+        """Reduce vectors, in place on the root; elsewhere they stay as they are."""
+
+    @abstractmethod
+    def broadcast(self, vector: Array, root: int) -> None:
+        """Write the root's vector to all."""
+
+    @abstractmethod
+    def all_gather(self, vector: Array, own: Array) -> None:
+        """Write every rank's part, all of one length, to all vectors; ``own`` is this rank's part of its vector."""
+
+    @abstractmethod
+    def reduce_scatter(self, vector: Array, own: Array, op: str) -> None:
+        """Leave in ``own``, this rank's part of its vector, that of the reduction; what is left elsewhere is not said."""
+
+    @abstractmethod
+    def group(self) -> AbstractContextManager[None]:
+        """Return the context in which collectives are collected, and asked for together at its end."""
+
+    @abstractmethod
+    def close(self, *, abort: bool) -> None:
+        """Disconnect: together with the others, or in the middle of what is under way."""

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from mpiagg.arrays import OPS, check_wire_dtype, reduction
+from mpiagg.arrays import HOST, OPS, check_wire_dtype, reduction
 from mpiagg.cli import job, launch
 from mpiagg.cli.flags import (
     BUFFERS,
+    CUDA,
     DTYPES,
     LARGEST,
     PEERS,
@@ -22,9 +24,12 @@ from mpiagg.cli.flags import (
     WIRES,
     Flags,
     dtype_of,
+    parse_device,
     parse_range,
     parse_rate,
 )
+from mpiagg.errors import DeviceError
+from mpiagg.placement import bind_device
 from mpiagg.schedules import Collective, algorithms
 
 if TYPE_CHECKING:
@@ -73,10 +78,20 @@ def _check(flags: Flags, size: int) -> None:
             raise click.UsageError(str(error)) from None
     if not flags.lengths():
         raise click.UsageError(f"none of mlbench's sizes is up to {flags.sizes.largest} bytes")
-    if flags.beside and find_spec("torch") is None:
+    _check_device(flags)
+    if "gloo" in flags.beside and find_spec("torch") is None:
         raise click.ClickException("--beside gloo needs torch: pip install torch")
     if flags.wires:
         _check_wires(flags)
+
+
+def _check_device(flags: Flags) -> None:
+    """Raise click.UsageError for what is not measured where the arrays lie."""
+    if flags.device == HOST.name:
+        if "mpi" in flags.beside:
+            raise click.UsageError("--beside mpi is for arrays on a device; on the host that is the row native")
+    elif "gloo" in flags.beside or flags.protocol != "powers":
+        raise click.UsageError("--beside gloo and --sizes mlbench are for arrays on the host, not for --device")
 
 
 def _check_wires(flags: Flags) -> None:
@@ -93,6 +108,7 @@ _EXAMPLES: Final = """\b
 mpiagg bench                              starts 2 ranks on this machine
 mpiagg bench allgather -a ring -m 1K:1M   chooses what to measure
 mpiagg bench --beside gloo                takes torch.distributed in
+mpiagg bench -d cuda -n 4                 measures arrays on GPUs
 mpiexec -n 8 mpiagg bench                 is a rank of that job
 """
 
@@ -129,6 +145,13 @@ mpiexec -n 8 mpiagg bench                 is a rank of that job
 @click.option("--root", type=click.IntRange(min=0), default=0, help="Of reduce and broadcast.")
 @click.option("--lanes", type=click.IntRange(1, 64), help="Interleaved parts.  [default: the algorithm's choice]")
 @click.option("--plan/--call", "planned", default=True, help="Time persistent plans, or blocking calls.")
+@click.option(
+    "-d",
+    "--device",
+    callback=_parsed_by(parse_device),
+    default=HOST.name,
+    help="Where the arrays lie: cpu; cuda, each rank's GPU by its place on the node; cuda:1.",
+)
 @click.option("--buffer", type=click.Choice(BUFFERS), default="any", help="registered: memory from mpiagg.empty.")
 @click.option(
     "--link-rate",
@@ -144,12 +167,19 @@ def bench(ranks: int, json_file: Path | None, **options: object) -> None:
     blocks of calls, of the slowest rank's mean in each block. algbw is the size over the median; busbw is
     what the busiest link must have carried at least; /native is the median over the MPI library's, /gloo over
     Gloo's, and /limit over that of one plain copy of the vector on every rank, or over what the links take at least.
+
+    On a device, native works on copies in the host's memory. by-hand is a copy to the host, MPI_Allreduce and a copy
+    back, one after the other; registered is auto on memory from mpiagg.empty; --beside mpi is the MPI library's
+    collective of the device's arrays, where messages reach them.
     """
     flags = Flags(**options)  # type: ignore[arg-type]  # click gives them as declared above
     if flags.protocol == "mlbench":
         flags = flags._replace(planned=False)
     names = _known(flags)
     _check(flags, launch.launched_ranks() or ranks)
+    if flags.device == CUDA and launch.launched_ranks() is not None:
+        with suppress(DeviceError):  # what is wrong is told when all ranks are together
+            bind_device()
 
     def work(world: MPI.Intracomm) -> int:
         from mpiagg.cli import sweep  # noqa: PLC0415 - needs MPI, which only a rank may load

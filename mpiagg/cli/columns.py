@@ -9,7 +9,7 @@ from typing import Final, NamedTuple
 from mpiagg.schedules import Collective
 
 ABSENT: Final = "-"
-"""What stands in the column of a peer that did not take part at this length."""
+"""What stands in the column of a peer that did not take part at this length, or of a clock that is not there."""
 
 
 def bus_factor(collective: Collective, size: int) -> float:
@@ -65,6 +65,8 @@ class Row:
         The time, divided by that of each peer.
     over_limit : float
         The time, divided by that of the limit.
+    device_us : float or None
+        The median by the device's own clock, where there is one.
     """
 
     size: int
@@ -86,6 +88,7 @@ class Row:
     ratio: float = 1.0
     over_peers: dict[str, float] = field(default_factory=dict)
     over_limit: float = 1.0
+    device_us: float | None = None
 
 
 class _Column(NamedTuple):
@@ -125,6 +128,7 @@ _MORE: Final = (
     _Column("mean", "(us)", 11, lambda row: f"{row.mean_us:.2f}"),
     _Column("min", "(us)", 11, lambda row: f"{row.min_us:.2f}"),
     _Column("max", "(us)", 11, lambda row: f"{row.max_us:.2f}"),
+    _Column("device", "(us)", 11, lambda row: ABSENT if row.device_us is None else f"{row.device_us:.2f}"),
     _Column("iterations", "", 11, lambda row: str(row.iterations)),
 )
 

@@ -12,7 +12,7 @@ import numpy.typing as npt
 from mpi4py import MPI
 
 import mpiagg
-from mpiagg.arrays import Array, working_dtype
+from mpiagg.arrays import HOST, Array, Device, convert, working_dtype
 from mpiagg.mpi_ops import mpi_op
 from mpiagg.operation import even_counts
 from mpiagg.schedules import Collective
@@ -40,19 +40,26 @@ class Competitor(NamedTuple):
     call, free : callable
     off : float
         How far a result may be from the right one.
+    task : Task or None
+        Whose arrays it works on, if not on those of the task that all are given.
     """
 
     name: str
     call: Call
     free: Call = lambda: None
     off: float = 0.0
+    task: Task | None = None
 
 
-def registered_zeros(comm: MPI.Intracomm, count: int, dtype: np.dtype[Any]) -> Array:
+def registered_zeros(comm: MPI.Intracomm, count: int, dtype: np.dtype[Any], device: Device = HOST) -> Array:
     """Return a vector that the other ranks of the node have mapped, of zeros: sums of what lay there could overflow."""
-    memory: Array = mpiagg.empty(count, dtype, comm=comm)
-    memory.fill(0)
-    return memory
+    return cleared(mpiagg.empty(count, dtype, comm=comm, device=device.name))
+
+
+def cleared(array: Array) -> Array:
+    """Return a contiguous array when it holds zeros."""
+    array.view(np.uint8).fill(0)  # not every device knows every dtype
+    return array
 
 
 @dataclass(frozen=True)
@@ -85,7 +92,7 @@ class Task:
     @cached_property
     def vector(self) -> Array:
         """The whole vector."""
-        return np.zeros(self.count, self.dtype) if self.memory is None else self.memory[: self.count]
+        return self.zeros(self.count) if self.memory is None else self.memory[: self.count]
 
     @cached_property
     def x(self) -> Array:
@@ -102,7 +109,7 @@ class Task:
         if self.collective is Collective.ALLGATHER:
             return self.vector.reshape(self.comm.size, -1)
         if self.collective is Collective.REDUCE_SCATTER:
-            return np.zeros(self.counts[self.comm.rank], self.dtype)
+            return self.zeros(self.counts[self.comm.rank])
         if self.collective is Collective.REDUCE and self.comm.rank != self.root:
             return None
         return self.x
@@ -111,6 +118,10 @@ class Task:
     def counts(self) -> tuple[int, ...]:
         """The elements of every rank's chunk."""
         return even_counts(self.count, self.comm.size)
+
+    def zeros(self, length: int) -> Array:
+        """Return a new vector of zeros."""
+        return np.zeros(length, self.dtype)
 
     # -- competitors
 
@@ -129,10 +140,9 @@ class Task:
 
     def native(self) -> Competitor:
         """Return the MPI library's blocking collective, called as users of mpi4py do."""
-        if self.op == "avg" or working_dtype(self.dtype) != self.dtype:
-            # MPI has no averages and no half precision; what they need beside the collective is added here.
-            return self.ours(NATIVE, None, planned=False)
-        return Competitor(NATIVE, self._native_call())
+        if not self.has_mpi_op:
+            return self.ours(NATIVE, None, planned=False)  # which adds what is missing
+        return Competitor(NATIVE, self.library_call())
 
     def wired(self, wire: str, *, planned: bool) -> Competitor:
         """Return the all-reduce of gradients with values in fewer bits on the way."""
@@ -153,7 +163,13 @@ class Task:
         """Return a plain copy of the vector to other memory: what it costs only to read it and to write as much."""
         return partial(np.copyto, np.zeros_like(self.vector), self.vector)
 
-    def _native_call(self) -> Call:
+    @property
+    def has_mpi_op(self) -> bool:
+        """Whether MPI has the operator and the dtype; it has no averages and no half precision."""
+        return self.op != "avg" and working_dtype(self.dtype) == self.dtype
+
+    def library_call(self) -> Call:
+        """Return the MPI library's blocking collective on the arrays as they are."""
         comm, op = self.comm, mpi_op(self.op, self.dtype)
         if self.collective is Collective.ALLREDUCE:
             return partial(comm.Allreduce, MPI.IN_PLACE, self.out, op)
@@ -174,22 +190,26 @@ class Task:
         Afterwards the memory is zero, so that calls in place, one upon another, stay within every dtype's range.
         """
         self._clear()
-        self.x[...] = np.resize(self._contribution(self.comm.rank), self.x.shape)
+        convert(self.x, self.repeated(self._contribution(self.comm.rank), self.x.size).reshape(self.x.shape))
         call()
-        wrong = 0 if self.out is None else self._count_wrong(self.out, off)
+        wrong = 0 if self.out is None else self.count_wrong(self.out, self._expected(), off)
         self._clear()
         return wrong
 
-    def _count_wrong(self, out: Array, off: float) -> int:
-        expected = self._expected()
+    def count_wrong(self, out: Array, expected: Array, off: float) -> int:
+        """Return how many elements are off the expected ones by more than ``off``."""
         if not off:
             return int(np.count_nonzero(out != expected))
         return int(np.count_nonzero(~(np.abs(out - expected) <= off)))  # a NaN is wrong, too
 
+    def repeated(self, period: npt.NDArray[Any], length: int) -> Array:
+        """Return a vector in which some values repeat, in the task's dtype."""
+        return np.resize(period, length).astype(self.dtype)
+
     def _clear(self) -> None:
-        self.x.fill(0)
-        if self.out is not None:
-            self.out.fill(0)
+        for array in (self.x, self.out):
+            if array is not None:
+                cleared(array)
 
     def _contribution(self, rank: int) -> npt.NDArray[np.int64]:
         """Return one period of a rank's input."""
@@ -202,16 +222,18 @@ class Task:
         """Return this rank's right output."""
         rank, size = self.comm.rank, self.comm.size
         if self.collective is Collective.BROADCAST:
-            return np.resize(self._contribution(self.root), self.count).astype(self.dtype)
+            return self.repeated(self._contribution(self.root), self.count)
         if self.collective is Collective.ALLGATHER:
-            each = self.count // size
-            return np.stack([np.resize(self._contribution(peer), each) for peer in range(size)]).astype(self.dtype)
+            everything = self.zeros(self.count).reshape(size, -1)
+            for peer in range(size):
+                convert(everything[peer], self.repeated(self._contribution(peer), self.count // size))
+            return everything
         everyone = np.stack([self._contribution(peer) for peer in range(size)])
         combine = {"prod": np.multiply, "min": np.minimum, "max": np.maximum}.get(self.op, np.add)
         one_period = combine.reduce(everyone, axis=0).astype(working_dtype(self.dtype))
         if self.op == "avg":
             one_period = one_period / size
-        whole = np.resize(one_period, self.count).astype(self.dtype)
+        whole = self.repeated(one_period, self.count)
         if self.collective is not Collective.REDUCE_SCATTER:
             return whole
         start = sum(self.counts[:rank])

@@ -22,6 +22,9 @@ from mpi4py import MPI
 
 Times = npt.NDArray[np.float64]
 
+Laps = tuple[float, ...]
+"""Seconds by the processor's clock, and by a device's where there is one."""
+
 BLOCKS: Final = 20
 """How many turns each competitor takes, at most: enough for a median."""
 
@@ -65,6 +68,18 @@ class Entry(NamedTuple):
     before: Callable[[], object] = lambda: None
 
 
+class Watch:
+    """What a block is timed by: the processor's clock."""
+
+    def start(self) -> None:
+        """Begin."""
+        self._start = time.perf_counter()
+
+    def stop(self) -> tuple[float, ...]:
+        """Return the seconds since then; with a device's, behind them those by its own clock."""
+        return (time.perf_counter() - self._start,)
+
+
 class Result(NamedTuple):
     """What was measured of a competitor.
 
@@ -74,10 +89,13 @@ class Result(NamedTuple):
         Seconds a call, on the slowest rank: of each block, or of each call where they are timed singly.
     repeats : int
         How many calls each of these is the mean of.
+    by_device : numpy.ndarray or None
+        The same by the device's clock, where that was looked at.
     """
 
     seconds: Times
     repeats: int
+    by_device: Times | None = None
 
 
 class Turns(NamedTuple):
@@ -87,24 +105,27 @@ class Turns(NamedTuple):
     blocks: int
 
 
-def hold(comm: MPI.Intracomm, entries: Sequence[Entry], pace: Pace) -> list[Result]:
+def hold(
+    comm: MPI.Intracomm, entries: Sequence[Entry], pace: Pace, make_watch: Callable[[], Watch] = Watch
+) -> list[Result]:
     """Time collective calls against each other; collective."""
-    share = pace.seconds / len(entries)
-    plans = [turns(_seconds_of_a_call(comm, entry, pace, share), share, pace) for entry in entries]
-    taken: list[list[float]] = [[] for _ in entries]
+    watch, share = make_watch(), pace.seconds / len(entries)
+    plans = [turns(_seconds_of_a_call(comm, entry, pace, share, watch), share, pace) for entry in entries]
+    taken: list[list[Laps]] = [[] for _ in entries]
     order = np.random.default_rng(0)
     start = time.perf_counter()
     for turn in range(pace.blocks):
         for index in order.permutation(len(entries)):
             if takes_part(turn, plans[index].blocks, pace.blocks):
-                taken[index] += _block(comm, entries[index], plans[index].repeats, singly=pace.singly)
+                taken[index] += _block(comm, entries[index], plans[index].repeats, watch, singly=pace.singly)
         late = _worst(comm, time.perf_counter() - start) > pace.seconds
         if late and min(map(len, taken)) >= FEWEST_BLOCKS:
             break
-    return [
-        Result(_slowest(comm, mine), 1 if pace.singly else plan.repeats)
-        for mine, plan in zip(taken, plans, strict=True)
-    ]
+    results = []
+    for mine, plan in zip(taken, plans, strict=True):
+        seconds, *by_device = _slowest(comm, mine).T
+        results.append(Result(seconds, 1 if pace.singly else plan.repeats, *by_device))
+    return results
 
 
 def turns(seconds: float, share: float, pace: Pace) -> Turns:
@@ -119,34 +140,34 @@ def takes_part(turn: int, blocks: int, turns: int) -> bool:
     return turn * blocks % turns < blocks
 
 
-def _seconds_of_a_call(comm: MPI.Intracomm, entry: Entry, pace: Pace, share: float) -> float:
+def _seconds_of_a_call(comm: MPI.Intracomm, entry: Entry, pace: Pace, share: float, watch: Watch) -> float:
     """Make the warm-up calls, as far as a quarter of the time allows, and return how long one of them took."""
     times: list[float] = []
     while len(times) < max(1, pace.warmup) and _worst(comm, sum(times)) < share / 4:
-        times += _block(comm, entry, 1, singly=True)
+        times += [laps[0] for laps in _block(comm, entry, 1, watch, singly=True)]
     return max(_worst(comm, float(np.median(times))), 1e-9)
 
 
-def _block(comm: MPI.Intracomm, entry: Entry, repeats: int, *, singly: bool) -> list[float]:
+def _block(comm: MPI.Intracomm, entry: Entry, repeats: int, watch: Watch, *, singly: bool) -> list[Laps]:
     """Return this rank's seconds: of each call, or a call's mean."""
     if singly:
-        return [_mean(comm, entry, 1) for _ in range(repeats)]
+        return [_mean(comm, entry, 1, watch) for _ in range(repeats)]
     for _ in range(min(UNTIMED, repeats // 4)):
         entry.call()
-    return [_mean(comm, entry, repeats)]
+    return [_mean(comm, entry, repeats, watch)]
 
 
-def _mean(comm: MPI.Intracomm, entry: Entry, repeats: int) -> float:
+def _mean(comm: MPI.Intracomm, entry: Entry, repeats: int, watch: Watch) -> Laps:
     entry.before()
     call = entry.call
     comm.Barrier()
-    start = time.perf_counter()
+    watch.start()
     for _ in range(repeats):
         call()
-    return (time.perf_counter() - start) / repeats
+    return tuple(seconds / repeats for seconds in watch.stop())
 
 
-def _slowest(comm: MPI.Intracomm, mine: Sequence[float]) -> Times:
+def _slowest(comm: MPI.Intracomm, mine: Sequence[float] | Sequence[Laps]) -> Times:
     slowest = np.array(mine)
     comm.Allreduce(MPI.IN_PLACE, slowest, MPI.MAX)
     return slowest

@@ -10,7 +10,8 @@ from typing import Any, Final, NamedTuple
 import click
 import numpy as np
 
-from mpiagg.arrays import CODECS
+from mpiagg.arrays import CODECS, HOST
+from mpiagg.arrays.where import KINDS
 
 SMALLEST: Final = 64
 LARGEST: Final = 64 * 2**20
@@ -19,8 +20,13 @@ DTYPES: Final = (
     *("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"),
 )
 BUFFERS: Final = ("any", "registered")
-PEERS: Final = ("gloo",)
+PEERS: Final = ("gloo", "mpi")
+"""torch's Gloo on the host; on a device the MPI library's own collective of the device's arrays themselves, which
+crashes with libraries that reach such memory in messages alone."""
 WIRES: Final = tuple(CODECS)
+CUDA: Final = "cuda"
+"""The device of each rank by its place on the node."""
+
 PROTOCOLS: Final = ("powers", "mlbench")
 MLBENCH_CALLS: Final = 100
 """How many calls mlbench makes at a size, each with new random values and timed alone."""
@@ -74,6 +80,20 @@ def parse_rate(text: str) -> float:
     if match is None or float(match[1]) == 0:
         raise ValueError(f"{text!r} is not a rate; write 100mbit, 1gbit or 2.5gbit")
     return float(match[1]) * _RATES[match[2].lower()]
+
+
+def parse_device(text: str) -> str:
+    """Return the name of a device: ``cpu``, ``cuda``, or ``cuda:1``; whether it is there, its rank finds out.
+
+    Raises
+    ------
+    ValueError
+        If there are no such devices.
+    """
+    kind, colon, number = text.partition(":")
+    if text != HOST.name and (kind not in KINDS or (colon and not number.isdecimal())):
+        raise ValueError(f"{text!r} is no device; write {', '.join((HOST.name, *KINDS))}, or {next(iter(KINDS))}:1")
+    return text
 
 
 def parse_range(text: str) -> SizeRange:
@@ -132,6 +152,7 @@ class Flags(NamedTuple):
     beside: tuple[str, ...] = ()
     link_rate: float | None = None
     protocol: str = "powers"
+    device: str = HOST.name
 
     def lengths(self) -> list[int]:
         """Return the lengths of the vector to measure, in bytes; of mlbench's those up to the largest size."""

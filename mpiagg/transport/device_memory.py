@@ -5,14 +5,16 @@ For CUDA that is its inter-process communication. Ranks may have a device each, 
 
 from __future__ import annotations
 
+import warnings
 from typing import Final
 
 import numpy as np
-from mpi4py import MPI
 
 from mpiagg.arrays import Accelerator, Array, address
 from mpiagg.errors import DeviceError
+from mpiagg.placement import shared_devices
 from mpiagg.transport.nodes import Node
+from mpiagg.transport.texts import gather
 
 HANDLE: Final = 64
 """Bytes of a handle, at most."""
@@ -44,7 +46,7 @@ class DeviceWindow:
             handle = device.export(own)
         except Exception as error:  # noqa: BLE001 - whatever it is, the other ranks must learn of it
             fault = error
-        self._agree(fault, MemoryError(f"a rank of this node has not got {nbytes} bytes of its device to share"))
+        self._agree(fault, MemoryError)
         assert own is not None
         self._own = own
         handles = np.zeros((node.size, HANDLE), np.uint8)
@@ -58,18 +60,21 @@ class DeviceWindow:
         except Exception as error:  # noqa: BLE001 - as above
             fault = error
         try:
-            self._agree(fault, DeviceError("a rank of this node cannot map the memory of another's device"))
+            self._agree(fault, DeviceError)
         except Exception:
             self.free()
             raise
         self.start = address(own)
 
-    def _agree(self, fault: Exception | None, told: Exception) -> None:
-        """Raise on all ranks if one has found a fault: its own there, and what they are told on the others."""
-        failed = np.array([fault is not None], np.uint8)
-        self._node.comm.Allreduce(MPI.IN_PLACE, failed, MPI.MAX)
-        if failed[0]:
-            raise fault or told
+    def _agree(self, fault: Exception | None, kind: type[Exception]) -> None:
+        """Raise an error of a kind on all ranks, if one has found a fault."""
+        words = "" if fault is None else f"{type(fault).__name__}: {fault}"
+        told = gather(self._node.comm, words.encode(errors="replace"), "share memory of their devices")
+        faults = [
+            f"rank {rank} raised {text.decode()}" for rank, text in zip(self._node.ranks, told, strict=True) if text
+        ]
+        if faults:
+            raise kind("; ".join(faults)) from fault
 
     def sync(self) -> None:
         """Do nothing: gates are in the host's memory."""
@@ -87,3 +92,18 @@ class DeviceWindow:
             self._device.close(self._mapped.pop())
         self._node.comm.Barrier()
         del self._own
+
+
+def warn_of_sharing(node: Node, device: Accelerator) -> None:
+    """Warn if ranks of a node share a device while one that they see has none; collective there."""
+    mine = "\n".join((device.identity, *device.visible))
+    told = [text.decode().split("\n") for text in gather(node.comm, mine.encode(), "compare their devices")]
+    for ranks, accident in shared_devices([own for own, *_ in told], [visible for _, *visible in told]):
+        if accident and node.place in ranks:
+            sharers = ", ".join(str(node.ranks[place]) for place in ranks)
+            warnings.warn(
+                f"ranks {sharers} use the same device ({device.identity}), and others have no rank; call "
+                "mpiagg.bind_device() before MPI is imported",
+                RuntimeWarning,
+                stacklevel=2,
+            )

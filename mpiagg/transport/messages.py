@@ -16,15 +16,17 @@ from typing import Any, Final, Protocol
 import numpy as np
 from mpi4py import MPI
 
-from mpiagg.arrays import HOST, Array, Device, cuts_of, ranges
+from mpiagg.arrays import HOST, Accelerator, Array, Device
+from mpiagg.arrays.devices import Nccl
 from mpiagg.errors import DeviceError, MismatchError, PlanError
 from mpiagg.schedules import MOST_LANES, Layout
 from mpiagg.tables import DIGEST_BYTES, Settings, settings
 from mpiagg.transport.awareness import awareness
+from mpiagg.transport.device_memory import warn_of_sharing
 from mpiagg.transport.gates import Gate
 from mpiagg.transport.memory import Block, SharedMemory
 from mpiagg.transport.nodes import Node
-from mpiagg.transport.waiting import wait_patiently
+from mpiagg.transport.texts import gather
 
 MOST_BYTES: Final = 2**30
 """Longer messages are cut: MPI counts are 32-bit integers in many libraries."""
@@ -63,6 +65,8 @@ class Channel:
         What the ranks of a node share of the host's memory.
     device_memory : SharedMemory or None
         What they share of their devices', once they have begun to.
+    nccl : Nccl or None
+        The connection of their devices by NCCL, once they have one.
     """
 
     def __init__(self, comm: MPI.Intracomm) -> None:
@@ -75,6 +79,7 @@ class Channel:
         self.node = Node(self.comm)
         self.memory = SharedMemory(self.node)
         self.device_memory: SharedMemory | None = None
+        self.nccl: Nccl | None = None
         self._ground: tuple[Gate, Block] | None = None
         self.open: dict[int, Freeable] = {}
         self.cached: OrderedDict[Hashable, Any] = OrderedDict()
@@ -164,6 +169,8 @@ class Channel:
             return self.memory
         if self.device_memory is None:
             self.device_memory = SharedMemory(self.node, device)
+            if isinstance(device, Accelerator):
+                warn_of_sharing(self.node, device)
         return self.device_memory
 
     def new_tag(self, count: int = 1) -> int:
@@ -241,15 +248,8 @@ class Channel:
     def _gather(self, text: str, *, failed: bool) -> list[tuple[str, bool]]:
         """Return every rank's text, and whether it failed."""
         data = bytes([failed]) + text.encode(errors="replace")
-        lengths = np.empty(self.size, np.int64)
-        self._complete(self.comm.Iallgather(np.array([len(data)], np.int64), lengths))
-        everything = bytearray(lengths.sum())
-        self._complete(self.comm.Iallgatherv([data, MPI.BYTE], [everything, lengths.tolist(), MPI.BYTE]))
-        parts = [everything[start:stop] for start, stop in ranges(cuts_of(lengths.tolist()))]
+        parts = gather(self.comm, data, "agree on what they are about to do")
         return [(part[1:].decode(errors="replace"), bool(part[0])) for part in parts]
-
-    def _complete(self, request: MPI.Request) -> None:
-        wait_patiently(request.Test, lambda: "all ranks to agree on what they are about to do")
 
     def free(self) -> None:
         """Free everything that was opened on the channel, in order, and the channel; a second call does nothing.
@@ -264,6 +264,9 @@ class Channel:
             with contextlib.suppress(PlanError):
                 thing.free()
         # What an error has left running on one rank alone must not keep the others waiting for it here.
+        if self.nccl is not None:
+            self.nccl.close(abort=bool(self.open))
+            self.nccl = None
         self.memory.free(running=bool(self.open))
         if self.device_memory is not None:
             self.device_memory.free(running=bool(self.open))

@@ -1,8 +1,12 @@
 """The kernels of CUDA devices without one: run as plain C++, and compiled by NVRTC where CuPy is."""
 
+import ast
 import importlib
+import re
 import sys
 from itertools import product
+from operator import attrgetter
+from pathlib import Path
 
 import kernel_checks as checks
 import kernel_shim as shim
@@ -74,14 +78,14 @@ def test_folds_are_numpy_s(device, op, dtype):
 @pytest.mark.parametrize(("op", "dtype"), SOME)
 @pytest.mark.parametrize("count", [1, 2, 8, MOST_VECTORS, MANY])
 def test_folds_of_many_vectors(device, op, dtype, count):
-    checks.check_fold(device, op, dtype, count, 300, (1,))
+    checks.check_fold(device, op, dtype, count, 300, offsets=(1,))
 
 
 @pytest.mark.parametrize(("op", "dtype"), SOME)
 @pytest.mark.parametrize("offsets", [(0,), (1,), (3,), (7,), (0, 8), (1, 2, 3), (0, 4, 1)])
 @pytest.mark.parametrize("length", [0, 1, 2, 7, 8, 9, 17, 64, 5003])
 def test_folds_wherever_vectors_lie(device, op, dtype, offsets, length):
-    checks.check_fold(device, op, dtype, 3, length, offsets)
+    checks.check_fold(device, op, dtype, 3, length, offsets=offsets)
 
 
 @pytest.mark.parametrize("name", ["fp16", "bf16"])
@@ -151,8 +155,9 @@ def test_codecs_of_what_does_not_lie_in_one_piece(device, name):
 
 def test_what_a_kernel_cannot_reach_is_refused(device):
     x, image = shim.array(np.zeros(101)), shim.array(np.zeros(65, np.uint8))
+    short = shim.array(np.zeros(4, ml_dtypes.float8_e5m2))
     odd = shim.array(np.zeros(802, np.uint8))[1:801].view("f8")
-    with pytest.raises(ValueError, match="cannot reach float64 at .*: it must be aligned"):
+    with pytest.raises(ValueError, match=r"cannot reach float64 at .*: it must be aligned"):
         device.fold([odd, odd], mpiagg.arrays.reduction("sum", odd.dtype, 2))
     with pytest.raises(ValueError, match="must be aligned"):
         device.codec("u8").encode(x[:32], image[1:])
@@ -161,8 +166,7 @@ def test_what_a_kernel_cannot_reach_is_refused(device):
     with pytest.raises(ValueError, match=r"shape \(101,\) cannot be written to shape \(32,\)"):
         device.codec("fp16").encode(x, image[:64])
     with pytest.raises(TypeError, match="arrays of dtype float8_e5m2 cannot be combined on a CUDA device"):
-        x = shim.array(np.zeros(4, ml_dtypes.float8_e5m2))
-        device.fold([x, x], mpiagg.arrays.reduction("sum", x.dtype, 2))
+        device.fold([short, short], mpiagg.arrays.reduction("sum", short.dtype, 2))
 
 
 # -- how threads share out
@@ -198,10 +202,10 @@ def nvrtc():
     return module
 
 
-def assembled(nvrtc, text, architecture):
+def assembled(nvrtc, text, architecture, options=OPTIONS):
     program = nvrtc.createProgram(text, "kernels.cu", (), ())
     try:
-        nvrtc.compileProgram(program, (f"-arch={architecture}", *OPTIONS))
+        nvrtc.compileProgram(program, (f"-arch={architecture}", *options))
     except nvrtc.NVRTCError:
         pytest.fail(nvrtc.getProgramLog(program))
     assembler = nvrtc.getPTX(program)
@@ -212,7 +216,7 @@ def assembled(nvrtc, text, architecture):
 @pytest.mark.parametrize("op", checks.DTYPES_OF)
 def test_every_fold_compiles_for_devices(nvrtc, op, architecture):
     cases = [(op, dtype) for dtype in checks.DTYPES_OF[op]]
-    every = list(folds((1, 2, 4, 8, MOST_VECTORS, MANY), cases))
+    every = [*folds((2, 8, MANY), cases), *folds((1, 4, MOST_VECTORS), [case for case in SOME if case[0] == op])]
     text = assembled(nvrtc, kernels.PRELUDE + "".join(kernel.body for kernel in every), architecture)
     assert all(f".entry {kernel.name}(" in text for kernel in every)
     assert "fma" not in text
@@ -234,13 +238,18 @@ def test_sixteen_bytes_are_read_and_written_at_once(nvrtc, dtype):
     assert "local" not in text  # the table of the vectors is taken apart
 
 
-def test_other_roundings_would_be_noticed(nvrtc):
+def test_without_the_options_products_and_sums_would_be_one(nvrtc):
     source = fold("complex64", 8, "prod", 2, divided=False).source
-    assert "fma" in assembled_with_fma(nvrtc, source)
+    assert "fma" in assembled(nvrtc, source, "compute_90", options=("-std=c++17",))
 
 
-def assembled_with_fma(nvrtc, text):
-    program = nvrtc.createProgram(text, "kernels.cu", (), ())
-    nvrtc.compileProgram(program, ("-arch=compute_90", "-std=c++17"))
-    assembler = nvrtc.getPTX(program)
-    return assembler if isinstance(assembler, str) else assembler.decode()
+@pytest.mark.parametrize("name", ["cuda", "cuda_kernels"])
+@pytest.mark.usefixtures("nvrtc")
+def test_what_is_used_of_cupy_is_there(name):
+    cupy = pytest.importorskip("cupy")
+    source = (Path(mpiagg.arrays.__file__).parent / f"{name}.py").read_text()
+    used = {ast.unparse(node) for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Attribute)}
+    names = [each for each in used if re.fullmatch(r"(cupy|runtime)(\.\w+)+", each)]
+    assert len(names) >= 5
+    for each in names:
+        attrgetter(re.sub("^runtime", "cuda.runtime", each.removeprefix("cupy.")))(cupy)

@@ -2,12 +2,14 @@
 
 import importlib
 import json
+from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
 
 from mpiagg.cli import columns, launch, main
 from mpiagg.cli.flags import LARGEST, SMALLEST, Flags, mlbench_counts, parse_range, parse_rate, parse_size
+from mpiagg.errors import DeviceError
 from mpiagg.schedules import Collective, algorithms
 
 
@@ -148,7 +150,12 @@ def test_the_usual_columns_fit_a_terminal_of_100():
         (["-m", "bees"], "'bees' is not a size"),
         (["reduce", "--root", "2"], "--root must be a rank from 0 to 1, not 2"),
         (["--link-rate", "1"], "'1' is not a rate; write 100mbit"),
-        (["--beside", "bees"], "'bees' is not 'gloo'"),
+        (["--beside", "bees"], "'bees' is not one of 'gloo', 'mpi'"),
+        (["--beside", "mpi"], "--beside mpi is for arrays on a device"),
+        (["-d", "bees"], "'bees' is no device; write cpu, cuda, or cuda:1"),
+        (["-d", "cuda:x"], "'cuda:x' is no device"),
+        (["-d", "cuda", "--beside", "gloo"], "are for arrays on the host, not for --device"),
+        (["-d", "cuda", "--sizes", "mlbench"], "are for arrays on the host, not for --device"),
         (["--wire", "bees"], "'fp16', 'bf16', 'u8'"),
         (["allgather", "--wire", "u8"], "--wire is for allreduce by sum, avg, min, max"),
         (["--op", "prod", "--wire", "u8"], "--wire is for allreduce by sum, avg, min, max"),
@@ -163,6 +170,26 @@ def test_bad_arguments_are_told_with_the_known_names(monkeypatch, arguments, wor
     done = CliRunner().invoke(main, ["bench", *arguments])
     assert done.exit_code == 2
     assert words in " ".join(done.output.split())
+
+
+@pytest.mark.parametrize("fault", [None, DeviceError("no launcher says")])
+def test_a_rank_takes_its_device_before_mpi_starts(monkeypatch, fault):
+    bench, done = importlib.import_module("mpiagg.cli.bench"), []
+
+    def bind_device():
+        done.append("bind")
+        if fault is not None:
+            raise fault
+
+    monkeypatch.setattr(bench, "bind_device", bind_device)
+    monkeypatch.setattr(bench.launch, "launched_ranks", lambda: 2)
+    monkeypatch.setattr(bench.job, "run", lambda *_: done.append("run"))
+    for arguments in (["-d", "cuda"], ["-d", "cuda:1"], []):
+        assert CliRunner().invoke(main, ["bench", *arguments]).exit_code == 0
+    assert done == ["bind", "run", "run", "run"]
+    monkeypatch.setattr(bench.launch, "launched_ranks", lambda: None)
+    CliRunner().invoke(main, ["bench", "-d", "cuda"])
+    assert done[4:] == ["run"]  # who only starts ranks takes none
 
 
 def test_a_peer_that_is_not_there_is_told_before_anything_is_started(monkeypatch):
@@ -357,3 +384,142 @@ def test_an_algorithm_that_refuses_and_was_asked_for_is_an_error(run_ranks):
     assert done.status == 1
     assert "Error: picky: wants another number of ranks" in done.err
     assert "Traceback" not in done.err
+
+
+# -- arrays on a device
+
+
+def on_device(script):
+    """Return a script whose ranks know the stand-in."""
+    tests = str(Path(__file__).parents[1])
+    return f"import sys\nsys.path.insert(0, {tests!r})\nimport standin\nstandin.install()\n{script}"
+
+
+BENCH = """
+from mpiagg.cli import main
+main(["bench", "-d", "standin", *sys.argv[1:]])
+"""
+
+
+@pytest.mark.parametrize("aware", ["0", "1"])
+def test_arrays_on_a_device_are_measured(run_ranks, monkeypatch, tmp_path, aware):
+    monkeypatch.setenv("MPIAGG_CUDA_AWARE", aware)
+    path = tmp_path / "bench.json"
+    sizes = ["-m", "1K:128K", "--factor", "128", "-i", "4", "-x", "1"]
+    done = run_ranks(2, on_device(BENCH), *sizes, "-f", "--beside", "mpi", "--json", str(path))
+    assert done.status == 0, done.err
+    titles = done.out.splitlines()
+    assert titles[2] == "# on standin:0, STANDIN-standin:0; vectors of up to 64 KiB go to the host as a whole"
+    way = "are of the device's memory (CUDA-aware)" if aware == "1" else "go by way of the host (staged)"
+    assert titles[3] == f"# messages of longer ones {way}: MPIAGG_CUDA_AWARE={aware} says so"
+    assert ("# without mpi: messages do not reach the device's memory" in titles) == (aware == "0")
+    names = ["native", "auto", *algorithms("allreduce"), "by-hand", *["mpi"] * int(aware), "registered", "copy"]
+    told = json.loads(path.read_text())
+    assert told["machine"]["device"] == {"name": "standin:0", "identity": "STANDIN-standin:0"}
+    assert told["flags"]["device"] == "standin"
+    assert [(row["size"], row["algorithm"]) for row in told["rows"]] == [(s, a) for s in (1024, 2**17) for a in names]
+    assert {(row["wrong"], row["device_us"]) for row in told["rows"]} == {(0, None)}
+    assert all(("mpi" in row["over_peers"]) == (aware == "1") for row in told["rows"])
+
+
+EVERYTHING_ON_DEVICE = """
+from mpiagg.cli import job
+from mpiagg.cli.competitors import Competitor
+from mpiagg.cli.flags import Flags, SizeRange
+from mpiagg.schedules import Collective
+world = job.join()
+from mpiagg.cli.sweep import Sweep
+from mpiagg.transport import channel_of
+aware = channel_of(world).aware = sys.argv[1] == "aware"
+usual = Flags("allreduce", (), SizeRange(100_000, 100_000), 2, 1, 0, 1.0, False, "float32", "sum", 0, None, True)
+usual = usual._replace(device="standin")
+others = (
+    dict(dtype="bfloat16", op="avg"), dict(dtype="float16", op="max"), dict(dtype="complex128"), dict(dtype="uint8"),
+    dict(dtype="int32", op="prod", planned=False), dict(op="avg", beside=("mpi",)), dict(beside=("mpi",)),
+    dict(wires=("fp16", "bf16", "u8"), dtype="float16"), dict(wires=("fp16", "bf16", "u8"), planned=False),
+)
+runs = [usual._replace(collective=collective.value) for collective in Collective]
+runs += [usual._replace(collective=collective, root=world.size - 1) for collective in ("reduce", "broadcast")]
+runs += [flags._replace(buffer="registered") for flags in runs[:4]]
+runs += [usual._replace(**changed) for changed in others]
+with standin.watch(device_messages=aware):
+    for flags in runs:
+        sweep = Sweep(world, flags, ("auto", "shared"))
+        # Blind checks would pass everything: doing nothing must be seen, whatever a wire may lose.
+        task = sweep.task(100_000)
+        off = max([task.wired(wire, planned=True).off for wire in flags.wires], default=0)
+        if sweep._wrong(task, [Competitor("nothing", lambda: None, off=off)])[0] == 0:
+            raise AssertionError(f"a call that does nothing passes as {flags}")
+        for row in sweep.rows():
+            if row.wrong:
+                raise AssertionError(f"{row} of {flags}")
+if world.rank == 0:
+    sys.stdout.write("all right")
+"""
+
+
+@pytest.mark.parametrize(("ranks", "how"), [(2, "aware"), (3, "staged")])
+def test_all_collectives_are_right_on_a_device(run_ranks, ranks, how):
+    done = run_ranks(ranks, on_device(EVERYTHING_ON_DEVICE), how)
+    assert done.status == 0, done.err
+    assert done.out == "all right"
+
+
+MISSING = """
+from mpi4py import MPI
+from mpiagg.arrays import where
+from mpiagg.errors import DeviceError
+def missing(number):
+    raise DeviceError("it is not there")
+if MPI.COMM_WORLD.rank == MPI.COMM_WORLD.size - 1:
+    where.KINDS["standin"] = missing
+from mpiagg.cli import main
+main(["bench", "-d", "standin", "-m", "64:64"])
+"""
+
+
+@pytest.mark.parametrize(
+    ("ranks", "words"), [(1, "it is not there"), (2, "rank 1 raised DeviceError: it is not there")]
+)
+def test_a_device_that_a_rank_has_not_is_told_to_all(run_ranks, ranks, words):
+    done = run_ranks(ranks, on_device(MISSING))
+    assert done.status == 1
+    assert f"Error: {words}" in done.err
+    assert "Traceback" not in done.err
+
+
+WATCH = """
+import types
+done = []
+class Event:
+    def record(self):
+        done.append("record")
+    def synchronize(self):
+        done.append("wait for the event")
+class Device:
+    def __init__(self, ordinal):
+        done.append(f"device {ordinal}")
+    def __enter__(self):
+        pass
+    def __exit__(self, *_):
+        pass
+    def synchronize(self):
+        done.append("wait for all")
+cuda = types.SimpleNamespace(Event=Event, Device=Device, get_elapsed_time=lambda first, last: 250.0)
+sys.modules["cupy"] = types.SimpleNamespace(cuda=cuda)
+from mpiagg.cli.on_device import DeviceWatch
+device = types.SimpleNamespace(kind="cuda", name="cuda:3", synchronise=lambda: done.append("synchronise"))
+watch = DeviceWatch(device)
+watch.start()
+done.append("call")
+seconds, by_events = watch.stop()
+assert by_events == 0.25 and seconds >= 0
+assert done == ["device 3", "synchronise", "wait for all", "record", "call", "wait for all", "record",
+                "wait for the event", "synchronise"], done
+sys.stdout.write("all right")
+"""
+
+
+def test_a_device_s_events_time_what_lies_between_two_waits_for_all_of_it(run_ranks):
+    done = run_ranks(1, on_device(WATCH))
+    assert (done.status, done.out) == (0, "all right"), done.err

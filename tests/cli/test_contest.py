@@ -48,7 +48,8 @@ def entry(name):
     return Entry(call, before)
 for singly in (False, True):
     results = hold(MPI.COMM_WORLD, [entry("one"), entry("other")], Pace(100, 2, 60.0, singly))
-    for name, (seconds, repeats) in zip(("one", "other"), results):
+    for name, (seconds, repeats, by_device) in zip(("one", "other"), results):
+        assert by_device is None
         assert (len(seconds), repeats) == ((100, 1) if singly else (20, 5)), (len(seconds), repeats)
         assert (seconds >= 0).all()
 # Warm-up calls; timed calls, of which every block of five begins with one more; and all of it again, each timed alone.
