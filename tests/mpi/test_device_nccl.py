@@ -67,30 +67,28 @@ def test_the_results_of_messages(comm, rank, size, device, vectors, bits, collec
                 assert bits(result) == bits(wanted)
 
 
-@pytest.mark.parametrize("collective", REDUCING)
-def test_every_op_and_dtype_or_a_refusal_on_all_ranks(comm, rank, device, vectors, bits, collective):
+def test_every_op_and_dtype_or_a_refusal_on_all_ranks(comm, rank, device, vectors, bits):
     accepted = set()
     for char in "?bBhHiIlLqQefdgFD":
         x = vectors(char, 13)[rank]
+        there = device.from_host(x)
         for op in ("sum", "avg", "min", "max", "prod"):
             try:
-                wanted = called(collective, x, comm, op=op, algorithm="direct")
+                wanted = called("allreduce", x, comm, op=op, algorithm="direct")
             except TypeError:
                 continue
-            there = device.from_host(x)
             if char in "hHg" or (char in "FD" and op == "prod"):
-                refused(TypeError, "'nccl' has no op", called, collective, there, comm, op=op, algorithm="nccl")
+                refused(TypeError, "'nccl' has no op", mpiagg.allreduce, there, comm=comm, op=op, algorithm="nccl")
                 continue
-            result = called(collective, there, comm, op=op, algorithm="nccl")
+            result = called("allreduce", there, comm, op=op, algorithm="nccl")
             accepted.add(char)
-            if wanted is not None:
-                assert result.dtype == wanted.dtype
-                assert bits(result) == bits(wanted), (char, op)
+            assert result.dtype == wanted.dtype
+            assert bits(result) == bits(wanted), (char, op)
     assert accepted == set("?bBiIlLqQefdFD")
 
 
 @given(st.lists(st.integers(0, 5), min_size=8, max_size=8), st.sampled_from(["f8", "F", "i2"]))
-@settings(max_examples=10)
+@settings(max_examples=6)
 def test_any_counts(counts, dtype):
     world = MPI.COMM_WORLD
     rank, size = world.rank, world.size
@@ -155,7 +153,8 @@ def test_an_aggregation(comm, rank, size, device):
 def test_one_collective_is_asked_for_and_nothing_is_copied_or_sent(comm, rank, size, device, rest):
     x = device.from_host(np.full(12 * size + rest, rank + 1.0))
     uneven = rest and size > 1
-    scattered = ["nccl " + (" ".join(["reduce"] * size) if uneven else "reduce_scatter"), "divide", "convert"]
+    scattered = ["nccl " + (" ".join(["reduce"] * size) if uneven else "reduce_scatter"), "divide"]
+    scattered += ["convert"] if size > 1 else []  # of a rank alone the part is the whole
     for collective, names in (
         ("allreduce", ["nccl all_reduce", "divide"]),
         ("reduce_scatter", scattered),
@@ -208,7 +207,9 @@ def test_a_channel_connects_once_and_disconnects_before_it_goes(comm, device, mo
     assert channel.nccl is None
     there = []
     close = StandInNccl.close
-    monkeypatch.setattr(StandInNccl, "close", lambda self, abort: there.append(bool(channel.comm)) or close(self, abort=abort))
+    monkeypatch.setattr(
+        StandInNccl, "close", lambda self, abort: there.append(bool(channel.comm)) or close(self, abort=abort)
+    )
     for _ in range(2):
         mpiagg.allreduce(device.from_host(np.ones(3)), comm=comm, algorithm="nccl")
         mpiagg.broadcast(device.from_host(np.ones(3)), comm=comm, algorithm="nccl")

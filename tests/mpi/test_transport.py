@@ -8,7 +8,7 @@ from mpi4py import MPI
 
 import mpiagg
 from mpiagg.schedules import MOST_LANES
-from mpiagg.transport import channel_of, messages
+from mpiagg.transport import channel_of, messages, wait_patiently
 
 pytestmark = pytest.mark.mpi
 
