@@ -45,7 +45,7 @@ Builder = Callable[[DeviceTask], Competitor]
 def allreduce(setting: Setting) -> None:
     """Measure all sizes: staged, by CUDA IPC, by hand, and the limit of the device's memory."""
     ways = Ways(setting, aware=False)
-    sizes = QUICK if setting.quick else SIZES
+    sizes = setting.sizes(SIZES, QUICK)
     ways.measure(
         sizes,
         {
@@ -72,18 +72,21 @@ def library(setting: Setting) -> None:
 
 def _of_device_memory(setting: Setting, builders: Mapping[str, Builder]) -> None:
     if not channel_of(setting.comm).aware:
-        setting.save(left_out={name: "messages do not reach the device's memory" for name in builders})
+        setting.save(left_out=dict.fromkeys(builders, "messages do not reach the device's memory"))
         return
-    staged = Ways(setting, aware=False).task
-    ways = Ways(setting, aware=True)
-    beside = {"staged": lambda task: auto(replace(staged(4), count=task.count))}
-    ways.measure(QUICK if setting.quick else SIZES, {**beside, **builders})
+    other = Ways(setting, aware=False)
+
+    def staged(task: DeviceTask) -> Competitor:
+        own = replace(task, comm=other.comm, aware=False)
+        return auto(own)._replace(task=own)
+
+    Ways(setting, aware=True).measure(setting.sizes(SIZES, QUICK), {"staged": staged, **builders})
 
 
 def threshold(setting: Setting) -> None:
     """Measure from which size on messages are faster than going by way of the host as a whole."""
     ways = Ways(setting, aware=channel_of(setting.comm).aware)
-    sizes = QUICK if setting.quick else SHORT
+    sizes = setting.sizes(SHORT, QUICK)
     mapped = ways.mapped(max(sizes))
     builders = {
         "by way of the host": partial(built_with, BY_WAY_OF_HOST=ALWAYS, build=auto),
@@ -103,7 +106,7 @@ def pieces(setting: Setting) -> None:
     }
     builders["in one piece"] = partial(built_with, PIECE=ALWAYS, build=auto)
     builders |= {"by hand": DeviceTask.by_hand, "by hand, mpiagg": by_hand}
-    ways.measure([MIB] if setting.quick else PIECED, builders, seconds=3.0)
+    ways.measure(setting.sizes(PIECED, [MIB]), builders, seconds=3.0)
     setting.save(at_present=binding.PIECE)
 
 
@@ -156,18 +159,21 @@ class Ways:
         return lambda task: by_hand(task, memory())
 
     def _if_possible(self, make: Callable[[], Array]) -> Callable[[], Array]:
-        """Make an array, and return what returns it, or raises why there is none."""
-        fault: Exception
+        """Make an array, and return what returns it, or raises why a rank has none; collective."""
+        made, fault = None, ""
         try:
             made = make()
         except (MemoryError, DeviceError, ValueError) as error:
-            fault = error
+            fault = str(error)
+        missing = np.array(made is None)
+        self.comm.Allreduce(MPI.IN_PLACE, missing, MPI.LOR)
 
-            def refuse() -> Array:
-                raise ValueError(f"{type(fault).__name__}: {fault}")
+        def get() -> Array:
+            if missing or made is None:
+                raise ValueError(fault or "another rank has no such memory")
+            return made
 
-            return refuse
-        return lambda: made
+        return get
 
     def measure(
         self, sizes: list[int], builders: Mapping[str, Builder], *, seconds: float = 2.0, limit: bool = False
@@ -181,12 +187,8 @@ class Ways:
         whole = self._whole(max(sizes)) if limit else None
         for nbytes in sizes:
             task = self.task(nbytes)
-            competitors = {}
-            for name, build in builders.items():
-                try:
-                    competitors[name] = build(task)
-                except ValueError as error:  # on all ranks alike
-                    s.saved["left_out"][name] = str(error)
+            built = {name: self._built(name, build, task) for name, build in builders.items()}
+            competitors = {name: one for name, one in built.items() if one is not None}
             wrong = np.array([(one.task or task).check(one.call) for one in competitors.values()])
             s.comm.Allreduce(MPI.IN_PLACE, wrong)
             calls: dict[str, Call] = {name: one.call for name, one in competitors.items()}
@@ -196,6 +198,14 @@ class Ways:
             for one in competitors.values():
                 one.free()
             s.save({**row, "wrong": dict(zip(competitors, wrong.tolist(), strict=True))})
+
+    def _built(self, name: str, build: Builder, task: DeviceTask) -> Competitor | None:
+        """Return a way to carry a task out, or None where it is left out, as on all ranks."""
+        try:
+            return build(task)
+        except ValueError as error:
+            self.setting.saved["left_out"][name] = str(error)
+            return None
 
     def _whole(self, most: int) -> Callable[[int], None]:
         """Return a call in which rank 0 copies as many bytes as all ranks' vectors have, on the device."""

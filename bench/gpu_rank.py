@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import faulthandler
 import json
-import os
 import traceback
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -20,6 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+import numpy as np
 
 from mpiagg.cli import job
 from mpiagg.errors import DeviceError
@@ -59,6 +59,8 @@ class Setting:
         That of this rank.
     quick : bool
         Whether it is only tried out.
+    largest : int
+        Bytes of the longest vectors.
     path : Path
         The file.
     saved : dict
@@ -68,8 +70,13 @@ class Setting:
     comm: MPI.Intracomm
     device: Accelerator
     quick: bool
+    largest: int
     path: Path
     saved: dict[str, Any] = field(default_factory=dict)
+
+    def sizes(self, usual: list[int], quick: list[int]) -> list[int]:
+        """Return the sizes in bytes to measure."""
+        return [size for size in (quick if self.quick else usual) if size <= self.largest] or quick[:1]
 
     def time(self, calls: Mapping[str, Call], seconds: float) -> dict[str, dict[str, float]]:
         """Time calls in turns, all of them in so many seconds, about; collective.
@@ -82,8 +89,6 @@ class Setting:
         """
         from mpiagg.cli import contest  # noqa: PLC0415 - needs MPI
         from mpiagg.cli.on_device import DeviceWatch  # noqa: PLC0415 - needs MPI
-
-        import numpy as np  # noqa: PLC0415 - with the others
 
         pace = contest.Pace(1000, 3, seconds / 20 if self.quick else seconds)
         entries = [contest.Entry(call) for call in calls.values()]
@@ -104,7 +109,7 @@ class Setting:
         if self.comm.rank == 0:
             unfinished = self.path.with_suffix(".new")
             unfinished.write_text(json.dumps(self.saved, indent=1) + "\n")
-            os.replace(unfinished, self.path)
+            unfinished.replace(self.path)
 
 
 @click.command()
@@ -112,8 +117,9 @@ class Setting:
 @click.argument("path", type=click.Path(path_type=Path))
 @click.option("--device", "name", default="cuda")
 @click.option("--quick", is_flag=True, help="Only try it out.")
+@click.option("--largest", default=2**30, help="Bytes of the longest vectors.")
 @click.option("--seconds", default=300.0, help="When this process ends itself, whatever it hangs in.")
-def main(part: str, path: Path, name: str, quick: bool, seconds: float) -> None:
+def main(part: str, path: Path, name: str, *, quick: bool, largest: int, seconds: float) -> None:
     """Be a rank that measures a part."""
     faulthandler.dump_traceback_later(seconds, exit=True)
     with suppress(DeviceError):  # what is wrong is told when all ranks are together
@@ -121,21 +127,21 @@ def main(part: str, path: Path, name: str, quick: bool, seconds: float) -> None:
             bind_device()
     world = job.join()
     try:
-        measure(world, part, path, name, quick=quick)
+        measure(world, part, path, name, quick=quick, largest=largest)
     except Exception:  # noqa: BLE001 - whatever it is, the other ranks would wait for this one
         traceback.print_exc()
         world.Abort(1)
     faulthandler.cancel_dump_traceback_later()
 
 
-def measure(world: MPI.Intracomm, part: str, path: Path, name: str, *, quick: bool) -> None:
+def measure(world: MPI.Intracomm, part: str, path: Path, name: str, *, quick: bool, largest: int) -> None:
     """Measure a part."""
     from mpiagg.cli import machine  # noqa: PLC0415 - needs MPI
     from mpiagg.cli.on_device import facts, take_device  # noqa: PLC0415 - needs MPI
     from mpiagg.transport import channel_of  # noqa: PLC0415 - needs MPI
 
     device: Any = take_device(channel_of(world), name)
-    setting = Setting(world, device, quick, path)
+    setting = Setting(world, device, quick, largest, path)
     setting.save(machine={**machine.facts(), "device": facts(device)}, rows=[])
     getattr(import_module(f"bench.{PARTS[part]}"), part)(setting)
 

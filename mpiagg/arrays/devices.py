@@ -205,7 +205,7 @@ class Nccl(ABC):
 
     @abstractmethod
     def reduce_scatter(self, vector: Array, own: Array, op: str) -> None:
-        """Leave in ``own``, this rank's part of its vector, that of the reduction; what is left elsewhere is not said."""
+        """Leave that part of the reduction in ``own``, this rank's part of its vector, and anything in the others."""
 
     @abstractmethod
     def group(self) -> AbstractContextManager[None]:

@@ -35,4 +35,5 @@ def gather(comm: MPI.Intracomm, data: bytes, purpose: str) -> list[bytes]:
 
 
 def _complete(request: MPI.Request, purpose: str) -> None:
-    wait_patiently(request.Test, lambda: f"all ranks to {purpose}")
+    awaited = f"all ranks to {purpose}"  # one object: another would be progress
+    wait_patiently(request.Test, lambda: awaited)

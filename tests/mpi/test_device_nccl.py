@@ -54,7 +54,7 @@ def work():
 
 
 @pytest.mark.parametrize("collective", COLLECTIVES)
-def test_the_results_of_messages(comm, rank, size, device, vectors, bits, collective):
+def test_the_results_of_messages(comm, rank, size, device, vectors, bits, collective):  # noqa: PLR0917 - fixtures
     for dtype in (np.float64, np.float16, np.int16) if collective not in REDUCING else (np.float64, np.float16):
         for length in (0, 1, size, 37, 10_000):
             x = vectors(dtype, length)[rank]
@@ -246,7 +246,7 @@ def test_ranks_that_share_a_device_are_told(comm, size, shared_device, rank, mon
 
 
 @pytest.mark.parametrize("step", ["nccl", "unique_id", "connect"])
-def test_what_fails_on_one_rank_is_an_error_on_all(comm, rank, size, device, monkeypatch, step):
+def test_what_fails_on_one_rank_is_an_error_on_all(comm, rank, size, device, monkeypatch, step):  # noqa: PLR0917 - fixtures
     failing = 0 if step == "unique_id" else size - 1
 
     def fail(*_):
