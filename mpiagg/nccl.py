@@ -4,7 +4,8 @@ It is never needed, and never chosen unless it is named. NCCL says in which orde
 the same bits, but not those of another algorithm, and ``"min"`` and ``"max"`` need not pass a NaN on.
 
 A plan asks for its collective in its own stream, when it is started. NCCL takes what ranks ask for in the order in
-which they ask, so all of them must start such plans in one order.
+which they ask, so all of them must start such plans in one order. NVIDIA warns of NCCL at work while a
+CUDA-aware MPI library sends memory of the same devices: let the one be done before the other starts.
 """
 
 from __future__ import annotations

@@ -18,6 +18,7 @@ from mpiagg.arrays import (
     even_ranges,
     reduction,
     scratch,
+    to_host,
 )
 from mpiagg.schedules import Action, Collective, Layout, Message, Step, schedules, walk
 from mpiagg.schedules import algorithm as find_algorithm
@@ -61,7 +62,7 @@ def simulate(
     TypeError
         For a dtype that the op is not for.
     """
-    inputs = [as_input(vector) for vector in vectors]
+    inputs = [to_host(as_input(vector)) for vector in vectors]
     if not inputs:
         raise ValueError("simulate needs the vector of at least one rank")
     first = inputs[0]

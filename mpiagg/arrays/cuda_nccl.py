@@ -60,9 +60,7 @@ class CudaNccl(Nccl):
             try:
                 yield cupy.cuda.get_current_stream().ptr
             except self._library.NcclError as error:
-                raise DeviceError(
-                    f"NCCL has failed on {self.device.name}: {error}; NCCL_DEBUG=WARN says more"
-                ) from error
+                raise DeviceError(f"NCCL has failed on {self.device.name}: {error}") from error
 
     def unique_id(self) -> bytes:
         """Return by what the ranks of a new connection find one another: the address of this process."""
