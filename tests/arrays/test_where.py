@@ -119,4 +119,4 @@ def test_outputs_on_a_device(device):
 def test_vectors_on_a_device_are_simulated_on_the_host(device):
     vectors = [np.arange(5.0) + rank for rank in range(3)]
     simulated = mpiagg.simulate([device.from_host(x) for x in vectors], "avg", "ring")
-    assert all(np.array_equal(one, other) for one, other in zip(simulated, mpiagg.simulate(vectors, "avg", "ring")))
+    assert np.array_equal(simulated, mpiagg.simulate(vectors, "avg", "ring"))

@@ -47,7 +47,8 @@ def device(request, comm):
 def tensors(rank, step=0):
     """Return the tensors of a rank: short ones and one that is long enough not to go by the host."""
     random = np.random.default_rng((rank, step))
-    forms = [((130, 90), "f4"), ((3,), "f4"), ((20, 30), "f4"), ((2, 3), "f8"), ((50,), "f2"), ((), "f4"), ((0, 4), "f4")]
+    singles, others = [(130, 90), (3,), (20, 30), (), (0, 4)], [((2, 3), "f8"), ((50,), "f2")]
+    forms = [*((shape, "f4") for shape in singles), *others]
     made = [random.standard_normal(shape).astype(dtype) for shape, dtype in forms]
     return [*made, made[2].astype(ml_dtypes.bfloat16)]
 
@@ -102,7 +103,8 @@ SHAPES = [(200, 60), (60,), (60, 70), (3,), ()]
 
 @pytest.mark.parametrize("overlapped", [False, True])
 @pytest.mark.parametrize("bucket_bytes", [0, 2**25])
-def test_gradients_of_parameters_on_a_device(comm, rank, size, device, bits, overlapped, bucket_bytes):
+def test_gradients_of_parameters_on_a_device(comm, rank, device, overlapped, bucket_bytes):
+    size = comm.size
     def gradients(step):
         random = np.random.default_rng((rank, step))
         return [random.standard_normal(shape).astype(np.float32) for shape in SHAPES]
