@@ -29,6 +29,7 @@ from typing import Any, NamedTuple
 import click
 
 from bench import gpu_report
+from bench.gpu_rank import PARTS
 from mpiagg.cli import launch
 from mpiagg.cli.flags import parse_size
 
@@ -138,7 +139,7 @@ class Run:
         took = time.monotonic() - start
         known = {"part": part.name, "ranks": part.ranks, "how": outcome.how, "took": took}
         self.record["parts"].append({**known, "printed": outcome.printed[-PRINTED:], **outcome.saved})
-        click.echo(f"{part.name}, {part.ranks} ranks: {outcome.how}, {took:.0f} s")
+        click.echo(f"{gpu_report.title(known)}: {outcome.how}, {took:.0f} s")
         self.save()
 
     def _job(self, part: Part, limit: float) -> Outcome:
@@ -246,7 +247,9 @@ def parse_ranks(text: str) -> list[int]:
 @click.option("--quick", is_flag=True, help="Only try everything out, on a few short vectors.")
 @click.option("--largest", default="1G", show_default=True, help="Bytes of the longest vectors.")
 @click.option("--tests/--no-tests", default=True, help="Whether tests/gpu is run, too.")
-@click.option("--only", multiple=True, help="Measure only parts of that name; repeatable.")
+@click.option(
+    "--only", multiple=True, type=click.Choice([*PARTS, TESTS]), help="Measure only parts of that name; repeatable."
+)
 @click.option("--device", default="cuda", hidden=True)
 def main(
     folder: Path, ranks: str, *, quick: bool, largest: str, tests: bool, only: tuple[str, ...], device: str

@@ -131,7 +131,6 @@ def main(part: str, path: Path, name: str, *, quick: bool, largest: int, seconds
     except Exception:  # noqa: BLE001 - whatever it is, the other ranks would wait for this one
         traceback.print_exc()
         world.Abort(1)
-    faulthandler.cancel_dump_traceback_later()
 
 
 def measure(world: MPI.Intracomm, part: str, path: Path, name: str, *, quick: bool, largest: int) -> None:

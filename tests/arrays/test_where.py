@@ -48,7 +48,7 @@ def test_the_host_by_its_name():
 
 @pytest.mark.parametrize("name", ["gpu", "cuda:", "cuda:one", "cuda:-1", "", "cpu:0"])
 def test_unknown_devices(name):
-    with pytest.raises(ValueError, match="unknown device .*; known: cpu, cuda, 'cuda:0' and so on"):
+    with pytest.raises(ValueError, match=r"unknown device .*; known: cpu, cuda, 'cuda:0' and so on"):
         find_device(name)
 
 

@@ -147,7 +147,7 @@ def test_buckets_lie_where_all_ranks_map_them(comm, rank, size, device):
         assert all((standin.peek(view) == (size - 1) / 2).all() for view in views)
 
 
-def test_a_gradient_on_another_device_is_refused_on_all_ranks(comm, rank, size, device):
+def test_a_gradient_on_another_device_is_refused_on_all_ranks(comm, rank, device):
     parameters = [Item(device.from_host(np.zeros(5)))]
     with mpiagg.DDP(Module(parameters), comm) as ddp:
         parameters[0].grad = np.zeros(5) if rank == 0 else device.from_host(np.zeros(5))

@@ -54,9 +54,9 @@ def assert_same(one, other, bits):
 
 @pytest.mark.parametrize("collective", COLLECTIVES)
 @pytest.mark.usefixtures("short_ones_too")
-def test_the_bits_of_the_host(comm, rank, size, device, bits, collective):
+def test_the_bits_of_the_host(comm, rank, device, bits, collective):
     for algorithm in mpiagg.algorithms(collective):
-        for length in (0, 1, size, 37, 1001):
+        for length in (0, 1, comm.size, 37, 1001):
             x = irregular(length, rank)
             wanted = called(collective, x, comm, algorithm=algorithm)
             assert_same(called(collective, device.from_host(x), comm, algorithm=algorithm), wanted, bits)
@@ -87,8 +87,8 @@ def registered(x, comm):
 
 
 @pytest.mark.parametrize("collective", COLLECTIVES)
-def test_vectors_that_all_ranks_map_have_the_bits_of_the_host(comm, rank, size, device, bits, collective):
-    for length in (size * 9_000, 20_001):  # float64: long enough not to go by the host
+def test_vectors_that_all_ranks_map_have_the_bits_of_the_host(comm, rank, device, bits, collective):
+    for length in (comm.size * 9_000, 20_001):  # float64: long enough not to go by the host
         for dtype, op in ((np.float64, "avg"), (np.int64, "max")):
             x = irregular(length, rank, dtype)
             if collective == "allreduce":
@@ -135,7 +135,8 @@ def counts(log):
     return Counter(entry.what for entry in log)
 
 
-def test_mapped_vectors_are_reduced_by_one_kernel_and_not_copied(comm, rank, size, device):
+@pytest.mark.usefixtures("device")
+def test_mapped_vectors_are_reduced_by_one_kernel_and_not_copied(comm, rank, size):
     vector = registered(irregular(100_000, rank), comm)
 
     def call():
@@ -145,7 +146,7 @@ def test_mapped_vectors_are_reduced_by_one_kernel_and_not_copied(comm, rank, siz
     assert counts(log_of(call)) == (Counter(fold=1) if size > 1 else Counter())
 
 
-def test_where_one_vector_is_not_mapped_there_are_messages(comm, rank, size, device, bits):
+def test_where_one_vector_is_not_mapped_there_are_messages(comm, rank, device, bits):
     x = irregular(100_000, rank)
     wanted = called("allreduce", x, comm, algorithm="direct")
     mapped = registered(x, comm)
@@ -165,11 +166,10 @@ def test_short_vectors_go_by_the_host_with_one_copy_each_way(comm, rank, device)
             mpiagg.allreduce(x, out=out, comm=comm)
 
         call()
-        log = log_of(call)
-        assert [entry.what for entry in log if entry.what in ("out", "in", "kernel", "on")] == ["out", "in"]
         with mpiagg.allreduce_init(x, out=out, comm=comm) as plan:
             plan()
-            assert [entry.what for entry in log_of(plan) if entry.what in ("out", "in", "kernel", "on")] == ["out", "in"]
+            for log in (log_of(call), log_of(plan)):
+                assert [entry.what for entry in log if entry.what in ("out", "in", "kernel", "on")] == ["out", "in"]
 
 
 @pytest.mark.usefixtures("short_ones_too", "slow_messages")
@@ -189,7 +189,29 @@ def test_a_staged_ring_copies_what_it_sends_and_receives_and_no_more(comm, rank,
     assert {entry.memory for entry in log if entry.what in ("send", "receive")} <= {"device" if aware else "pinned"}
     if size > 1 and not aware:
         assert copies_during_messages(log) > 0
-        assert plan.nbytes <= x.nbytes // size + 4 * 2 * 8 * 10  # scratch, and four pieces that are used again and again
+        assert plan.nbytes <= x.nbytes // size + 4 * 2 * 8 * 10  # scratch, and four pieces
+
+
+@pytest.mark.usefixtures("short_ones_too")
+def test_the_order_of_copies_kernels_waits_and_messages(comm, rank, size, device):
+    x = device.from_host(irregular(40 * size, rank))
+    with mpiagg.allreduce_init(x, out=x, comm=comm, algorithm="ring") as plan:
+        plan()
+        np.add(x, 1, out=x)
+        standin.LOG.clear()
+        plan()
+    # Messages of a round end in any order.
+    told = " ".join("end" if entry.what in ("sent", "arrived") else entry.what for entry in standin.LOG)
+    # The plan's stream follows the caller's, and that of the messages the plan's. Nobody waits where nothing was asked.
+    message, steps = "receive send end end ", size - 1
+    if size == 1:
+        assert told == "wait wait done"
+    elif channel_of(comm).aware:
+        reduced = f"done {message}kernel "
+        assert f"{told} " == "wait wait " + reduced * steps + f"done {message}" + message * (steps - 1)
+    else:
+        copied = f"out done {message}in "
+        assert told == "wait wait " + f"{copied}kernel " * steps + copied * steps + "done"
 
 
 @pytest.mark.usefixtures("short_ones_too")
@@ -206,10 +228,10 @@ def test_pinned_memory_does_not_grow_with_the_vector(comm, rank, device, monkeyp
 
 @pytest.mark.parametrize("algorithm", ["ring", "direct"])
 @pytest.mark.usefixtures("short_ones_too")
-def test_pieces_do_not_change_the_bits(comm, rank, device, monkeypatch, bits, algorithm):
+def test_pieces_do_not_change_the_bits(comm, device, monkeypatch, bits, algorithm):
     monkeypatch.setattr(binding, "PIECE", 64)
     for length in (1, 201):
-        x = irregular(length, rank)
+        x = irregular(length, comm.rank)
         for keywords in ({}, {"lanes": 3}, {"wire": "bf16"}):
             wanted = called("allreduce", x, comm, algorithm=algorithm, **keywords)
             assert_same(called("allreduce", device.from_host(x), comm, algorithm=algorithm, **keywords), wanted, bits)
