@@ -62,7 +62,7 @@ def _ratio(record: Record, name: str, ways: tuple[str, str], least: float) -> Go
                 return Goal(name, wanted, f"nothing right at {words(size)} on {ranks} ranks", None)
             times = [row["times"][way]["us"] for way in ways]
             found.append((times[0] / times[1], f"at {words(size)} on {ranks} ranks"))
-    worst, where = min(found)
+    worst, where = min(found, key=lambda each: each[0])
     return Goal(name, wanted, f"{worst:.2f} {where}", worst >= least)
 
 

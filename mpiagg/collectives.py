@@ -1,5 +1,8 @@
 """Collectives for arrays, with NumPy's habits: an array in, an array out, ``out=`` to work in place.
 
+Arrays are NumPy's or CuPy's; ``out`` is on the device of the input, and a new array, too. On all ranks they are of one
+kind. When a call returns, results on a device are there for all its streams.
+
 All of them take these keywords:
 
 ``out``
@@ -7,7 +10,8 @@ All of them take these keywords:
 ``comm``
     The communicator, mpi4py's or :class:`mpiagg.Comm`; the world by default.
 ``algorithm``
-    A name from :func:`mpiagg.algorithms`; ``"auto"`` chooses by length, ``"native"`` is the MPI library's own.
+    A name from :func:`mpiagg.algorithms`; ``"auto"`` chooses by length, ``"native"`` is the MPI library's own, and
+    ``"nccl"`` NVIDIA's, for arrays on GPUs of which every rank has its own.
 ``lanes``
     Into how many interleaved parts the vector is cut; None leaves it to the choice.
 

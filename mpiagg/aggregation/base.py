@@ -64,7 +64,7 @@ class Aggregation(ABC):
         Parameters
         ----------
         tensors : sequence of numpy.ndarray
-            Arrays of any shapes and layouts, the same number, shapes and dtypes on all ranks.
+            Arrays of any shapes and layouts, NumPy's or CuPy's, the same number, shapes, dtypes and kinds on all ranks.
 
         Raises
         ------
