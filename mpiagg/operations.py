@@ -25,14 +25,13 @@ from mpiagg.arrays import (
     flat,
     same_memory,
     scratch,
-    settle,
 )
 from mpiagg.binding import Wire, bind
 from mpiagg.nccl import bind_nccl
 from mpiagg.on_node import bind_on_node, serves
 from mpiagg.operation import Operation
 from mpiagg.plan import Plan, find_plan
-from mpiagg.program import Awaited, BoundRound, Call, Program, in_turn
+from mpiagg.program import Awaited, BoundRound, Program, in_turn
 from mpiagg.schedules import Collective, send
 from mpiagg.staging import by_way_of_host, from_host, to_host
 from mpiagg.transport import SHARED_TAG, Channel
@@ -75,8 +74,8 @@ def run(channel: Channel, operation: Operation, x: Array | None, out: Array | No
     call()
     if mapped is None:
         _drain(operation, buffer, out)
-        if out is not None:
-            settle(out)
+        if isinstance(device, Accelerator):
+            device.synchronise()
 
 
 def _run_by_way_of_host(
@@ -106,10 +105,7 @@ def prepare(
     """Return a plan that carries an operation out, from ``x`` to ``out``, each time it runs."""
     device = device_of(x if out is None else out)
     if isinstance(device, Accelerator) and _goes_by_host(operation):
-        twin = _pinned_buffer(operation, device)
-        program = bind_operation(channel, operation, twin, tag, memory=memory)
-        load, store = _copies(operation, device, twin, x, out)
-        program = by_way_of_host(device, load, program, store, operation.label)
+        program = _bind_by_way_of_host(channel, operation, device, x, out, tag, memory)
         return Plan(channel, program, result=out, label=operation.label)
     mapped = _mapped(operation, out)
     buffer = _own_buffer(operation, device) if mapped is None else mapped
@@ -136,12 +132,8 @@ def bind_operation(
     """
     o, device = operation, accelerator_of(buffer)
     if device is not None and _goes_by_host(o):
-        twin = _pinned_buffer(o, device)
-        program = bind_operation(channel, o, twin, tag, memory=memory)
-        load, store = _copies(
-            o, device, twin, *(None if part is None else buffer[part] for part in (o.source, o.target))
-        )
-        return by_way_of_host(device, load, program, store, o.label)
+        x, out = (None if part is None else buffer[part] for part in (o.source, o.target))
+        return _bind_by_way_of_host(channel, o, device, x, out, tag, memory)
     if o.choice.algorithm == NATIVE:
         return _bind_native(channel.comm, o, buffer)
     if o.choice.algorithm == NCCL:
@@ -195,14 +187,21 @@ def _goes_by_host(operation: Operation) -> bool:
     return o.choice.algorithm == NATIVE or (short and o.choice.algorithm != NCCL)
 
 
-def _copies(
-    operation: Operation, device: Accelerator, twin: Array, x: Array | None, out: Array | None
-) -> tuple[Call | None, Call | None]:
-    """Return the calls that ask for copies of the input to pinned memory, and of the output from there."""
-    o = operation
+def _bind_by_way_of_host(  # noqa: PLR0917 - what prepare and bind_operation are given
+    channel: Channel,
+    operation: Operation,
+    device: Accelerator,
+    x: Array | None,
+    out: Array | None,
+    tag: int,
+    memory: Memory,
+) -> Program:
+    """Return the program of an operation on pinned memory, with copies of the input to it and of the output from it."""
+    o, twin = operation, _pinned_buffer(operation, device)
+    program = bind_operation(channel, o, twin, tag, memory=memory)
     load = None if x is None or o.source is None else partial(to_host, device, twin[o.source], x)
     store = None if out is None or o.target is None else partial(from_host, device, out, twin[o.target])
-    return load, store
+    return by_way_of_host(device, load, program, store, o.label)
 
 
 def _mapped(operation: Operation, out: Array | None) -> Array | None:
