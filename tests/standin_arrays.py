@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 from numpy.lib.mixins import NDArrayOperatorsMixin
-from standin_streams import LOG, Entry, TouchedByHost, present
+from standin_streams import LOG, Entry, Misaligned, TouchedByHost, present
 
 
 def _names(text):
@@ -96,6 +96,9 @@ class DeviceArray(NDArrayOperatorsMixin):
 
     def __init__(self, array, block, base=None):
         self._array, self._block, self.base = array, block, base
+        start = array.__array_interface__["data"][0]
+        if array.size and start % array.itemsize:
+            raise Misaligned(f"{array.dtype} at {start:#x}")
 
     dtype, shape, size, nbytes = _fact("dtype"), _fact("shape"), _fact("size"), _fact("nbytes")
     itemsize, ndim, strides = _fact("itemsize"), _fact("ndim"), _fact("strides")

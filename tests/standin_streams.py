@@ -32,6 +32,10 @@ class NotPinned(AssertionError):
     """A device is to copy from or to memory of the host's that it does not reach by itself."""
 
 
+class Misaligned(AssertionError):
+    """Elements begin where a device cannot read them: not at a multiple of their size."""
+
+
 class Race(AssertionError):
     """Work touches memory that pending work of another stream touches, and nothing says which comes first."""
 

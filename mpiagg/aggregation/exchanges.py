@@ -120,16 +120,21 @@ class Gather(Exchange):
 
     def _lay_out(self, lengths: Sequence[tuple[int, int]]) -> Program:
         """Make room for each rank's starts and values, so many, and return the program that gathers them."""
-        used = [INDEX.itemsize * starts + self._how.dtype.itemsize * values for starts, values in lengths]
-        # A device reads coordinates only where they could lie in an array of their own.
-        unit = 1 if self._device is HOST else INDEX.itemsize
-        nbytes = [-(-each // unit) * unit for each in used]
+        # A device reads values only where they could lie in an array of their own.
+        unit = 1 if self._device is HOST else max(INDEX.itemsize, self._how.dtype.itemsize)
+        parts = [
+            (-(-INDEX.itemsize * starts // unit) * unit, -(-self._how.dtype.itemsize * values // unit) * unit)
+            for starts, values in lengths
+        ]
+        nbytes = [sum(each) for each in parts]
         image = self._device.empty(sum(nbytes), np.uint8)
         self._messages: list[_Message] = []
-        for (begin, _), each, (starts, _) in zip(ranges(cuts_of(nbytes)), used, lengths, strict=True):
-            cut = begin + INDEX.itemsize * starts
-            values = image[cut : begin + each].view(self._how.dtype)
-            self._messages.append(_Message(image[begin:cut].view(INDEX), values))
+        for (begin, end), (cut, _), (starts, values) in zip(ranges(cuts_of(nbytes)), parts, lengths, strict=True):
+            coordinates, numbers = (
+                image[begin : begin + cut].view(INDEX),
+                image[begin + cut : end].view(self._how.dtype),
+            )
+            self._messages.append(_Message(coordinates[:starts], numbers[:values]))
         return self._all_gather(nbytes, image)
 
     def _coordinates(self, starts: Array) -> Array:

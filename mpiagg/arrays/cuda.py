@@ -8,7 +8,7 @@ from __future__ import annotations
 import ctypes
 import uuid
 from collections.abc import Callable, Sequence
-from threading import Lock
+from threading import Lock, current_thread, local, main_thread
 from typing import Any, Final
 
 import cupy
@@ -26,6 +26,7 @@ from mpiagg.errors import DeviceError
 GRAIN: Final = 2**21
 """Memory to share is allocated in multiples of this: the driver cuts smaller pieces from a block, and shares that."""
 
+_THREAD: Final = local()
 _OUT_OF_MEMORY: Final = 2
 _NOT_READY: Final = 600
 
@@ -47,6 +48,11 @@ class CudaStream(Stream):
         self.ptr: int = self._stream.ptr
 
     def __enter__(self) -> object:
+        # A thread starts with device 0. To go back to that at the end would make a context there, of no use to anybody.
+        if not hasattr(_THREAD, "known"):
+            _THREAD.known = True
+            if current_thread() is not main_thread() and runtime.getDevice() == 0:
+                self._device.use()
         self._device.__enter__()
         try:
             # Also where the device is the thread's already, for with this call the driver's context is, too: CuPy

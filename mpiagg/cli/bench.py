@@ -31,6 +31,7 @@ from mpiagg.cli.flags import (
 from mpiagg.errors import DeviceError
 from mpiagg.placement import bind_device
 from mpiagg.schedules import Collective, algorithms
+from mpiagg.tuning import NATIVE, NCCL
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -59,12 +60,12 @@ def _known(flags: Flags) -> tuple[str, ...]:
     click.UsageError
         If one does not serve the collective.
     """
-    serving = algorithms(flags.collective)
+    serving = algorithms(flags.collective) + ((NCCL,) if flags.device != HOST.name else ())
     for name in flags.algorithm:
-        if name not in (*serving, "auto", "native"):
-            known = ", ".join(("auto", "native", *serving))
+        if name not in (*serving, "auto", NATIVE):
+            known = ", ".join(("auto", NATIVE, *serving))
             raise click.UsageError(f"no algorithm {name!r} for {flags.collective}; known: {known}")
-    return tuple(name for name in flags.algorithm if name != "native") if flags.algorithm else ("auto", *serving)
+    return tuple(name for name in flags.algorithm if name != NATIVE) if flags.algorithm else ("auto", *serving)
 
 
 def _check(flags: Flags, size: int) -> None:

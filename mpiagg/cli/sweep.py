@@ -216,7 +216,7 @@ class Sweep:
                 competitor = build(task)
                 if not self.flags.planned:
                     competitor.call()  # only a call shows what it refuses
-            except ValueError as error:
+            except (ValueError, TypeError, DeviceError) as error:  # on all ranks alike
                 if name not in self._optional:
                     raise click.ClickException(f"{name}: {error}") from None
                 if name not in self._left_out:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, Final
 from weakref import WeakValueDictionary
 
@@ -47,7 +47,8 @@ def _over(tensor: torch.Tensor) -> Array:
     find_device(f"cuda:{tensor.device.index}")  # says what is wrong, if anything is
     import cupy  # noqa: PLC0415 - CuPy is an extra
 
-    array: Array = cupy.asarray(tensor)
+    with cupy.cuda.Device(tensor.device.index):  # where CuPy puts what has no elements
+        array: Array = cupy.asarray(tensor)
     return array
 
 
@@ -59,16 +60,17 @@ def tensor_of(array: Array) -> torch.Tensor:
     return torch.from_numpy(array) if device is HOST else torch.as_tensor(array, device=device.name)
 
 
-def stream_of(tensor: torch.Tensor) -> AbstractContextManager[object]:
-    """Return a block in which a tensor's device is asked in torch's present stream, so that it follows torch's work."""
+@contextmanager
+def stream_of(tensor: torch.Tensor) -> Iterator[None]:
+    """Ask a tensor's device in torch's present stream, in this block, so that it follows torch's work."""
     if tensor.device.type == "cpu":
-        return nullcontext()
+        yield
+        return
     import cupy  # noqa: PLC0415 - CuPy is an extra
 
-    pointer = torch.cuda.current_stream(tensor.device).cuda_stream
-    stream: AbstractContextManager[object]
-    stream = cupy.cuda.ExternalStream(pointer, tensor.device.index) if pointer else cupy.cuda.Stream.null
-    return stream
+    number, pointer = tensor.device.index, torch.cuda.current_stream(tensor.device).cuda_stream
+    with cupy.cuda.Device(number), cupy.cuda.ExternalStream(pointer, number) if pointer else cupy.cuda.Stream.null:
+        yield
 
 
 def _bfloat16() -> np.dtype[Any]:

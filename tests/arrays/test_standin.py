@@ -259,6 +259,14 @@ def test_errors_are_raised_at_once(device):
     assert LOG.counts() == {"in": 1}
 
 
+def test_elements_begin_at_multiples_of_their_size(device):
+    memory = device.empty(48, np.uint8)
+    assert memory[16:32].view(np.complex128).size == 1
+    for start, dtype in ((8, np.complex128), (4, np.float64), (1, np.float16)):
+        with pytest.raises(standin.Misaligned, match=np.dtype(dtype).name):
+            memory[start : start + 16].view(dtype)
+
+
 def test_memory_is_poisoned(device):
     assert (peek(device.empty(3, np.uint8)) == 0xA5).all()
     assert (device.pinned(3) == 0xA5).all()

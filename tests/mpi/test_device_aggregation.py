@@ -157,3 +157,18 @@ def test_a_gradient_on_another_device_is_refused_on_all_ranks(comm, rank, device
     on_two = [device.from_host(np.zeros(5)), standin.device(1).from_host(np.zeros(5))]
     with pytest.raises(ValueError, match="one device, not on standin:0 and standin:1"):
         mpiagg.DDP(on_two, comm)
+
+
+@pytest.mark.parametrize("selection", ["topk", "blockk", "threshold"])
+def test_sparse_complex_numbers_lie_where_a_device_reads_them(comm, rank, device, bits, selection):
+    arguments = {"threshold": 1.0} if selection == "threshold" else {"ratio": 0.03}
+    with (
+        mpiagg.Sparsified(comm, selection=selection, **arguments) as on_host,
+        mpiagg.Sparsified(comm, selection=selection, **arguments) as on_device,
+    ):
+        random = np.random.default_rng(rank)
+        host = [random.standard_normal(101) + 1j * random.standard_normal(101)]
+        here = [device.from_host(host[0])]
+        on_host.aggregate(host)
+        on_device.aggregate(here)
+        assert bits(standin.peek(here[0])) == bits(host[0])
