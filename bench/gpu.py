@@ -156,10 +156,10 @@ class Run:
         if str(TOP / "tests") not in sys.path:
             sys.path.insert(0, str(TOP / "tests"))
         os.environ["PYTHONPATH"] = environment()["PYTHONPATH"]
-        from jobs import run_job  # noqa: PLC0415 - of the tests
+        from gpu_jobs import run_gpu_job  # noqa: PLC0415 - of the tests
 
         with tempfile.TemporaryDirectory() as place:
-            done = run_job(Path(place), ranks, TOP / "tests" / "gpu", seconds=int(limit))
+            done = run_gpu_job(Path(place), ranks, seconds=int(limit))
         told = done.complaints()
         passed = list((done.outcomes[0] or {}).values()).count("passed")
         return Outcome("FAILED" if told else "done", told, {"passed": passed})

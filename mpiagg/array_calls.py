@@ -73,7 +73,7 @@ class Arguments(NamedTuple):
         if self.collective.reduces:
             how, op, only_native = resolve(self.op, x.dtype, channel.size)
         else:
-            how, op, only_native = Reduction(np.add, x.dtype), MPI.SUM, False
+            how, op, only_native = Reduction(np.add, x.dtype, "sum"), MPI.SUM, False
         counts, shape = _layout(self.collective, x, channel)
         case = Case(self.collective, sum(counts) * how.dtype.itemsize, channel.layout)
         choice = pick(self.algorithm, self.lanes, case, self.wire, device)

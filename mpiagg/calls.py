@@ -1,7 +1,7 @@
 """From the arguments of a communicator's collective to the operation that they ask for.
 
 Each function takes what the method of its name takes, and returns None where the call is for the MPI library: for
-operators of the user's, derived datatypes, memory of a device, and arguments that are wrong.
+operators of the user's, derived datatypes, memory of devices that we do not know, and arguments that are wrong.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from mpiagg.operations import prepare, run
 from mpiagg.plan import Plan
 from mpiagg.schedules import Collective
 from mpiagg.transport import Channel, channel_of
-from mpiagg.tuning import NATIVE, Case, Memory, pick
+from mpiagg.tuning import Case, Memory, pick
 
-_BYTES: Final = Reduction(np.bitwise_or, np.dtype(np.uint8))
+_BYTES: Final = Reduction(np.bitwise_or, np.dtype(np.uint8), "bor")
 """How bytes travel. The operator is for barriers, which reduce a byte that nobody reads."""
 
 
@@ -171,7 +171,7 @@ def _reducing(
     root: int = 0,
 ) -> Call | None:
     how = reduction_of(sent.datatype, op)
-    if how is None:
+    if how is None or (how.dtype.kind == "V" and device_of(sent.memory) is not HOST):
         return None
     out = None if received is None else received.memory.view(how.dtype)
     if out is not None and collective is Collective.REDUCE_SCATTER:
@@ -193,9 +193,9 @@ def _call(
         return None
     channel = channel_of(comm)
     device = device_of(x if out is None else out)
+    if x is not None and out is not None and device_of(x) is not device:
+        raise TypeError(f"the buffers of a call are on one device, not on {device_of(x).name} and {device.name}")
     choice = pick("auto", None, Case(collective, sum(counts) * how.dtype.itemsize, channel.layout), device=device)
-    if choice.algorithm == NATIVE and device is HOST:
-        return None
     operation = Operation(collective, channel.rank, channel.layout, root, counts, how, choice, MPI.SUM)
     return Call(channel, operation, x, out)
 

@@ -1,8 +1,8 @@
 """A communicator of mpi4py's whose collectives run by the schedules of this package.
 
-What they do not do goes to the MPI library, as it came: operators of the user's, derived datatypes, memory of a
-device, and arguments that are wrong. Whether a call goes there must be the same on all ranks, and is: MPI wants the
-same operator and matching datatypes on all of them.
+What they do not do goes to the MPI library, as it came: operators of the user's, derived datatypes, memory of
+devices that we do not know, and arguments that are wrong. Whether a call goes there must be the same on all ranks, and
+is: MPI wants the same operator and matching datatypes on all of them.
 """
 
 # ruff: noqa: N802 - the names are mpi4py's

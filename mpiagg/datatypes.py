@@ -101,17 +101,17 @@ def reduction_of(datatype: MPI.Datatype, op: object) -> Reduction | None:
     """Return how we combine values of a datatype by an ``MPI.Op``, or None if that is for the MPI library."""
     if not isinstance(op, MPI.Op):
         return None
-    combine = _LOCATING.get(op.handle)
-    if combine is not None:
-        return _locating(datatype.handle, combine)
+    locating = _LOCATING.get(op.handle)
+    if locating is not None:
+        return _locating(datatype.handle, locating)
     name = op_name(op)
     return None if name is None else _reduction(datatype.handle, name)
 
 
 @cache  # there are only so many
-def _locating(datatype: int, combine: Combine) -> Reduction | None:
+def _locating(datatype: int, name: str) -> Reduction | None:
     dtype = _PAIR.get(datatype)
-    return None if dtype is None else Reduction(combine, dtype)
+    return None if dtype is None else Reduction(_LOCATORS[name], dtype, name)
 
 
 @cache  # there are only so many
@@ -137,4 +137,5 @@ def _locate(better: Callable[[Array, Array], Array], left: Array, right: Array, 
     out[...] = np.where(better(right["value"], left["value"]) | tied, right, left)
 
 
-_LOCATING: Final = {MPI.MAXLOC.handle: maxloc, MPI.MINLOC.handle: minloc}
+_LOCATORS: Final[dict[str, Combine]] = {"maxloc": maxloc, "minloc": minloc}
+_LOCATING: Final = {MPI.MAXLOC.handle: "maxloc", MPI.MINLOC.handle: "minloc"}

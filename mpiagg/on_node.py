@@ -57,7 +57,9 @@ class _Ground:
         self.segment = max(operation.choice.segment or SEGMENT, 2 * operation.size * buffer.itemsize)
         self.device = accelerator_of(buffer)
         # Gates, and blocks for them, are in the host's memory; the vectors may be in a device's.
-        self.reach = channel.memory_on(device_of(buffer))
+        shared = channel.memory if self.device is None else channel.device_memory
+        assert shared is not None  # or else this way does not serve
+        self.reach = shared
         self.position = self.reach.position(buffer)
         # Within one node there is nothing but what its ranks share; across nodes there are messages.
         self.all_here = self.node.size == operation.size

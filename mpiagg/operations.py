@@ -51,45 +51,53 @@ def run(channel: Channel, operation: Operation, x: Array | None, out: Array | No
     out : numpy.ndarray or None
         The output, of any layout; None where this rank has none.
     """
-    device = device_of(x if out is None else out)
-    if isinstance(device, Accelerator) and _goes_by_host(operation):
-        _run_by_way_of_host(channel, operation, device, x, out)
+    accelerator = accelerator_of(x if out is None else out)
+    if accelerator is not None and _goes_by_host(operation):
+        _run_by_way_of_host(channel, operation, accelerator, x, out)
         return
+    device = accelerator or HOST
+    # Once ranks map each other's devices, other plans are right, on all of them at the same call.
+    where = None if accelerator is None else (device.name, channel.device_memory is not None)
     mapped = _mapped(operation, out)
     if operation.choice.algorithm == NATIVE:
         buffer = _own_buffer(operation, device) if mapped is None else mapped
         call: Callable[[], object] = partial(_call_native, channel.comm, operation, buffer)
-    elif mapped is None or (mapped.nbytes <= STAGED_BYTES and device is HOST):
+    elif mapped is None or (mapped.nbytes <= STAGED_BYTES and accelerator is None):
         mapped = None
         make = partial(_plan_on_own_buffer, channel, operation, device)
-        call = plan = find_plan(channel, (operation.key, device.name), make)
+        call = plan = find_plan(channel, (operation.key, where), make)
         buffer = plan.result
     else:
         place = address(mapped)
         make = partial(_plan_on_borrowed_memory, channel, operation, device, place)
-        call = plan = find_plan(channel, (operation.key, device.name, place), make)
+        call = plan = find_plan(channel, (operation.key, where, place), make)
         buffer = plan.result
     if not (mapped is not None and _lies_in(x, buffer, operation.source)):
         _fill(operation, buffer, x)
     call()
     if mapped is None:
         _drain(operation, buffer, out)
-        if isinstance(device, Accelerator):
-            device.synchronise()
+        if accelerator is not None:
+            accelerator.synchronise()
 
 
 def _run_by_way_of_host(
     channel: Channel, operation: Operation, device: Accelerator, x: Array | None, out: Array | None
 ) -> None:
-    """Carry an operation out by a plan on pinned memory; the device copies in and out of that, and no more."""
-    make = partial(_plan_on_pinned_memory, channel, operation, device)
-    plan = find_plan(channel, (operation.key, device.name, "host"), make)
+    """Carry an operation out on pinned memory; the device copies in and out of that, and no more."""
+    if operation.choice.algorithm == NATIVE:
+        buffer = _pinned_buffer(operation, device)
+        call: Callable[[], object] = partial(_call_native, channel.comm, operation, buffer)
+    else:
+        make = partial(_plan_on_pinned_memory, channel, operation, device)
+        call = plan = find_plan(channel, (operation.key, device.name, "host"), make)
+        buffer = plan.result
     if x is not None and operation.source is not None:
-        to_host(device, plan.result[operation.source], x)
+        to_host(device, buffer[operation.source], x)
         device.synchronise()
-    plan()
+    call()
     if out is not None and operation.target is not None:
-        from_host(device, out, plan.result[operation.target])
+        from_host(device, out, buffer[operation.target])
         device.synchronise()
 
 
@@ -103,12 +111,12 @@ def prepare(
     memory: Memory = Memory.TOGETHER,
 ) -> Plan[Array | None]:
     """Return a plan that carries an operation out, from ``x`` to ``out``, each time it runs."""
-    device = device_of(x if out is None else out)
-    if isinstance(device, Accelerator) and _goes_by_host(operation):
-        program = _bind_by_way_of_host(channel, operation, device, x, out, tag, memory)
+    accelerator = accelerator_of(x if out is None else out)
+    if accelerator is not None and _goes_by_host(operation):
+        program = _bind_by_way_of_host(channel, operation, accelerator, x, out, tag, memory)
         return Plan(channel, program, result=out, label=operation.label)
     mapped = _mapped(operation, out)
-    buffer = _own_buffer(operation, device) if mapped is None else mapped
+    buffer = _own_buffer(operation, accelerator or HOST) if mapped is None else mapped
     load = None if _lies_in(x, buffer, operation.source) else partial(_fill, operation, buffer, x)
     store = None if out is None or mapped is not None else partial(_drain, operation, buffer, out)
     program = in_turn(load, bind_operation(channel, operation, buffer, tag, memory=memory), store)

@@ -79,6 +79,7 @@ class Plan(Generic[Result]):
         # What a plan asks of a device goes to a stream of its own, whichever thread brings the plan forward.
         self._stream = None if program.device is None else program.device.stream()
         if self._stream is not None:
+            self._stream.follow()  # what has been done so far to memory of the program's own
             self._rounds += (BoundRound((), (self._stream.done,), (), (Computing(label),)),)
         # Where ranks outnumber cores, whoever tries again and again only keeps the others from coming.
         crowded = channel.node.crowded

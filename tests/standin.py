@@ -41,7 +41,7 @@ from standin_streams import (
     reset,
 )
 
-from mpiagg.arrays import HOST, Accelerator, Codec, codec, where, working_dtype
+from mpiagg.arrays import HOST, Accelerator, Codec, codec, reduction, where, working_dtype
 from mpiagg.errors import DeviceError
 
 __all__ = [
@@ -151,6 +151,11 @@ class StandIn(Accelerator):
         stream.finish()
         LOG.append(Entry("synchronise", "", 0, stream.number))
 
+    def finish(self):
+        for stream in {work.stream for work in list(PENDING)}:
+            stream.finish()
+        LOG.append(Entry("synchronise", "all", 0, None))
+
     def pinned(self, nbytes):
         memory = np.full(nbytes, POISON, np.uint8)
         PINNED[_address(memory)] = nbytes
@@ -204,6 +209,8 @@ class StandIn(Accelerator):
         arrays = [self._here(x) for x in vectors]
         if any(x.shape != arrays[0].shape or x.dtype != arrays[0].dtype or not x.flags.c_contiguous for x in arrays):
             raise ValueError("vectors of a fold are contiguous, of one length and dtype")
+        # A kernel knows an operator by its name.
+        assert how.combine is reduction(how.name, how.dtype, 1).combine, f"{how.name} is another operator"
         if how.dtype not in (arrays[0].dtype, working_dtype(arrays[0].dtype)):
             raise ValueError(f"{arrays[0].dtype} is not combined in {how.dtype}")
 

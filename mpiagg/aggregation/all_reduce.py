@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, Final
@@ -12,7 +13,7 @@ from mpi4py import MPI
 from mpiagg.aggregation.backends import Backend
 from mpiagg.aggregation.elementwise import Elementwise
 from mpiagg.arguments import check_number
-from mpiagg.arrays import Array, check_wire_dtype, device_of, reduction
+from mpiagg.arrays import HOST, Array, check_wire_dtype, device_of, reduction
 from mpiagg.program import Program, in_turn
 from mpiagg.schedules import Collective
 from mpiagg.transport import SHARED_TAG
@@ -107,6 +108,11 @@ class AllReduce(Elementwise):
 
     def _check_dtype(self, dtype: np.dtype[Any]) -> None:
         self.check_dtype(dtype)
+
+    def _check_tensors(self, tensors: Sequence[Array], check_dtype: Callable[[np.dtype[Any]], object]) -> None:
+        super()._check_tensors(tensors, check_dtype)
+        if self.backend is not None and any(device_of(x) is not HOST for x in tensors):
+            raise TypeError("a backend is for arrays of NumPy's")
 
     def check_dtype(self, dtype: np.dtype[Any]) -> None:
         """Raise TypeError if tensors of this dtype cannot be reduced so."""

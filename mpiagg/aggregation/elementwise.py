@@ -13,7 +13,7 @@ from mpi4py import MPI
 
 from mpiagg.aggregation.base import Aggregation
 from mpiagg.aggregation.packing import Layout, Packing, layout_of
-from mpiagg.arrays import Array, settle
+from mpiagg.arrays import HOST, Array, settle
 from mpiagg.plan import Plan
 from mpiagg.program import Program, in_turn
 from mpiagg.transport import SHARED_TAG
@@ -104,7 +104,9 @@ class Elementwise(Aggregation):
         packing = self._packing(tensors, check_dtype or self._check_dtype, in_place=self._in_place())
         for group in packing.groups:
             vector = group.pack(tensors)
-            plan = packing.plan(vector, variant, lambda memory: self._plan(bind(memory)))
+            # Once ranks map each other's devices, other plans are right, on all of them at the same call.
+            mapped = group.device is not HOST and self._channel.device_memory is not None
+            plan = packing.plan(vector, (variant, mapped), lambda memory: self._plan(bind(memory)))
             plan()
             group.unpack(vector, tensors)
         settle(*tensors)

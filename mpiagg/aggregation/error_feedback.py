@@ -43,7 +43,8 @@ class Residuals:
         parts: list[Program | Callable[[], object]] = []
         for group in packing.groups:
             vector = group.pack(tensors)
-            residual = np.zeros_like(vector)
+            residual = group.device.empty(vector.size, vector.dtype)
+            residual.fill(0)
             self.residuals.append(residual)
             parts.append(partial(self._apply, group.pack))
             parts.append(bind(vector, residual))

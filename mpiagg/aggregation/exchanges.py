@@ -79,7 +79,7 @@ class Exchange(ABC):
         return bind_operation(channel, operation, buffer, self._tag, memory=Memory.NONE)
 
     def _all_gather(self, counts: Sequence[int], buffer: Array) -> Program:
-        return self._bind(Collective.ALLGATHER, counts, Reduction(np.add, buffer.dtype), buffer)
+        return self._bind(Collective.ALLGATHER, counts, Reduction(np.add, buffer.dtype, "sum"), buffer)
 
 
 class Reduce(Exchange):

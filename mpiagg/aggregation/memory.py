@@ -13,7 +13,7 @@ from mpi4py import MPI
 
 from mpiagg.aggregation.base import Aggregation, expect_keys
 from mpiagg.aggregation.packing import Layout, layout_in_words, layout_of
-from mpiagg.arrays import HOST, Array
+from mpiagg.arrays import HOST, Array, settle
 from mpiagg.errors import PlanError
 from mpiagg.plan import Plan
 
@@ -116,6 +116,7 @@ class Remembering(Aggregation, Generic[M]):
                 memory.plan.free()
                 raise
             memory.load(self._pending.pop(0)["state"])
+        settle(*tensors)  # what is kept has its first values
         return memory
 
     def _forget(self) -> None:

@@ -15,7 +15,6 @@ from mpiagg.arrays import (
     Array,
     Device,
     address,
-    convert,
     cuts_of,
     device_of,
     flat,
@@ -49,7 +48,14 @@ def layout_of(tensors: object) -> Layout:
     """Return the layout of a list of arrays."""
     if not isinstance(tensors, Sequence):
         return (Form(type(tensors).__name__),)
-    return tuple(Form(x.dtype, x.shape, device_of(x)) if is_array(x) else Form(type(x).__name__) for x in tensors)
+    return tuple(map(_form_of, tensors))
+
+
+def _form_of(x: Any) -> Form:
+    if isinstance(x, np.ndarray):
+        return Form(x.dtype, x.shape)
+    device = device_of(x)
+    return Form(type(x).__name__) if device is HOST else Form(x.dtype, x.shape, device)
 
 
 def layout_in_words(layout: Layout) -> str:
@@ -78,6 +84,11 @@ def check_tensors(tensors: object) -> None:
         working_dtype(x.dtype)
         if not writeable(x):
             raise ValueError(f"tensor {index} is read-only")
+    devices = {device.name for device in map(device_of, tensors) if device is not HOST}
+    if len(devices) > 1:
+        raise ValueError(
+            f"the arrays of a list are on one device, and on the host, not on {' and '.join(sorted(devices))}"
+        )
 
 
 class Group:
@@ -115,6 +126,7 @@ class Group:
         if own is not None:
             return own
         vector = self._lay_out() if self._vector is None else self._vector
+        convert = self.device.convert
         for index, view in self._views:
             convert(view, tensors[index])
         return vector
@@ -122,6 +134,7 @@ class Group:
     def unpack(self, vector: Array, tensors: Sequence[Array]) -> None:
         """Bring the vector that :meth:`pack` returned back into the tensors."""
         if vector is self._vector:
+            convert = self.device.convert
             for index, view in self._views:
                 convert(tensors[index], view)
 

@@ -94,7 +94,7 @@ class ParameterServer(Elementwise):
 
     def _bind(self, vector: Array, tag: int = SHARED_TAG, *, collective: Collective = Collective.ALLREDUCE) -> Program:
         reduces = collective.reduces
-        how = reduction("avg", vector.dtype, self._channel.size) if reduces else Reduction(np.add, vector.dtype)
+        how = reduction("avg", vector.dtype, self._channel.size) if reduces else Reduction(np.add, vector.dtype, "sum")
         return self._collective(vector, collective, how, _CENTRAL, root=self.root, tag=tag)
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import ctypes
 import uuid
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from threading import Lock, current_thread, local, main_thread
 from typing import Any, Final
 
@@ -167,6 +168,10 @@ class Cuda(Accelerator):
 
     # -- streams
 
+    def present(self) -> AbstractContextManager[object]:
+        """Return a block in which this is the thread's present device."""
+        return cupy.cuda.Device(self.ordinal)  # type: ignore[no-any-return]
+
     def stream(self) -> CudaStream:
         """Return a new stream, which waits for no other unless it is told to."""
         return CudaStream(self._device)
@@ -175,6 +180,10 @@ class Cuda(Accelerator):
         """Wait until all that was asked for in this thread's present stream is done."""
         with self._device:
             cupy.cuda.get_current_stream().synchronize()
+
+    def finish(self) -> None:
+        """Wait until all that this process has asked for, in any stream, is done."""
+        self._device.synchronize()
 
     def pinned(self, nbytes: int) -> Array:
         """Return bytes of the host's, as a NumPy array, that the device copies from and to by itself."""

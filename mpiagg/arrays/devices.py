@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 
 import numpy.typing as npt
 
@@ -106,6 +106,10 @@ class Accelerator(Device):
         """The identities of all devices of this kind that the process could use."""
         return (self.identity,)
 
+    def present(self) -> AbstractContextManager[object]:
+        """Return a block in which this is the thread's present device of its kind."""
+        return nullcontext()
+
     @abstractmethod
     def stream(self) -> Stream:
         """Return a new stream, which waits for no other unless it is told to."""
@@ -113,6 +117,10 @@ class Accelerator(Device):
     @abstractmethod
     def synchronise(self) -> None:
         """Wait until all that was asked for in this thread's present stream is done."""
+
+    @abstractmethod
+    def finish(self) -> None:
+        """Wait until all that this process has asked for, in any stream, is done."""
 
     @abstractmethod
     def pinned(self, nbytes: int) -> Array:

@@ -38,9 +38,7 @@ class Host(Device):
         pointer: int = array.__array_interface__["data"][0]
         return pointer
 
-    def convert(self, target: Array, source: Array) -> None:
-        """Write an array's values in the dtype of another; see :func:`mpiagg.arrays.conversions.convert`."""
-        convert(target, source)
+    convert = staticmethod(convert)
 
     def codec(self, name: str) -> Codec:
         """Return the codec of that name; see :mod:`mpiagg.arrays.codecs`."""

@@ -69,16 +69,16 @@ class Reduction:
         ``combine(left, right, out)`` combines two arrays into a third, which may be one of them.
     dtype : numpy.dtype
         The dtype in which values are combined, and travel.
+    name : str
+        The operator's name, by which kernels know it.
     divisor : float or None
         What the finished sum is divided by.
-    name : str
-        The operator's name.
     """
 
     combine: Combine
     dtype: np.dtype[Any]
+    name: str
     divisor: float | None = None
-    name: str = "sum"
 
     def finish(self, chunk: Array) -> None:
         """Do in place what the operator does last, once every contribution is in."""
@@ -107,7 +107,7 @@ def _reduction(op: str, dtype: np.dtype[Any], divisor: float) -> Reduction:
     if work.kind not in operator.kinds:
         raise TypeError(_refusal(op, dtype))
     combine = _complex_product if (op, work.kind) == ("prod", "c") else operator.combine
-    return Reduction(combine, work, divisor if op == "avg" else None, op)
+    return Reduction(combine, work, op, divisor if op == "avg" else None)
 
 
 @cache

@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 
-from mpiagg.arrays.devices import Accelerator, Device
+from mpiagg.arrays.devices import Device
 from mpiagg.arrays.host import HOST
 from mpiagg.arrays.reductions import Array, working_dtype
-from mpiagg.arrays.where import device_of
+from mpiagg.arrays.where import accelerator_of, device_of
 
 
 def as_input(x: Any) -> Array:
@@ -62,7 +62,7 @@ def flat(array: Array) -> Array | None:
 
 def address(array: Array) -> int:
     """Return where the first element lies."""
-    return device_of(array).address(array)
+    return HOST.address(array) if isinstance(array, np.ndarray) else device_of(array).address(array)
 
 
 def same_memory(x: Array, view: Array) -> bool:
@@ -72,8 +72,8 @@ def same_memory(x: Array, view: Array) -> bool:
 
 def settle(*arrays: Array) -> None:
     """Wait until accelerators have done what this thread has asked of them in its present stream, for these arrays."""
-    for device in {device_of(x) for x in arrays}:
-        if isinstance(device, Accelerator):
+    for device in {accelerator_of(x) for x in arrays}:
+        if device is not None:
             device.synchronise()
 
 
@@ -90,7 +90,10 @@ def load(target: Array, source: Array) -> None:
 
 def convert(target: Array, source: Array) -> None:
     """Write an array's values in the dtype of another of the same shape on the same device, ``casting="unsafe"``."""
-    device_of(target).convert(target, source)
+    if isinstance(target, np.ndarray):
+        HOST.convert(target, source)
+    else:
+        device_of(target).convert(target, source)
 
 
 def joined(arrays: Sequence[Array]) -> Array | None:

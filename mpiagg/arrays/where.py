@@ -27,6 +27,8 @@ def is_array(x: object) -> bool:
 
 def accelerator_of(x: object) -> Accelerator | None:
     """Return the accelerator on which an array lies, or None for the host."""
+    if isinstance(x, np.ndarray):
+        return None
     device = device_of(x)
     return device if isinstance(device, Accelerator) else None
 
@@ -56,9 +58,11 @@ def find_device(name: str | Device | None) -> Device:
 
 
 def _cuda_device_of(x: Any) -> Device:
+    from cupy import ndarray  # noqa: PLC0415 - CuPy is an extra
+
     from mpiagg.arrays.cuda import device_of_array  # noqa: PLC0415 - CuPy is an extra
 
-    return device_of_array(x)
+    return device_of_array(x) if isinstance(x, ndarray) else HOST
 
 
 def _cuda_device(ordinal: int | None) -> Device:

@@ -10,7 +10,7 @@ from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
-from mpiagg.arrays import HOST, Array, device_of, is_array, same_memory, working_dtype, writeable
+from mpiagg.arrays import HOST, Array, accelerator_of, device_of, is_array, same_memory, working_dtype, writeable
 
 
 @runtime_checkable
@@ -70,8 +70,8 @@ class Adapter(Protocol):
     def check(self) -> None:
         """Raise ValueError if the module has changed so that its gradients would be missed."""
 
-    def check_destination(self, *args: Any, **kwargs: Any) -> None:
-        """Raise TypeError if the module cannot be moved by ``to`` with these arguments."""
+    def destination(self, *args: Any, **kwargs: Any) -> str:
+        """Return what ``to`` with these arguments does in words; raise TypeError if the module cannot be moved so."""
 
 
 class ArrayAdapter:
@@ -98,13 +98,14 @@ class ArrayAdapter:
         return [f"{name} {form}" for (name, _), form in named]
 
     def stream(self) -> AbstractContextManager[object]:
-        """Return a block that changes nothing: the program computes with the arrays itself."""
-        return nullcontext()
+        """Return a block in which the arrays lie on the present device; its stream is the program's own."""
+        devices = (accelerator_of(parameter.data) for parameter in self.parameters)
+        return next((device.present() for device in devices if device is not None), nullcontext())
 
     def check(self) -> None:
         """Find nothing: the parameters are those that there were at first."""
 
-    def check_destination(self, *_: Any, **__: Any) -> None:
+    def destination(self, *_: Any, **__: Any) -> str:
         """Refuse: arrays are trained as they are."""
         raise TypeError("arrays stay as they are; only a module of torch's can be moved")
 

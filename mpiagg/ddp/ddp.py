@@ -13,7 +13,7 @@ from mpi4py import MPI
 from mpiagg.aggregation import Aggregation, AllReduce
 from mpiagg.aggregation.packing import Layout, layout_of
 from mpiagg.arguments import check_integer
-from mpiagg.arrays import HOST, Array, device_of
+from mpiagg.arrays import HOST, Array, device_of, settle
 from mpiagg.collectives import broadcast
 from mpiagg.ddp.adapters import Adapter, ArrayParameter, adapt, check_gradient
 from mpiagg.ddp.face import ModuleFace
@@ -102,9 +102,12 @@ class DDP(ModuleFace):
     def _check(self, aggregation: Aggregation | None) -> str:
         """Find fault with the arguments, or say in words what they are."""
         self._adapter = adapt(self.module)
-        devices = {device_of(parameter.data).name for parameter in self._adapter.parameters} - {HOST.name}
+        devices = {device_of(parameter.data) for parameter in self._adapter.parameters} - {HOST}
         if len(devices) > 1:
-            raise ValueError(f"the parameters of a rank are on one device, not on {' and '.join(sorted(devices))}")
+            names = " and ".join(sorted(device.name for device in devices))
+            raise ValueError(f"the parameters of a rank are on one device, not on {names}")
+        for device in devices:
+            self._channel.check_device(device)
         check_integer("bucket_bytes", self._cap, 0)
         kind = "AllReduce" if aggregation is None else type(aggregation).__name__
         if aggregation is not None:
@@ -209,7 +212,7 @@ class DDP(ModuleFace):
         self._require_open()
         self._channel.agree_on(lambda: self._check_join(divide_by_initial_size))
         attendance = Attendance(self.comm, divide_by_initial_size=divide_by_initial_size)
-        with joined(self._steps, attendance):
+        with joined(self._steps, attendance, self._adapter.stream):
             yield
         self.broadcast_parameters(attendance.last)
 
@@ -258,8 +261,7 @@ class DDP(ModuleFace):
 
         def check() -> str:
             self._steps.require_end()
-            self._adapter.check_destination(*args, **kwargs)
-            return f"DDP.to(*{args}, **{kwargs})"
+            return f"DDP.to {self._adapter.destination(*args, **kwargs)}"
 
         self._channel.agree_on(check)
         before = self._forms()
@@ -318,6 +320,7 @@ class DDP(ModuleFace):
                 self._adapter.parameters[index].grad = view
             elif gradient is None:
                 received = view.copy()
+                settle(received)
                 if given is None:
                     self._adapter.parameters[index].grad = received
                 else:

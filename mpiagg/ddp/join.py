@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, suppress
 
 import numpy as np
 from mpi4py import MPI
@@ -49,8 +49,12 @@ class Attendance:
 
 
 @contextmanager
-def joined(steps: Steps, attendance: Attendance) -> Iterator[None]:
+def joined(
+    steps: Steps, attendance: Attendance, stream: Callable[[], AbstractContextManager[object]]
+) -> Iterator[None]:
     """Run steps inside this block on the ranks that have some, and then on with the others until all are done.
+
+    ``stream`` returns a block in which devices are asked in the streams in which the module is computed.
 
     An error in a step is known to all ranks, and ends the block on all. One elsewhere is reported to the others in
     their next step.
@@ -58,10 +62,12 @@ def joined(steps: Steps, attendance: Attendance) -> Iterator[None]:
     steps.attend, steps.failed = attendance.share, False
     try:
         yield
-        _shadow(steps)
+        with stream():
+            _shadow(steps)
     except Exception as error:
         if not steps.failed:
-            _report(steps, error)
+            with stream():
+                _report(steps, error)
         raise
     finally:
         steps.end_joining()

@@ -185,13 +185,20 @@ class TorchAdapter:
             if tensor.device != device:
                 raise ValueError(f"parameter {name} has moved to {tensor.device}; move modules by DDP.to()")
 
-    def check_destination(self, *args: Any, **kwargs: Any) -> None:
-        """Raise TypeError if ``module.to`` with these arguments would go where DDP cannot."""
+    def destination(self, *args: Any, **kwargs: Any) -> str:
+        """Return what ``module.to`` with these arguments does in words; raise TypeError if it goes where DDP cannot."""
         device = kwargs.get("device", args[0] if args else None)
+        others: list[Any] = [*args[1:], *(value for key, value in sorted(kwargs.items()) if key != "device")]
         if isinstance(device, torch.Tensor):
+            others.append(device.dtype)
             device = device.device
-        if device is not None and not isinstance(device, torch.dtype) and torch.device(device).type not in DEVICES:
+        if device is None or isinstance(device, torch.dtype):
+            return f"{device} {others}"
+        # Which of a rank's devices it is matters to that rank alone.
+        kind = torch.device(device).type
+        if kind not in DEVICES:
             raise TypeError(f"DDP trains on the CPU or CUDA devices, not on {device}")
+        return f"{kind} {others}"
 
 
 def _where(tensor: torch.Tensor) -> str:

@@ -99,7 +99,7 @@ def warn_of_sharing(node: Node, device: Accelerator) -> None:
     mine = "\n".join((device.identity, *device.visible))
     told = [text.decode().split("\n") for text in gather(node.comm, mine.encode(), "compare their devices")]
     for ranks, accident in shared_devices([own for own, *_ in told], [visible for _, *visible in told]):
-        if accident and node.place in ranks:
+        if accident:  # all ranks of the node say so, that none is alone where warnings are errors
             sharers = ", ".join(str(node.ranks[place]) for place in ranks)
             warnings.warn(
                 f"ranks {sharers} use the same device ({device.identity}), and others have no rank; call "

@@ -159,6 +159,8 @@ class SharedMemory:
         MemoryError
             On all ranks of the node, if there is not as much.
         """
+        if isinstance(self.device, Accelerator):
+            self.device.finish()  # somebody's work may still touch a block that came back
         most = np.array([nbytes])
         self._node.comm.Allreduce(MPI.IN_PLACE, most, MPI.MAX)
         block = self.take(int(most[0]), busy=busy)

@@ -413,6 +413,7 @@ def test_arrays_on_a_device_are_measured(run_ranks, monkeypatch, tmp_path, aware
     way = "are of the device's memory (CUDA-aware)" if aware == "1" else "go by way of the host (staged)"
     assert titles[3] == f"# messages of longer ones {way}: MPIAGG_CUDA_AWARE={aware} says so"
     assert ("# without mpi: messages do not reach the device's memory" in titles) == (aware == "0")
+    assert sum("share STANDIN-standin:0, and algorithm 'nccl' is for ranks" in line for line in titles) == 1
     names = ["native", "auto", *algorithms("allreduce"), "by-hand", *["mpi"] * int(aware), "registered", "copy"]
     told = json.loads(path.read_text())
     assert told["machine"]["device"] == {"name": "standin:0", "identity": "STANDIN-standin:0"}

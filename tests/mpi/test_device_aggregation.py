@@ -172,3 +172,49 @@ def test_sparse_complex_numbers_lie_where_a_device_reads_them(comm, rank, device
         on_host.aggregate(host)
         on_device.aggregate(here)
         assert bits(standin.peek(here[0])) == bits(host[0])
+
+
+@pytest.mark.parametrize("name", ["u8", "ErrorFeedback", "topk", "PowerSGD"])
+def test_what_is_kept_is_there_before_the_first_step_in_another_stream(comm, rank, device, name):
+    parameters = [Item(device.from_host(np.zeros((130, 90), np.float32)))]
+    stream = device.stream()
+    with AGGREGATIONS[name](comm) as aggregation, mpiagg.DDP(Module(parameters), comm, aggregation) as ddp:
+        for _ in range(2):
+            with stream:
+                parameters[0].grad = device.from_host(np.full((130, 90), rank, np.float32))
+                ddp.sync_gradients()
+
+
+def test_gradients_that_were_missing_are_there_for_all_streams(comm, rank, size, device):
+    parameters = [Item(device.from_host(np.zeros(10, np.float32)))]
+    with mpiagg.DDP(Module(parameters), comm) as ddp:
+        stream = device.stream()
+        with stream:
+            parameters[0].grad = None if rank else device.from_host(np.full(10, size, np.float32))
+            ddp.sync_gradients()
+        assert device.to_host(parameters[0].grad + 0).tolist() == [1.0] * 10
+
+
+def test_backends_are_for_arrays_on_the_host(comm, device):
+    with (
+        mpiagg.AllReduce(comm, backend=lambda vector, op: None) as aggregation,
+        pytest.raises(TypeError, match="a backend is for arrays of NumPy's"),
+    ):
+        aggregation.aggregate([device.from_host(np.ones(3))])
+
+
+def test_a_list_is_on_one_device_beside_the_host(comm, device):
+    with (
+        mpiagg.AllReduce(comm) as aggregation,
+        pytest.raises(ValueError, match="one device, and on the host, not on standin:0 and standin:1"),
+    ):
+        aggregation.aggregate([device.from_host(np.ones(3)), standin.device(1).from_host(np.ones(3))])
+
+
+def test_ranks_without_batches_join_in_the_streams_of_the_others(comm, rank, size, device):
+    parameters = [Item(device.from_host(np.zeros(10, np.float32)))]
+    with mpiagg.DDP(Module(parameters), comm) as ddp, ddp.join():
+        for _ in range(2 if rank == 0 else 1):
+            parameters[0].grad = device.from_host(np.full(10, size, np.float32))
+            ddp.sync_gradients()
+    assert standin.peek(parameters[0].grad).tolist() == [1.0 if rank == 0 else size] * 10 or size == 1

@@ -322,3 +322,61 @@ def test_collectives_in_the_background(comm, rank, size, device):
             assert standin.peek(gathered).tolist() == [[float(size)] * length] * size
     finally:
         ours.Free()
+
+
+def test_plans_that_are_kept_are_not_those_of_before_ranks_mapped_each_other(comm, rank, size, device):
+    old = device.from_host(np.full(20_000, rank + 1.0))
+    mpiagg.allreduce(old, op="max", out=old, comm=comm)
+    mpiagg.empty(1, comm=comm, device="standin")
+    # The first rank comes with the array that it had before, the others with new ones.
+    x = device.from_host(np.full(20_000, rank + 1.0)) if rank else old
+    assert standin.peek(mpiagg.allreduce(x, op="max", out=x, comm=comm)).tolist() == [float(size)] * 20_000
+
+
+def test_operators_of_the_user_s_are_not_mixed_up(comm, rank, size, device):
+    x = device.from_host(np.full(3, rank + 1.0))
+
+    def first(left, right, _):
+        np.frombuffer(right)[:] = np.frombuffer(left) * np.frombuffer(right)
+
+    def second(left, right, _):
+        np.frombuffer(right)[:] = np.frombuffer(left) + np.frombuffer(right)
+
+    ops = [MPI.Op.Create(function, commute=True) for function in (first, second)]
+    try:
+        for op, wanted in zip(ops * 2, [np.prod(range(1, size + 1)), size * (size + 1) / 2] * 2, strict=True):
+            assert standin.peek(mpiagg.allreduce(x, op=op, comm=comm)).tolist() == [float(wanted)] * 3
+    finally:
+        for op in ops:
+            op.Free()
+
+
+def test_memory_that_comes_back_is_not_used_while_a_stream_works_on_it(comm, device):
+    stream, addresses = device.stream(), []
+    for _ in range(4):
+        x = mpiagg.empty(20_000, comm=comm, device="standin")
+        addresses.append(device.address(x))
+        x.fill(1)
+        device.synchronise()
+        with stream:
+            np.add(x, 1, out=x)
+            if comm.size == 1:  # it is memory of the device's own pool then, which its user keeps in order
+                device.synchronise()
+        del x
+    assert comm.size == 1 or len(set(addresses)) < 4
+
+
+def test_arrays_on_another_device_than_that_which_is_mapped_go_by_messages(comm, rank, size, device):
+    mpiagg.empty(1, comm=comm, device="standin:0")
+    other = standin.device(rank % 2)
+    x = other.from_host(np.full(20_000, 1.0))
+    assert standin.peek(mpiagg.allreduce(x, comm=comm)).tolist() == [float(size)] * 20_000
+
+
+def test_buffers_of_a_call_are_on_one_device(comm, device):
+    ours = mpiagg.Comm(comm)
+    try:
+        with pytest.raises(TypeError, match="on one device, not on standin:0 and cpu"):
+            ours.Allreduce(device.from_host(np.ones(3)), np.ones(3))
+    finally:
+        ours.Free()

@@ -1,0 +1,66 @@
+"""DDP of torch modules on one GPU that all ranks share: what one process learns on the host.
+
+test_gpu_ranks.py starts the ranks, where torch knows the GPU.
+"""
+
+import kernel_checks as checks
+import pytest
+
+import mpiagg
+
+checks.gpu()
+torch = pytest.importorskip("torch")
+if not torch.cuda.is_available():
+    pytest.skip("torch knows no GPU", allow_module_level=True)
+
+pytestmark = [pytest.mark.mpi, pytest.mark.gpu, pytest.mark.filterwarnings("default")]
+
+STEPS = 3
+
+
+@pytest.fixture
+def comm():
+    from mpi4py import MPI
+
+    duplicate = MPI.COMM_WORLD.Dup()
+    yield duplicate
+    duplicate.Free()
+
+
+@pytest.mark.parametrize("side_stream", [False, True])
+@pytest.mark.parametrize("overlap", [False, True])
+@pytest.mark.parametrize("cap", [0, 300, 25 * 2**20])
+def test_ranks_together_train_like_one_on_the_host(comm, side_stream, overlap, cap):
+    from torch_models import Net, batch, optimizer_of, part, trained
+
+    model = Net(seed=comm.rank).to("cuda")
+    optimizer = optimizer_of(model)
+    stream = torch.cuda.Stream() if side_stream else torch.cuda.current_stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream), mpiagg.DDP(model, comm, bucket_bytes=cap, overlap=overlap) as ddp:
+        ddp.broadcast_parameters()
+        for step in range(STEPS):
+            optimizer.zero_grad()
+            model.loss(tuple(x.to("cuda") for x in part(batch(step), comm.rank, comm.size))).backward()
+            ddp.sync_gradients()
+            optimizer.step()
+    torch.cuda.synchronize()
+    wanted = trained(Net(seed=0), [lambda copy, step=step: copy.loss(batch(step)) for step in range(STEPS)])
+    for (name, x), y in zip(model.state_dict().items(), wanted.state_dict().values(), strict=True):
+        torch.testing.assert_close(x.cpu(), y, rtol=0, atol=1e-9, msg=lambda words, name=name: f"{name}: {words}")
+    states = comm.allgather([x.cpu().numpy().tobytes() for x in model.state_dict().values()])
+    assert states == [states[0]] * comm.size
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32], ids=str)
+def test_gradients_of_every_dtype_are_averaged(comm, dtype):
+    model = torch.nn.Linear(300, 200, device="cuda", dtype=dtype)
+    with mpiagg.DDP(model, comm) as ddp:
+        ddp.broadcast_parameters()
+        for step in range(STEPS):
+            for parameter in model.parameters():
+                parameter.grad = None
+            sum((parameter * (comm.rank + step)).sum() for parameter in model.parameters()).backward()
+            ddp.sync_gradients()
+            mean = torch.tensor((comm.size - 1) / 2 + step, dtype=dtype)
+            assert all((parameter.grad.cpu() == mean).all() for parameter in model.parameters())
