@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from mpi4py import MPI
 
-from mpiagg.arrays import HOST, Array, device_of, is_array
+from mpiagg.arrays import HOST, Array, device_of
 from mpiagg.datatypes import extent_of
 
 
@@ -108,7 +108,7 @@ def _datatype(thing: Any, kind: MPI.Datatype | str | None) -> MPI.Datatype:
 
 def _format(thing: Any) -> str:
     """Return the type of a buffer's elements, in the letters of the buffer protocol."""
-    if device_of(thing) is not HOST:
+    if _on_device(thing):
         return str(thing.dtype.char)
     try:
         code = memoryview(thing).format
@@ -121,14 +121,18 @@ def _memory(thing: Any, *, writable: bool) -> Array:
     """Return the bytes of a buffer, in the order in which they lie."""
     if thing is None or thing is MPI.BOTTOM:
         return np.empty(0, np.uint8)
-    if is_array(thing) and not thing.flags.c_contiguous:
+    on_device = _on_device(thing)
+    if (on_device or isinstance(thing, np.ndarray)) and not thing.flags.c_contiguous:
         thing = thing.T
-    if device_of(thing) is not HOST:
+    if on_device:
         if not thing.flags.c_contiguous:
             raise BufferError("not contiguous")
-        device_memory: Array = thing.reshape(-1).view(np.uint8)
-        return device_memory
+        return thing.reshape(-1).view(np.uint8)  # type: ignore[no-any-return]  # an array of the device's
     # Slicing refuses memory that the processor cannot reach.
     view: Any = MPI.buffer.frombuffer(thing, readonly=not writable)[:]
     memory: Array = np.frombuffer(view, np.uint8)
     return memory
+
+
+def _on_device(thing: object) -> bool:
+    return not isinstance(thing, np.ndarray) and device_of(thing) is not HOST

@@ -20,7 +20,6 @@ from mpiagg.arrays import (
     Device,
     accelerator_of,
     address,
-    convert,
     device_of,
     flat,
     same_memory,
@@ -73,10 +72,10 @@ def run(channel: Channel, operation: Operation, x: Array | None, out: Array | No
         call = plan = find_plan(channel, (operation.key, where, place), make)
         buffer = plan.result
     if not (mapped is not None and _lies_in(x, buffer, operation.source)):
-        _fill(operation, buffer, x)
+        _fill(operation, device, buffer, x)
     call()
     if mapped is None:
-        _drain(operation, buffer, out)
+        _drain(operation, device, buffer, out)
         if accelerator is not None:
             accelerator.synchronise()
 
@@ -115,10 +114,10 @@ def prepare(
     if accelerator is not None and _goes_by_host(operation):
         program = _bind_by_way_of_host(channel, operation, accelerator, x, out, tag, memory)
         return Plan(channel, program, result=out, label=operation.label)
-    mapped = _mapped(operation, out)
-    buffer = _own_buffer(operation, accelerator or HOST) if mapped is None else mapped
-    load = None if _lies_in(x, buffer, operation.source) else partial(_fill, operation, buffer, x)
-    store = None if out is None or mapped is not None else partial(_drain, operation, buffer, out)
+    mapped, device = _mapped(operation, out), accelerator or HOST
+    buffer = _own_buffer(operation, device) if mapped is None else mapped
+    load = None if _lies_in(x, buffer, operation.source) else partial(_fill, operation, device, buffer, x)
+    store = None if out is None or mapped is not None else partial(_drain, operation, device, buffer, out)
     program = in_turn(load, bind_operation(channel, operation, buffer, tag, memory=memory), store)
     return Plan(channel, program, result=out, label=operation.label)
 
@@ -226,16 +225,16 @@ def _lies_in(x: Array | None, buffer: Array, source: slice | None) -> bool:
     return same_memory(x, buffer[source].reshape(x.shape))
 
 
-def _fill(operation: Operation, buffer: Array, x: Array | None) -> None:
+def _fill(operation: Operation, device: Device, buffer: Array, x: Array | None) -> None:
     """Bring the input into the buffer."""
     if x is not None and operation.source is not None:
-        convert(buffer[operation.source].reshape(x.shape), x)
+        device.convert(buffer[operation.source].reshape(x.shape), x)
 
 
-def _drain(operation: Operation, buffer: Array, out: Array | None) -> None:
+def _drain(operation: Operation, device: Device, buffer: Array, out: Array | None) -> None:
     """Bring the output out of the buffer."""
     if out is not None and operation.target is not None:
-        convert(out, buffer[operation.target].reshape(out.shape))
+        device.convert(out, buffer[operation.target].reshape(out.shape))
 
 
 # -- the MPI library's own collectives

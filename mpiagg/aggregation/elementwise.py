@@ -12,7 +12,7 @@ import numpy as np
 from mpi4py import MPI
 
 from mpiagg.aggregation.base import Aggregation
-from mpiagg.aggregation.packing import Layout, Packing, layout_of
+from mpiagg.aggregation.packing import Packing, key_of
 from mpiagg.arrays import HOST, Array, settle
 from mpiagg.plan import Plan
 from mpiagg.program import Program, in_turn
@@ -37,7 +37,7 @@ class Elementwise(Aggregation):
     def __init__(self, comm: MPI.Intracomm | None = None, *, by_layer: bool = False) -> None:
         super().__init__(comm)
         self._by_layer = by_layer
-        self._packings: OrderedDict[tuple[Layout, bool], Packing] = OrderedDict()
+        self._packings: OrderedDict[tuple[Hashable, bool], Packing] = OrderedDict()
 
     def aggregate(self, tensors: Sequence[Array]) -> None:
         """Aggregate every array of the list, in place; see :meth:`Aggregation.aggregate`."""
@@ -109,7 +109,8 @@ class Elementwise(Aggregation):
             plan = packing.plan(vector, (variant, mapped), lambda memory: self._plan(bind(memory)))
             plan()
             group.unpack(vector, tensors)
-        settle(*tensors)
+            if group.device is not HOST:
+                settle(vector)
 
     def _packing(
         self, tensors: Sequence[Array], check_dtype: Callable[[np.dtype[Any]], object], *, in_place: bool
@@ -119,7 +120,7 @@ class Elementwise(Aggregation):
         Vectors are of their own, and never a tensor's memory, if not ``in_place``.
         """
         self._require_open()
-        key = (layout_of(tensors), in_place)
+        key = (key_of(tensors), in_place)
         packing = self._packings.get(key)
         if packing is not None:
             self._check_tensors(tensors, check_dtype)

@@ -22,7 +22,6 @@ from mpiagg.arrays import (
     joined,
     ranges,
     working_dtype,
-    writeable,
 )
 from mpiagg.errors import PlanError
 from mpiagg.operations import STAGED_BYTES
@@ -49,6 +48,13 @@ def layout_of(tensors: object) -> Layout:
     if not isinstance(tensors, Sequence):
         return (Form(type(tensors).__name__),)
     return tuple(map(_form_of, tensors))
+
+
+def key_of(tensors: object) -> Hashable:
+    """Return what is equal for lists of one layout; it is there in less time than the layout."""
+    if not isinstance(tensors, Sequence):
+        return layout_of(tensors)
+    return tuple([(x.dtype, x.shape) if isinstance(x, np.ndarray) else _form_of(x) for x in tensors])
 
 
 def _form_of(x: Any) -> Form:
@@ -78,13 +84,15 @@ def check_tensors(tensors: object) -> None:
     """
     if not isinstance(tensors, Sequence):
         raise TypeError(f"a list of arrays is aggregated, not {type(tensors).__name__}")
+    devices = set()
     for index, x in enumerate(tensors):
-        if not is_array(x):
-            raise TypeError(f"tensor {index} must be a NumPy array, not {type(x).__name__}")
-        working_dtype(x.dtype)
-        if not writeable(x):
+        if not isinstance(x, np.ndarray):
+            if not is_array(x):
+                raise TypeError(f"tensor {index} must be a NumPy array, not {type(x).__name__}")
+            devices.add(device_of(x).name)
+        elif not x.flags.writeable:
             raise ValueError(f"tensor {index} is read-only")
-    devices = {device.name for device in map(device_of, tensors) if device is not HOST}
+        working_dtype(x.dtype)
     if len(devices) > 1:
         raise ValueError(
             f"the arrays of a list are on one device, and on the host, not on {' and '.join(sorted(devices))}"

@@ -10,7 +10,7 @@ import numpy as np
 from mpiagg.arrays.devices import Device
 from mpiagg.arrays.host import HOST
 from mpiagg.arrays.reductions import Array, working_dtype
-from mpiagg.arrays.where import accelerator_of, device_of
+from mpiagg.arrays.where import accelerator_of, device_of, is_array
 
 
 def as_input(x: Any) -> Array:
@@ -21,7 +21,7 @@ def as_input(x: Any) -> Array:
     TypeError
         If its dtype is not a number.
     """
-    array: Array = np.asarray(x) if device_of(x) is HOST else x
+    array: Array = x if isinstance(x, np.ndarray) or device_of(x) is not HOST else np.asarray(x)
     working_dtype(array.dtype)
     return array
 
@@ -36,11 +36,8 @@ def check_output(out: Any, shape: tuple[int, ...], dtype: np.dtype[Any], device:
     ValueError
         If it is on another device, of another shape, or read-only.
     """
-    if not isinstance(out, np.ndarray) and device_of(out) is HOST:
-        wanted = "a NumPy array" if device is HOST else f"an array on {device.name}"
-        raise TypeError(f"out must be {wanted}, not {type(out).__name__}")
-    if device_of(out) is not device:
-        raise ValueError(f"out is on {device_of(out).name}, the input on {device.name}; they must be on one device")
+    if device is not HOST or not isinstance(out, np.ndarray):
+        _check_device(out, device)
     if out.dtype != dtype:
         raise TypeError(f"out has dtype {out.dtype}, the result has {dtype}")
     if out.shape != shape:
@@ -48,6 +45,15 @@ def check_output(out: Any, shape: tuple[int, ...], dtype: np.dtype[Any], device:
     if not writeable(out):
         raise ValueError("out is read-only")
     return out  # type: ignore[no-any-return]  # it has been found to be an array
+
+
+def _check_device(out: object, device: Device) -> None:
+    """Raise TypeError or ValueError if this is no array on a device."""
+    if not is_array(out):
+        wanted = "a NumPy array" if device is HOST else f"an array on {device.name}"
+        raise TypeError(f"out must be {wanted}, not {type(out).__name__}")
+    if device_of(out) is not device:
+        raise ValueError(f"out is on {device_of(out).name}, the input on {device.name}; they must be on one device")
 
 
 def writeable(array: Array) -> bool:

@@ -366,7 +366,8 @@ def test_memory_that_comes_back_is_not_used_while_a_stream_works_on_it(comm, dev
     assert comm.size == 1 or len(set(addresses)) < 4
 
 
-def test_arrays_on_another_device_than_that_which_is_mapped_go_by_messages(comm, rank, size, device):
+@pytest.mark.usefixtures("device")
+def test_arrays_on_another_device_than_that_which_is_mapped_go_by_messages(comm, rank, size):
     mpiagg.empty(1, comm=comm, device="standin:0")
     other = standin.device(rank % 2)
     x = other.from_host(np.full(20_000, 1.0))
