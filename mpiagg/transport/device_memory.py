@@ -39,24 +39,27 @@ class DeviceWindow:
     def __init__(self, node: Node, device: Accelerator, nbytes: int) -> None:
         self._node, self._device = node, device
         self.nbytes = nbytes
-        handle, own = b"", None
+        own: Array | None = None
         fault: Exception | None = None
         try:
             own = device.allocate(nbytes)
-            handle = device.export(own)
         except Exception as error:  # noqa: BLE001 - whatever it is, the other ranks must learn of it
             fault = error
         self._agree(fault, MemoryError)
         assert own is not None
-        self._own = own
-        handles = np.zeros((node.size, HANDLE), np.uint8)
-        node.comm.Allgather(np.frombuffer(handle.ljust(HANDLE, b"\0"), np.uint8), handles)
+        self._own, self.start = own, address(own)
         self._mapped: list[Array] = []
         self.parts: list[Array] = []
+        handle = b""
         try:
-            for place, row in enumerate(handles):
-                self.parts.append(own if place == node.place else device.open(row.tobytes(), nbytes))
-                self._mapped += [] if place == node.place else self.parts[-1:]
+            handle = device.export(own)
+        except Exception as error:  # noqa: BLE001 - as above
+            fault = error
+        handles = np.zeros((node.size, HANDLE), np.uint8)
+        node.comm.Allgather(np.frombuffer(handle.ljust(HANDLE, b"\0"), np.uint8), handles)
+        try:
+            if handles.any(axis=1).all():
+                self._map(handles)
         except Exception as error:  # noqa: BLE001 - as above
             fault = error
         try:
@@ -64,7 +67,14 @@ class DeviceWindow:
         except Exception:
             self.free()
             raise
-        self.start = address(own)
+
+    def _map(self, handles: Array) -> None:
+        for place, handle in enumerate(handles):
+            if place == self._node.place:
+                self.parts.append(self._own)
+            else:
+                self._mapped.append(self._device.open(handle.tobytes(), self.nbytes))
+                self.parts.append(self._mapped[-1])
 
     def _agree(self, fault: Exception | None, kind: type[Exception]) -> None:
         """Raise an error of a kind on all ranks, if one has found a fault."""

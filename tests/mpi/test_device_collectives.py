@@ -381,3 +381,23 @@ def test_buffers_of_a_call_are_on_one_device(comm, device):
             ours.Allreduce(device.from_host(np.ones(3)), np.ones(3))
     finally:
         ours.Free()
+
+
+@pytest.mark.parametrize(
+    ("what", "kind"), [("allocate", MemoryError), ("export", mpiagg.DeviceError), ("open", mpiagg.DeviceError)]
+)
+def test_memory_that_one_rank_cannot_share_is_an_error_on_all(comm, device, monkeypatch, what, kind):
+    rank, size = comm.rank, comm.size
+    if size > 1:
+        with monkeypatch.context() as broken:
+            if rank == 1:
+                broken.setattr(device, what, lambda *_: 1 / 0)
+            with pytest.raises(kind, match="rank 1 raised ZeroDivisionError"):
+                mpiagg.empty(20_000, comm=comm, device="standin")
+            with mpiagg.DDP([device.from_host(np.zeros(20_000))], comm) as ddp:  # does without
+                np.copyto(ddp.gradient_views()[0], device.from_host(np.full(20_000, rank + 1.0)))
+                ddp.sync_gradients()
+                assert (standin.peek(ddp.gradient_views()[0]) == (size + 1) / 2).all()
+    x = mpiagg.empty(20_000, comm=comm, device="standin")
+    np.copyto(x, device.from_host(np.full(20_000, 1.0)))
+    assert (standin.peek(mpiagg.allreduce(x, out=x, comm=comm)) == size).all()
