@@ -49,7 +49,9 @@ PRINTED = 5000
 
 INFO_SECONDS = 60
 
-TESTS = "tests"
+TESTS, ALONE = "tests", "tests alone"
+"""Of tests/gpu, those that ranks run, and those that one process runs, with no MPI."""
+
 NEEDED = ("pytest", "pytest_mpi", "pytest_timeout", "hypothesis", "ml_dtypes")
 
 
@@ -104,6 +106,8 @@ def parts(ranks: Sequence[int], *, able: bool, tests: bool) -> Iterator[Part]:
     for name in ("messages", "library") if able else ():
         for count in ranks:
             yield Part(name, count, 40)
+    if tests:
+        yield Part(ALONE, 1, 150)
 
 
 class Run:
@@ -135,7 +139,7 @@ class Run:
         if limit < LEAST:
             outcome = Outcome("not run: no time was left")
         else:
-            outcome = self._tests(part.ranks, limit) if part.name == TESTS else self._job(part, limit)
+            outcome = self._tests(part, limit) if part.name in (TESTS, ALONE) else self._job(part, limit)
         took = time.monotonic() - start
         known = {"part": part.name, "ranks": part.ranks, "how": outcome.how, "took": took}
         self.record["parts"].append({**known, "printed": outcome.printed[-PRINTED:], **outcome.saved})
@@ -149,17 +153,19 @@ class Run:
             outcome = job(part.ranks, arguments, limit)
             return outcome._replace(saved=json.loads(path.read_text()) if path.exists() else {})
 
-    def _tests(self, ranks: int, limit: float) -> Outcome:
+    def _tests(self, part: Part, limit: float) -> Outcome:
         missing = [name for name in NEEDED if find_spec(name) is None]
         if missing:
             return Outcome(f"not run: {', '.join(missing)} missing")
+        if part.name == ALONE:
+            return job(1, ["-m", "pytest", "-q", str(TOP / "tests" / "gpu" / "test_device.py")], limit)
         if str(TOP / "tests") not in sys.path:
             sys.path.insert(0, str(TOP / "tests"))
         os.environ["PYTHONPATH"] = environment()["PYTHONPATH"]
         from gpu_jobs import run_gpu_job  # noqa: PLC0415 - of the tests
 
         with tempfile.TemporaryDirectory() as place:
-            done = run_gpu_job(Path(place), ranks, seconds=int(limit))
+            done = run_gpu_job(Path(place), part.ranks, seconds=int(limit))
         told = done.complaints()
         passed = list((done.outcomes[0] or {}).values()).count("passed")
         return Outcome("FAILED" if told else "done", told, {"passed": passed})
@@ -248,7 +254,10 @@ def parse_ranks(text: str) -> list[int]:
 @click.option("--largest", default="1G", show_default=True, help="Bytes of the longest vectors.")
 @click.option("--tests/--no-tests", default=True, help="Whether tests/gpu is run, too.")
 @click.option(
-    "--only", multiple=True, type=click.Choice([*PARTS, TESTS]), help="Measure only parts of that name; repeatable."
+    "--only",
+    multiple=True,
+    type=click.Choice([*PARTS, TESTS, ALONE]),
+    help="Measure only parts of that name; repeatable.",
 )
 @click.option("--device", default="cuda", hidden=True)
 def main(

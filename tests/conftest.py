@@ -1,4 +1,4 @@
-"""Which tests run where: the ranks of an MPI job run tests/mpi and tests/mpi_torch, and nobody else does."""
+"""Which tests run where: the ranks of an MPI job run tests/mpi, tests/mpi_torch and most of tests/gpu; nobody else does."""
 
 import tracemalloc
 from pathlib import Path
@@ -11,7 +11,11 @@ from mpiagg.tables import settings as chosen_by
 from mpiagg.tables.settings import FORCED, TUNING
 
 HERE = Path(__file__).parent
-RANKS_TESTS = {HERE / "mpi", HERE / "mpi_torch"}
+RANKS_TESTS = {
+    HERE / "mpi",
+    HERE / "mpi_torch",
+    *(HERE / "gpu" / f"test_{name}.py" for name in ("collectives", "training", "torch_modules")),
+}
 
 # All ranks of a job must draw the same examples, and the machine may be busy.
 settings.register_profile("mpiagg", derandomize=True, database=None, deadline=None)
@@ -19,7 +23,7 @@ settings.load_profile("mpiagg")
 
 
 def pytest_ignore_collect(collection_path, config):
-    """Keep the tests of the ranks from a plain ``pytest``; test_ranks.py and test_torch.py start jobs for them."""
+    """Keep the tests of the ranks from a plain ``pytest``; test_ranks.py and its siblings start jobs for them."""
     if collection_path in RANKS_TESTS and not config.getoption("--only-mpi"):
         return True
     return None
