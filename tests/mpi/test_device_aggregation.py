@@ -105,6 +105,7 @@ SHAPES = [(200, 60), (60,), (60, 70), (3,), ()]
 @pytest.mark.parametrize("bucket_bytes", [0, 2**25])
 def test_gradients_of_parameters_on_a_device(comm, rank, device, overlapped, bucket_bytes):
     size = comm.size
+
     def gradients(step):
         random = np.random.default_rng((rank, step))
         return [random.standard_normal(shape).astype(np.float32) for shape in SHAPES]

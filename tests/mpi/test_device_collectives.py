@@ -1,6 +1,5 @@
 """Collectives of arrays on a device, through the stand-in: right, the host's bits, and everything in order."""
 
-
 from collections import Counter
 
 import ml_dtypes
