@@ -1,4 +1,4 @@
-"""Which tests run where: the ranks of MPI jobs run tests/mpi, tests/mpi_torch and most of tests/gpu, and nobody else."""
+"""Which tests run where: the ranks of MPI jobs run tests/mpi, tests/mpi_torch and most of tests/gpu; nobody else."""
 
 import tracemalloc
 from pathlib import Path
