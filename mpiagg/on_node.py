@@ -7,7 +7,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Final
 
-from mpiagg.arrays import HOST, Accelerator, Array, accelerator_of, device_of
+from mpiagg.arrays import HOST, Accelerator, Array, accelerator_of, convert, device_of
 from mpiagg.binding import bind, scratch_length
 from mpiagg.operation import Operation
 from mpiagg.ports import ask
@@ -15,7 +15,7 @@ from mpiagg.program import BoundRound, Call, Computing, Deferred, Program, in_tu
 from mpiagg.schedules import Action, Collective, Round, algorithm
 from mpiagg.sharing import Mail, Task, gate_round, mail_rounds, owner_work
 from mpiagg.transport import LINE, NOWHERE, SHARED_TAG, Block, Channel, Gate, Position
-from mpiagg.tuning import SEGMENT
+from mpiagg.tuning import NATIVE, NCCL, SEGMENT
 
 ONE_SHOT: Final = 4 * 2**10
 """Bytes up to which every rank reduces everything by itself: one gate then, and two for longer vectors."""
@@ -34,6 +34,22 @@ def serves(channel: Channel, operation: Operation, buffer: Array) -> bool:
         return False  # nobody has any device memory that others map
     # What knows nothing of nodes has rounds in which some of a node's ranks meet others, and some do not.
     return len(o.layout.nodes) == 1 or (o.choice.algorithm != "shared" and o.nbytes > ANNOUNCED)
+
+
+def folds_as_it_is(channel: Channel, operation: Operation, vector: Array) -> bool:
+    """Whether a vector of a dtype that is combined in another need not be converted, if all others lie like it.
+
+    That is half precision in memory of a device that the ranks of one node map: a kernel combines it in float32.
+    """
+    o, shared = operation, channel.device_memory
+    return (
+        shared is not None
+        and o.collective is Collective.ALLREDUCE
+        and o.choice.algorithm not in (NATIVE, NCCL)
+        and len(o.layout.nodes) == 1
+        and serves(channel, o, vector)
+        and shared.position(vector) != NOWHERE
+    )
 
 
 def bind_on_node(channel: Channel, operation: Operation, buffer: Array, tag: int) -> Program:
@@ -124,7 +140,7 @@ class _Ground:
     def _sent_bytes(self) -> int:
         """Return how many bytes this rank hands to others in one run: as many as messages would carry."""
         steps = [step for a_round in self.messages.schedule() for step in a_round if step.action is Action.SEND]
-        return self.buffer.itemsize * sum(
+        return self.operation.reduction.dtype.itemsize * sum(
             stop - start
             for lane in self.messages.lanes()
             for step in steps
@@ -140,8 +156,13 @@ class _Ground:
 
     def by_messages(self) -> Program:
         """Return the program that sends messages within the node, too."""
-        o = self.messages
-        return bind(self.channel, o.schedule(), self.buffer, o.lanes(), o.reduction, label=o.label, tag=self.tag)
+        o, buffer = self.messages, self.buffer
+        bound = partial(bind, self.channel, o.schedule(), lanes=o.lanes(), reduction=o.reduction, label=o.label)
+        if buffer.dtype == o.reduction.dtype:
+            return bound(buffer=buffer, tag=self.tag)
+        wide = device_of(buffer).empty(buffer.size, o.reduction.dtype)
+        program = bound(buffer=wide, tag=self.tag)
+        return in_turn(partial(convert, wide, buffer), program, partial(convert, buffer, wide))
 
     def _box(self) -> int:
         """Return the bytes of a mailbox: of few sizes, so that a block serves plans of other lengths after this one."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 from mpi4py import MPI
@@ -27,7 +27,7 @@ from mpiagg.arrays import (
 )
 from mpiagg.binding import Wire, bind
 from mpiagg.nccl import bind_nccl
-from mpiagg.on_node import bind_on_node, serves
+from mpiagg.on_node import bind_on_node, folds_as_it_is, serves
 from mpiagg.operation import Operation
 from mpiagg.plan import Plan, find_plan
 from mpiagg.program import Awaited, BoundRound, Program, in_turn
@@ -57,7 +57,7 @@ def run(channel: Channel, operation: Operation, x: Array | None, out: Array | No
     device = accelerator or HOST
     # Once ranks map each other's devices, other plans are right, on all of them at the same call.
     where = None if accelerator is None else (device.name, channel.device_memory is not None)
-    mapped = _mapped(operation, out)
+    mapped = _mapped(channel, operation, out)
     if operation.choice.algorithm == NATIVE:
         buffer = _own_buffer(operation, device) if mapped is None else mapped
         call: Callable[[], object] = partial(_call_native, channel.comm, operation, buffer)
@@ -68,8 +68,8 @@ def run(channel: Channel, operation: Operation, x: Array | None, out: Array | No
         buffer = plan.result
     else:
         place = address(mapped)
-        make = partial(_plan_on_borrowed_memory, channel, operation, device, place)
-        call = plan = find_plan(channel, (operation.key, where, place), make)
+        make = partial(_plan_on_borrowed_memory, channel, operation, device, place, mapped.dtype)
+        call = plan = find_plan(channel, (operation.key, where, place, mapped.dtype), make)
         buffer = plan.result
     if not (mapped is not None and _lies_in(x, buffer, operation.source)):
         _fill(operation, device, buffer, x)
@@ -114,7 +114,8 @@ def prepare(
     if accelerator is not None and _goes_by_host(operation):
         program = _bind_by_way_of_host(channel, operation, accelerator, x, out, tag, memory)
         return Plan(channel, program, result=out, label=operation.label)
-    mapped, device = _mapped(operation, out), accelerator or HOST
+    mapped = _mapped(channel, operation, out) if memory is Memory.TOGETHER else _own_dtype(operation, out)
+    device = accelerator or HOST
     buffer = _own_buffer(operation, device) if mapped is None else mapped
     load = None if _lies_in(x, buffer, operation.source) else partial(_fill, operation, device, buffer, x)
     store = None if out is None or mapped is not None else partial(_drain, operation, device, buffer, out)
@@ -172,10 +173,12 @@ def _plan_with_memory(channel: Channel, operation: Operation, buffer: Array) -> 
     return plan
 
 
-def _plan_on_borrowed_memory(channel: Channel, operation: Operation, device: Device, place: int) -> Plan[Array]:
+def _plan_on_borrowed_memory(
+    channel: Channel, operation: Operation, device: Device, place: int, dtype: np.dtype[Any]
+) -> Plan[Array]:
     # The plan outlives the caller's array and must not keep it alive. It only touches the memory again when a
     # call comes with an array in the same place.
-    memory = device.borrow(place, operation.length, operation.reduction.dtype)
+    memory = device.borrow(place, operation.length, dtype)
     return _plan_in_place(channel, operation, memory)
 
 
@@ -211,8 +214,17 @@ def _bind_by_way_of_host(  # noqa: PLR0917 - what prepare and bind_operation are
     return by_way_of_host(device, load, program, store, o.label)
 
 
-def _mapped(operation: Operation, out: Array | None) -> Array | None:
+def _mapped(channel: Channel, operation: Operation, out: Array | None) -> Array | None:
     """Return ``out`` as the operation's buffer, if it can be that."""
+    own = _own_dtype(operation, out)
+    if own is not None or out is None or out.dtype == operation.reduction.dtype or accelerator_of(out) is None:
+        return own
+    vector = flat(out)
+    return vector if vector is not None and folds_as_it_is(channel, operation, vector) else None
+
+
+def _own_dtype(operation: Operation, out: Array | None) -> Array | None:
+    """Return ``out`` as the operation's buffer, if it can be that, and is of the dtype in which values are combined."""
     if out is None or operation.target != slice(0, operation.length) or out.dtype != operation.reduction.dtype:
         return None
     return flat(out)

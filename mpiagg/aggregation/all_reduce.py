@@ -13,7 +13,8 @@ from mpi4py import MPI
 from mpiagg.aggregation.backends import Backend
 from mpiagg.aggregation.elementwise import Elementwise
 from mpiagg.arguments import check_number
-from mpiagg.arrays import HOST, Array, check_wire_dtype, device_of, reduction
+from mpiagg.arrays import HOST, Array, check_wire_dtype, device_of, reduction, working_dtype
+from mpiagg.on_node import folds_as_it_is
 from mpiagg.program import Program, in_turn
 from mpiagg.schedules import Collective
 from mpiagg.transport import SHARED_TAG
@@ -123,6 +124,13 @@ class AllReduce(Elementwise):
         # The MPI library's persistent collectives are made by all ranks together.
         return self.algorithm != NATIVE
 
+    def _takes_as_it_is(self, vector: Array) -> bool:
+        if self.wire is not None or self.backend is not None or self.divide_before:
+            return False
+        how = reduction(self.op, vector.dtype, self.denom)
+        operation = self._operation(vector, Collective.ALLREDUCE, how, self.choice(vector))
+        return folds_as_it_is(self._channel, operation, vector)
+
     def _tags(self, vector: Array) -> int:
         return self.choice(vector).lanes
 
@@ -148,5 +156,6 @@ class AllReduce(Elementwise):
 
     def choice(self, vector: Array) -> Choice:
         """Return how a vector is reduced."""
-        case = Case(Collective.ALLREDUCE, vector.nbytes, self._channel.layout)
+        nbytes = vector.size * working_dtype(vector.dtype).itemsize
+        case = Case(Collective.ALLREDUCE, nbytes, self._channel.layout)
         return pick(self.algorithm, None, case, self.wire, device_of(vector))

@@ -181,10 +181,15 @@ class Aggregation(ABC):
         residual: Array | None = None,
     ) -> Program:
         """Return the program of a collective on a vector, in place; ``residual`` as for :func:`bind_operation`."""
-        channel = self._channel
-        counts, op = (vector.size,), mpi_op(how.name, how.dtype)
-        operation = Operation(collective, channel.rank, channel.layout, root, counts, how, choice, op)
-        return bind_operation(channel, operation, vector, tag, residual=residual)
+        operation = self._operation(vector, collective, how, choice, root=root)
+        return bind_operation(self._channel, operation, vector, tag, residual=residual)
+
+    def _operation(
+        self, vector: Array, collective: Collective, how: Reduction, choice: Choice, *, root: int = 0
+    ) -> Operation:
+        """Return the collective on a vector in full."""
+        channel, op = self._channel, mpi_op(how.name, how.dtype)
+        return Operation(collective, channel.rank, channel.layout, root, (vector.size,), how, choice, op)
 
     def _require_open(self) -> None:
         if self._freed:

@@ -52,6 +52,8 @@ class Elementwise(Aggregation):
         parts: list[Program | Callable[[], object]] = []
         for group in Packing(layout, in_place=False, by_layer=self._by_layer).groups:
             own = group.joined(tensors)
+            if own is not None and own.dtype != group.working and not self._takes_as_it_is(own):
+                own = None
             vector = group.pack(tensors) if own is None else own
             program = self._bind(vector, self._channel.new_tag(self._tags(vector)))
             if own is None:
@@ -63,6 +65,11 @@ class Elementwise(Aggregation):
     @abstractmethod
     def _bind(self, vector: Array, tag: int = SHARED_TAG) -> Program:
         """Return the program that aggregates a vector, in place."""
+
+    def _takes_as_it_is(self, vector: Array) -> bool:
+        """Whether a vector of a dtype that is combined in another need not be converted."""
+        del vector
+        return False
 
     def _tags(self, vector: Array) -> int:
         """Return how many tags such a program needs."""

@@ -147,8 +147,8 @@ class Group:
                 convert(tensors[index], view)
 
     def joined(self, tensors: Sequence[Array]) -> Array | None:
-        """Return the group's tensors as one vector if they lie one after the other, and need no other dtype."""
-        return joined([tensors[index] for index in self._members]) if self.dtype == self.working else None
+        """Return the group's tensors as one vector if they lie one after the other."""
+        return joined([tensors[index] for index in self._members])
 
     def _own_memory(self, tensors: Sequence[Array]) -> Array | None:
         if not self._in_place or len(self._members) > 1 or self.dtype != self.working:

@@ -134,17 +134,19 @@ def test_gradients_of_parameters_on_a_device(comm, rank, device, overlapped, buc
                 np.testing.assert_allclose(standin.peek(item.grad), expected, rtol=1e-6, atol=1e-6)
 
 
-def test_buckets_lie_where_all_ranks_map_them(comm, rank, size, device):
-    parameters = [device.from_host(np.zeros(20_000, np.float32)) for _ in range(2)]
+@pytest.mark.parametrize("dtype", [np.float32, np.float16, ml_dtypes.bfloat16])
+def test_buckets_lie_where_all_ranks_map_them(comm, rank, size, device, dtype):
+    parameters = [device.from_host(np.zeros(20_000, dtype)) for _ in range(2)]
     with mpiagg.DDP(parameters, comm) as ddp:
         views = ddp.gradient_views()
         for view in views:
-            np.copyto(view, device.from_host(np.full(20_000, rank, np.float32)))
+            np.copyto(view, device.from_host(np.full(20_000, rank, dtype)))
         standin.LOG.clear()
         ddp.sync_gradients()
         whats = [entry.what for entry in standin.LOG if entry.nbytes != 3]  # the flags of which gradients there are
         assert not {"out", "in", "on", "send"} & {entry.what for entry in standin.LOG if entry.memory != "host"}
         assert whats.count("fold") == (size > 1)
+        assert size == 1 or not whats.count("kernel")
         assert all((standin.peek(view) == (size - 1) / 2).all() for view in views)
 
 

@@ -1,6 +1,7 @@
 """Collectives of arrays on a device, through the stand-in: right, the host's bits, and everything in order."""
 
 from collections import Counter
+from functools import partial
 
 import ml_dtypes
 import numpy as np
@@ -143,6 +144,35 @@ def test_mapped_vectors_are_reduced_by_one_kernel_and_not_copied(comm, rank, siz
 
     call()
     assert counts(log_of(call)) == (Counter(fold=1) if size > 1 else Counter())
+
+
+@pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16])
+def test_mapped_half_precision_is_reduced_by_one_kernel_in_float32(comm, rank, device, bits, dtype):
+    x = irregular(50_000, rank, dtype)
+    wanted = called("allreduce", x, comm, op="avg", algorithm="shared")
+    mapped, plain = registered(x, comm), device.from_host(x)
+
+    def call(vector):
+        mpiagg.allreduce(vector, op="avg", out=vector, comm=comm)
+
+    for vectors in ((mapped, mapped), (plain if rank else mapped, mapped)):
+        for vector in vectors:
+            np.copyto(vector, device.from_host(x))
+            log = log_of(partial(call, vector))
+            # The sum of messages is taken in another order.
+            np.testing.assert_allclose(standin.peek(vector).astype(float), wanted.astype(float), rtol=0.02, atol=0.02)
+    assert counts(log) == (Counter(fold=1) if comm.size > 1 else counts(log))
+    assert_same(standin.peek(mapped), wanted, bits)
+    with mpiagg.allreduce_init(mapped, op="avg", out=mapped, comm=comm) as plan:
+        np.copyto(mapped, device.from_host(x))
+        assert_same(standin.peek(plan()), wanted, bits)
+    # In the same place another dtype, as it happens in a pool.
+    halves = registered(np.ones(50_000, np.float32), comm)
+    call(halves)
+    again = halves.view(np.float16)[:50_000]
+    again.fill(rank)
+    call(again)
+    assert (standin.peek(again) == (comm.size - 1) / 2).all()
 
 
 def test_where_one_vector_is_not_mapped_there_are_messages(comm, rank, device, bits):
