@@ -154,16 +154,25 @@ class FakeDevice:
 def fake_cupy(library):
     """Return as much of CuPy as the launching of kernels takes."""
 
-    class RawKernel:
-        def __init__(self, source, name, options):
-            assert source.startswith(PRELUDE)
-            assert f"\n{name}(" in source
-            assert "--fmad=false" in options
+    def compile_using_nvrtc(source, options, filename):
+        assert FakeDevice.depth
+        assert source.startswith(PRELUDE)
+        assert f"\n{filename.removesuffix('.cu')}(" in source
+        assert "--fmad=false" in options
+        return source, None
+
+    class Module:
+        def load(self, binary):
+            self.source = binary
+
+        def get_function(self, name):
+            assert f"\n{name}(" in self.source
+            return Function(name)
+
+    class Function:
+        def __init__(self, name):
             self.launch = getattr(library, f"launch_{name}")
             self.parameters = getattr(library, f"parameters_{name}")()
-
-        def compile(self):
-            assert FakeDevice.depth
 
         def __call__(self, grid, block, arguments):
             assert FakeDevice.depth
@@ -178,10 +187,14 @@ def fake_cupy(library):
 
     stream = types.SimpleNamespace(synchronize=lambda: None)
     return types.SimpleNamespace(
-        RawKernel=RawKernel,
         empty=empty,
         asarray=array,
         ascontiguousarray=lambda x: np.ascontiguousarray(x).view(HostArray),
         copyto=np.copyto,
-        cuda=types.SimpleNamespace(get_current_stream=lambda: stream),
+        cuda=types.SimpleNamespace(
+            get_current_stream=lambda: stream,
+            runtime=types.SimpleNamespace(getDevice=lambda: 0),
+            compiler=types.SimpleNamespace(compile_using_nvrtc=compile_using_nvrtc),
+            function=types.SimpleNamespace(Module=Module),
+        ),
     )

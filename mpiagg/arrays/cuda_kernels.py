@@ -46,9 +46,35 @@ def _place(array: Array) -> tuple[int, int]:
     return start, array.itemsize
 
 
+class Compiled:
+    """A kernel, compiled for a device when it is first launched there.
+
+    Not CuPy's RawKernel: that adds ``-ftz=true`` to all options, and numbers below 2^-126 would be zero.
+    """
+
+    def __init__(self, kernel: Kernel) -> None:
+        self._kernel = kernel
+        self._loaded: dict[int, tuple[Any, Any]] = {}
+
+    def compile(self) -> Any:
+        """Return the function on the thread's present device."""
+        ordinal = cupy.cuda.runtime.getDevice()
+        if ordinal not in self._loaded:
+            name = self._kernel.name
+            binary, _ = cupy.cuda.compiler.compile_using_nvrtc(self._kernel.source, OPTIONS, filename=f"{name}.cu")
+            module = cupy.cuda.function.Module()
+            module.load(binary)
+            self._loaded[ordinal] = module, module.get_function(name)
+        return self._loaded[ordinal][1]
+
+    def __call__(self, grid: tuple[int], block: tuple[int], arguments: tuple[object, ...]) -> None:
+        """Launch it in the present stream of the thread's present device."""
+        self.compile()(grid, block, arguments)
+
+
 @cache
-def _compiled(kernel: Kernel) -> Any:
-    return cupy.RawKernel(kernel.source, kernel.name, OPTIONS)
+def _compiled(kernel: Kernel) -> Compiled:
+    return Compiled(kernel)
 
 
 @dataclass(frozen=True)

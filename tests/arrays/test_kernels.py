@@ -220,6 +220,7 @@ def test_every_fold_compiles_for_devices(nvrtc, op, architecture):
     text = assembled(nvrtc, kernels.PRELUDE + "".join(kernel.body for kernel in every), architecture)
     assert all(f".entry {kernel.name}(" in text for kernel in every)
     assert "fma" not in text
+    assert "ftz" not in text
 
 
 @pytest.mark.parametrize("architecture", ["compute_80", "compute_90"])
@@ -228,6 +229,24 @@ def test_everything_else_compiles_for_devices(nvrtc, architecture):
     text = assembled(nvrtc, kernels.PRELUDE + "".join(kernel.body for kernel in every), architecture)
     assert all(f".entry {kernel.name}(" in text for kernel in every)
     assert "fma" not in text
+    assert "ftz" not in text
+
+
+@pytest.mark.usefixtures("nvrtc")
+def test_subnormal_numbers_are_not_flushed_to_zero(monkeypatch):
+    compiler = pytest.importorskip("cupy").cuda.compiler
+    asked = []
+    compile_ = compiler._NVRTCProgram.compile
+    monkeypatch.setattr(
+        compiler._NVRTCProgram,
+        "compile",
+        lambda program, options=(), *rest: asked.append(options) or compile_(program, options, *rest),
+    )
+    kernel = fold("float32", 4, "sum", 2, divided=False)
+    binary, _ = compiler.compile_using_nvrtc(kernel.source, OPTIONS, arch="90", filename=f"{kernel.name}.cu")
+    assert binary
+    assert set(OPTIONS) <= set(asked[0])
+    assert not any("ftz" in option for option in asked[0])
 
 
 @pytest.mark.parametrize("dtype", [*checks.REALS, *checks.INTEGERS, *checks.COMPLEXES], ids=str)
