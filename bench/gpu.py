@@ -35,8 +35,8 @@ from mpiagg.cli.flags import parse_size
 
 TOP = Path(__file__).parents[1]
 
-DEADLINE = 440.0
-"""Seconds for everything."""
+DEADLINE = 455.0
+"""Seconds for everything, the beginning too."""
 
 GRACE = 10.0
 """How much later than they should a job's ranks are ended, if they do not end by themselves."""
@@ -48,6 +48,19 @@ PRINTED = 5000
 """Characters of what a part has printed that are kept."""
 
 INFO_SECONDS = 60
+
+WARM_SECONDS = 120
+WARM = """
+for name in ("torch", "cupy", "sklearn"):
+    try:
+        __import__(name)
+    except Exception:
+        pass
+"""
+"""Brings into memory what is read from a disk at first, which no part should pay for."""
+
+LATE = 30.0
+"""How much later than they should the jobs of tests may end, if they do not end by themselves."""
 
 TESTS, ALONE = "tests", "tests alone"
 """Of tests/gpu, those that ranks run, and those that one process runs, with no MPI."""
@@ -91,18 +104,18 @@ class Outcome(NamedTuple):
 
 def parts(ranks: Sequence[int], *, able: bool, tests: bool) -> Iterator[Part]:
     """Yield what is measured, what matters most first; ``able`` if messages reach the device's memory."""
-    for count in reversed(ranks):
-        yield Part("allreduce", count, 110)
+    for count in ranks:
+        yield Part("allreduce", count, 110 if count < 4 else 150)
     for count in ranks:
         yield Part("training", count, 40)
-    for count in (1, 2, 3, 4) if tests else ():
-        yield Part(TESTS, count, 60)
-    for count in ranks:
-        yield Part("pieces", count, 40)
-    for count in ranks:
-        yield Part("threshold", count, 30)
     for name, count in (("folds", 1), ("memory", 1), ("memory", max(ranks)), ("codecs", 1)):
         yield Part(name, count, 30)
+    for count in ranks:
+        yield Part("threshold", count, 30)
+    for count in ranks:
+        yield Part("pieces", count, 40)
+    for count in (1, 2, 3, 4) if tests else ():
+        yield Part(TESTS, count, 150 if count < 3 else 60)
     for name in ("messages", "library") if able else ():
         for count in ranks:
             yield Part(name, count, 40)
@@ -135,11 +148,14 @@ class Run:
     def measure(self, part: Part) -> None:
         """Run a part as long as there is time, and save what came of it."""
         start = time.monotonic()
-        limit = min(part.seconds, self._until - start)
-        if limit < LEAST:
-            outcome = Outcome("not run: no time was left")
-        else:
-            outcome = self._tests(part, limit) if part.name in (TESTS, ALONE) else self._job(part, limit)
+        limit = min(part.seconds, self._until - start - (LATE if part.name == TESTS else 0))
+        try:
+            if limit < LEAST:
+                outcome = Outcome("not run: no time was left")
+            else:
+                outcome = self._tests(part, limit) if part.name in (TESTS, ALONE) else self._job(part, limit)
+        except Exception as error:  # noqa: BLE001 - whatever it is, other parts can be measured
+            outcome = Outcome(f"FAILED: {in_words(error)}")
         took = time.monotonic() - start
         known = {"part": part.name, "ranks": part.ranks, "how": outcome.how, "took": took}
         self.record["parts"].append({**known, "printed": outcome.printed[-PRINTED:], **outcome.saved})
@@ -158,17 +174,24 @@ class Run:
         if missing:
             return Outcome(f"not run: {', '.join(missing)} missing")
         if part.name == ALONE:
-            return job(1, ["-m", "pytest", "-q", str(TOP / "tests" / "gpu" / "test_device.py")], limit)
+            arguments = ["-m", "pytest", "-q", "--timeout=60", "-rfE", "--tb=short"]
+            arguments += ["-n", "8", "-p", "no:benchmark"] if find_spec("xdist") else []
+            return job(1, [*arguments, str(TOP / "tests" / "gpu" / "test_device.py")], limit)
         if str(TOP / "tests") not in sys.path:
             sys.path.insert(0, str(TOP / "tests"))
         os.environ["PYTHONPATH"] = environment()["PYTHONPATH"]
         from gpu_jobs import run_gpu_job  # noqa: PLC0415 - of the tests
 
         with tempfile.TemporaryDirectory() as place:
+            start = time.monotonic()
             done = run_gpu_job(Path(place), part.ranks, seconds=int(limit))
-        told = done.complaints()
-        passed = list((done.outcomes[0] or {}).values()).count("passed")
-        return Outcome("FAILED" if told else "done", told, {"passed": passed})
+            took, told = time.monotonic() - start, done.complaints()
+            until_then = done.read(0, "tests").count(" passed\n")
+        if done.outcomes[0] is not None:
+            passed = list(done.outcomes[0].values()).count("passed")
+            return Outcome("FAILED" if told else "done", told, {"passed": passed})
+        how = f"ENDED after {took:.0f} s" if took >= int(limit) else "FAILED"
+        return Outcome(how, told, {"passed_until_then": until_then})
 
     def save(self, **facts: object) -> None:
         """Save everything so far."""
@@ -214,6 +237,19 @@ def environment() -> dict[str, str]:
     """Return the environment of the ranks: they find this checkout, wherever else one is installed."""
     paths = [str(TOP), *filter(None, [os.environ.get("PYTHONPATH")])]
     return launch.environment({"PYTHONPATH": os.pathsep.join(paths)})
+
+
+def in_words(error: Exception) -> str:
+    """Return what went wrong here, not in a part."""
+    return f"{type(error).__name__}: {error}"
+
+
+def warm_up() -> None:
+    """Import what parts import, once; whether it can be imported is not asked here."""
+    with suppress(subprocess.TimeoutExpired, OSError):
+        subprocess.run(  # noqa: S603 - our own Python
+            [sys.executable, "-c", WARM], cwd=TOP, capture_output=True, check=False, timeout=WARM_SECONDS
+        )
 
 
 def info() -> dict[str, Any]:
@@ -266,20 +302,26 @@ def main(
     """Measure arrays on one NVIDIA GPU that ranks share, and save it in FOLDER: gpu.json, and gpu.md to read."""
     numbers, nbytes = parse_ranks(ranks), parse_size(largest)
     launch.mpiexec()  # tells what is missing
-    told = info()
-    if device == "cuda" and not told["ranks"][0]["visible"]:
+    run = Run(folder, numbers, ["--device", device, "--largest", str(nbytes), *["--quick"] * quick])
+    if device == "cuda":
+        warm_up()
+    told: dict[str, Any] = {}
+    try:
+        told = info()
+    except (click.ClickException, subprocess.SubprocessError, ValueError) as error:
+        click.echo(f"info: FAILED: {in_words(error)}")
+        run.record["info_failed"] = in_words(error)
+    if told and device == "cuda" and not told["ranks"][0]["visible"]:
         raise click.ClickException(f"this process sees no GPU; CuPy: {told['ranks'][0]['cupy']}")
     folder.mkdir(parents=True, exist_ok=True)
-    options = ["--device", device, "--largest", str(nbytes), *["--quick"] * quick]
-    run = Run(folder, numbers, options)
     run.save(info=told)
-    for part in parts(numbers, able=told["cuda_aware"]["able"], tests=tests):
+    for part in parts(numbers, able=bool(told) and told["cuda_aware"]["able"], tests=tests):
         if not only or part.name in only:
             run.measure(part)
     for goal in gpu_report.goals(run.record):
         click.echo(f"{goal.verdict:12} {goal.name}: {goal.found} (wanted: {goal.wanted})")
     click.echo(f"saved {folder / 'gpu.json'} and {folder / 'gpu.md'}")
-    sys.exit(0 if all(part["how"] == "done" for part in run.record["parts"]) else 1)
+    sys.exit(0 if told and all(part["how"] == "done" for part in run.record["parts"]) else 1)
 
 
 if __name__ == "__main__":

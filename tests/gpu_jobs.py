@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from functools import cache
 from pathlib import Path
 
 from jobs import JOB_SECONDS, run_job
@@ -12,6 +13,7 @@ GPU = "from mpiagg.arrays import find_device; find_device('cuda')"
 TORCH = "import torch; assert torch.cuda.is_available()"
 
 
+@cache
 def trouble(script):
     """Return why a script fails, or None. Other processes look at GPUs: this one stays without."""
     looked = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False, timeout=120)

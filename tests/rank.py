@@ -1,7 +1,7 @@
 """Run pytest as one rank of an MPI job, and leave what happened in files of its own.
 
 ``python -m mpi4py tests/rank.py FOLDER PYTEST_ARGUMENTS...`` writes to FOLDER, for rank R, its output to ``R.out`` and
-``R.err`` and the outcome of every test to ``R.json``.
+``R.err``, the outcome of every test to ``R.json``, and as they come, for jobs that are cut, to ``R.tests``.
 """
 
 import json
@@ -16,12 +16,14 @@ from mpi4py import MPI
 class Outcomes:
     """Collects the outcome of every test, under the test's name."""
 
-    def __init__(self):
-        self.outcomes = {}
+    def __init__(self, path):
+        self.outcomes, self.path = {}, path
 
     def pytest_runtest_logreport(self, report):
         if report.when == "call" or not report.passed:
             self.outcomes[report.nodeid] = report.outcome
+            with self.path.open("a") as file:
+                file.write(f"{report.nodeid} {report.outcome}\n")
 
 
 def main(folder, arguments):
@@ -32,7 +34,7 @@ def main(folder, arguments):
         file = os.open(folder / f"{rank}.{ending}", os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
         os.dup2(file, stream.fileno())
         os.close(file)
-    outcomes = Outcomes()
+    outcomes = Outcomes(folder / f"{rank}.tests")
     # Without capture: what C libraries write while tests run must not vanish with the tests that pass.
     status = pytest.main([*arguments, "--only-mpi", "--capture=no", "-p", "no:cacheprovider"], plugins=[outcomes])
     (folder / f"{rank}.json").write_text(json.dumps(outcomes.outcomes))
