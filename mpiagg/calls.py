@@ -1,7 +1,8 @@
 """From the arguments of a communicator's collective to the operation that they ask for.
 
 Each function takes what the method of its name takes, and returns None where the call is for the MPI library: for
-operators of the user's, derived datatypes, memory of devices that we do not know, and arguments that are wrong.
+operators of the user's, derived datatypes, memory of devices that we do not know, and arguments that are wrong. Buffers
+on two devices are a TypeError.
 """
 
 from __future__ import annotations
@@ -194,6 +195,8 @@ def _call(
     channel = channel_of(comm)
     device = device_of(x if out is None else out)
     if x is not None and out is not None and device_of(x) is not device:
+        if not out.size:  # None, with a count of 0
+            return _call(comm, collective, counts, how, x=x, root=root)
         raise TypeError(f"the buffers of a call are on one device, not on {device_of(x).name} and {device.name}")
     choice = pick("auto", None, Case(collective, sum(counts) * how.dtype.itemsize, channel.layout), device=device)
     operation = Operation(collective, channel.rank, channel.layout, root, counts, how, choice, MPI.SUM)

@@ -86,6 +86,8 @@ class _Ground:
         if elsewhere is not None:
             self.messages = replace(operation, choice=operation.choice._replace(algorithm=elsewhere, elsewhere=None))
         self.one_shot = self.all_here and short and self.device is None and operation.collective is Collective.ALLREDUCE
+        # Whether the vector is to be combined in another dtype.
+        self.narrow = buffer.dtype != operation.reduction.dtype
         self.asking = None if self.device is None else _Asking(self.device, operation.label)
 
     # -- made by all ranks together
@@ -128,7 +130,8 @@ class _Ground:
         announce = BoundRound((gate.enter, partial(gate.announce, self.position), *met.starts), *met[1:])
         found = _Found(gate, partial(self._where_they_lie, gate, block))
         o = self.messages
-        nbytes = 0 if self.mailed else self.buffer.itemsize * scratch_length(o.schedule(), o.lanes())
+        length = scratch_length(o.schedule(), o.lanes()) + (o.length if self.narrow else 0)
+        nbytes = 0 if self.mailed else o.reduction.dtype.itemsize * length
         rounds = (*self._ready().rounds, announce, Deferred(found.program).as_round(), leave)
         return Program(rounds, (found.release,), nbytes, self._sent_bytes(), self.device)
 
@@ -158,11 +161,12 @@ class _Ground:
         """Return the program that sends messages within the node, too."""
         o, buffer = self.messages, self.buffer
         bound = partial(bind, self.channel, o.schedule(), lanes=o.lanes(), reduction=o.reduction, label=o.label)
-        if buffer.dtype == o.reduction.dtype:
+        if not self.narrow:
             return bound(buffer=buffer, tag=self.tag)
         wide = device_of(buffer).empty(buffer.size, o.reduction.dtype)
         program = bound(buffer=wide, tag=self.tag)
-        return in_turn(partial(convert, wide, buffer), program, partial(convert, buffer, wide))
+        program = in_turn(partial(convert, wide, buffer), program, partial(convert, buffer, wide))
+        return replace(program, nbytes=program.nbytes + wide.nbytes)
 
     def _box(self) -> int:
         """Return the bytes of a mailbox: of few sizes, so that a block serves plans of other lengths after this one."""
@@ -196,6 +200,7 @@ class _Ground:
             rank: self.reach.view(place, position, self.buffer.nbytes).view(self.buffer.dtype)
             for place, (rank, position) in enumerate(zip(self.node.ranks, positions, strict=True))
         }
+        vectors[o.rank] = self.buffer  # which the program keeps, for as long as it is there
         parts: list[Program] = []
         for here, rounds in self._stages(owned):
             if here:

@@ -132,7 +132,9 @@ def bind_operation(
     residual: Array | None = None,
     memory: Memory = Memory.TOGETHER,
 ) -> Program:
-    """Return the program of an operation, in place on a buffer of its length and dtype.
+    """Return the program of an operation, in place on a buffer of its length.
+
+    The buffer is of the dtype in which values are combined, or as :func:`folds_as_it_is` says.
 
     With a wire, what the codec loses of this rank's contributions is left in ``residual``, if that is given. With a
     tag of its own the program is made by all ranks together, unless ``memory`` says that they do not wait for one

@@ -40,7 +40,7 @@ def choose(case: Case, device: Device = HOST) -> Choice:
     if device is HOST or case.nbytes <= BY_WAY_OF_HOST:
         return settings().found(case).choice
     messages = settings().found(case._replace(memory=Memory.NONE)).choice
-    together = case.memory is Memory.TOGETHER and len(case.layout.nodes) == 1 and messages.algorithm != NATIVE
+    together = case.memory is Memory.TOGETHER and len(case.layout.nodes) == 1
     return messages._replace(algorithm="shared", elsewhere=messages.algorithm) if together else messages
 
 

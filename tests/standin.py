@@ -222,7 +222,11 @@ class StandIn(Accelerator):
             for x in arrays:
                 np.copyto(x, total, casting="unsafe")
 
-        return lambda: present(self).ask("fold", how.name, kernel, reads=arrays, writes=arrays)
+        def call():
+            assert all(x.device is self for x in vectors)  # which the call keeps
+            present(self).ask("fold", how.name, kernel, reads=arrays, writes=arrays)
+
+        return call
 
     # -- memory that processes share: of a file without a name, which is gone when nobody has it open
 

@@ -138,7 +138,9 @@ class AllReduce(Elementwise):
         return self.bind(vector, tag)
 
     def bind(self, vector: Array, tag: int, residual: Array | None = None) -> Program:
-        """Return the program that reduces a vector of a dtype in which values are combined, in place.
+        """Return the program that reduces a vector, in place.
+
+        It is of the dtype in which values are combined, or as :func:`mpiagg.on_node.folds_as_it_is` says.
 
         With a ``residual`` as long as the vector, that is added to it first; what the codec loses is left there.
         """

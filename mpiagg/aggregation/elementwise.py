@@ -46,7 +46,8 @@ class Elementwise(Aggregation):
     def aggregate_init(self, tensors: Sequence[Array]) -> Plan[None]:
         """Plan the aggregation of arrays that stay where they are; see :meth:`Aggregation.aggregate_init`.
 
-        Arrays that lie one after the other in memory are aggregated there; others are packed.
+        Arrays that lie one after the other in memory are aggregated there; others are packed, and those of half
+        precision, but in memory of devices that ranks map.
         """
         layout = self._agree_on_tensors(tensors)
         parts: list[Program | Callable[[], object]] = []
@@ -116,8 +117,7 @@ class Elementwise(Aggregation):
             plan = packing.plan(vector, (variant, mapped), lambda memory: self._plan(bind(memory)))
             plan()
             group.unpack(vector, tensors)
-            if group.device is not HOST:
-                settle(vector)
+        settle(*(tensors if any(group.device is not HOST for group in packing.groups) else ()))
 
     def _packing(
         self, tensors: Sequence[Array], check_dtype: Callable[[np.dtype[Any]], object], *, in_place: bool

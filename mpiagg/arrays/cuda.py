@@ -9,7 +9,7 @@ import ctypes
 import uuid
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from threading import Lock, current_thread, local, main_thread
+from threading import Lock, current_thread, local
 from typing import Any, Final
 
 import cupy
@@ -49,10 +49,10 @@ class CudaStream(Stream):
         self.ptr: int = self._stream.ptr
 
     def __enter__(self) -> object:
-        # A thread starts with device 0. To go back to that at the end would make a context there, of no use to anybody.
+        # Our thread starts with device 0. To go back to that at the end would make a context there, of no use at all.
         if not hasattr(_THREAD, "known"):
             _THREAD.known = True
-            if current_thread() is not main_thread() and runtime.getDevice() == 0:
+            if current_thread().name == "mpiagg":
                 self._device.use()
         self._device.__enter__()
         try:

@@ -21,7 +21,8 @@ from mpiagg.ddp.hooks import Hooks
 from mpiagg.ddp.join import Attendance, joined
 from mpiagg.ddp.steps import Gradients, Steps
 from mpiagg.errors import PlanError
-from mpiagg.transport import channel_of
+from mpiagg.transport import Channel, channel_of
+from mpiagg.transport.texts import gather
 
 BUCKET_BYTES: Final = 25 * 2**20
 """How long a bucket is at most: long enough for the network's full pace, short enough to overlap."""
@@ -102,12 +103,6 @@ class DDP(ModuleFace):
     def _check(self, aggregation: Aggregation | None) -> str:
         """Find fault with the arguments, or say in words what they are."""
         self._adapter = adapt(self.module)
-        devices = {device_of(parameter.data) for parameter in self._adapter.parameters} - {HOST}
-        if len(devices) > 1:
-            names = " and ".join(sorted(device.name for device in devices))
-            raise ValueError(f"the parameters of a rank are on one device, not on {names}")
-        for device in devices:
-            self._channel.check_device(device)
         check_integer("bucket_bytes", self._cap, 0)
         kind = "AllReduce" if aggregation is None else type(aggregation).__name__
         if aggregation is not None:
@@ -117,11 +112,25 @@ class DDP(ModuleFace):
                 raise ValueError(f"{kind} is meant for {aggregation.aggregates}; DDP aggregates gradients")
             if MPI.Comm.Compare(aggregation.comm, self.comm) not in (MPI.IDENT, MPI.CONGRUENT):
                 raise ValueError("the aggregation has another communicator than DDP")
+        self._check_device(self._channel if aggregation is None else channel_of(aggregation.comm))
         how = f"buckets of {self._cap} bytes{', overlapped' if self._overlap else ''}"
         return f"DDP by {kind} in {how}: {', '.join(self._adapter.words())}"
 
+    def _check_device(self, channel: Channel) -> None:
+        """Find fault with where the parameters lie, whose buckets are to be shared on a channel."""
+        devices = {device_of(parameter.data) for parameter in self._adapter.parameters} - {HOST}
+        if len(devices) > 1:
+            names = " and ".join(sorted(device.name for device in devices))
+            raise ValueError(f"the parameters of a rank are on one device, not on {names}")
+        for device in devices:
+            channel.check_device(device)
+
     def _lay_out(self) -> None:
         """Make the buckets, and the plans that aggregate them."""
+        with self._adapter.stream():
+            self._lay_out_in_stream()
+
+    def _lay_out_in_stream(self) -> None:
         parameters, hooked = self._adapter.parameters, self._adapter.hooked if self._overlap else ()
         self._steps = Steps(self.comm, self.aggregation, self._forms(), self._cap, hooked=bool(hooked))
         self._hooks = Hooks(hooked, self._steps.launcher, self._begin) if hooked else None
@@ -253,7 +262,7 @@ class DDP(ModuleFace):
         TypeError
             For another device than the CPU or CUDA's, and for a module that is not of torch's.
         MismatchError
-            On all ranks, if their arguments differ.
+            On all ranks, if their arguments differ; on the others, if a rank's module cannot be moved.
         PlanError
             If the last backward pass was not followed by :meth:`sync_gradients`.
         """
@@ -263,10 +272,18 @@ class DDP(ModuleFace):
             self._steps.require_end()
             return f"DDP.to {self._adapter.destination(*args, **kwargs)}"
 
-        self._channel.agree_on(check)
+        def move() -> str:
+            self.module.to(*args, **kwargs)
+            self._check_device(channel_of(self.aggregation.comm))
+            return "DDP.to"
+
         before = self._forms()
-        self.module.to(*args, **kwargs)
-        if self._forms() != before:
+        self._channel.agree_on(check)
+        self._channel.agree_on(move)
+        # On some ranks nothing may have changed: those that were on their device before.
+        if any(
+            map(any, gather(self._channel.comm, bytes([self._forms() != before]), "tell whether modules have moved"))
+        ):
             self._end_steps()
             self._adapter = adapt(self.module)
             self._lay_out()

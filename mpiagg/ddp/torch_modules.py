@@ -187,8 +187,11 @@ class TorchAdapter:
 
     def destination(self, *args: Any, **kwargs: Any) -> str:
         """Return what ``module.to`` with these arguments does in words; raise TypeError if it goes where DDP cannot."""
-        device = kwargs.get("device", args[0] if args else None)
-        others: list[Any] = [*args[1:], *(value for key, value in sorted(kwargs.items()) if key != "device")]
+        device = kwargs.get("tensor", kwargs.get("device", args[0] if args else None))
+        others: list[Any] = [
+            *args[1:],
+            *(value for key, value in sorted(kwargs.items()) if key not in ("device", "tensor")),
+        ]
         if isinstance(device, torch.Tensor):
             others.append(device.dtype)
             device = device.device

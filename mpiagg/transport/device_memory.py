@@ -112,7 +112,7 @@ def warn_of_sharing(node: Node, device: Accelerator) -> None:
         if accident:  # all ranks of the node say so, that none is alone where warnings are errors
             sharers = ", ".join(str(node.ranks[place]) for place in ranks)
             warnings.warn(
-                f"ranks {sharers} use the same device ({device.identity}), and others have no rank; call "
+                f"ranks {sharers} use the same device ({told[ranks[0]][0]}), and others have no rank; call "
                 "mpiagg.bind_device() before MPI is imported",
                 RuntimeWarning,
                 stacklevel=2,

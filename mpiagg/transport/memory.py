@@ -15,6 +15,7 @@ import numpy as np
 from mpi4py import MPI
 
 from mpiagg.arrays import HOST, Accelerator, Array, Device, address, device_of
+from mpiagg.errors import DeviceError
 from mpiagg.transport.device_memory import DeviceWindow
 from mpiagg.transport.nodes import Node
 
@@ -158,11 +159,21 @@ class SharedMemory:
         ------
         MemoryError
             On all ranks of the node, if there is not as much.
+        DeviceError
+            On all ranks of the node, if work on a device has failed, or they cannot map each other's memory.
         """
-        if isinstance(self.device, Accelerator):
-            self.device.finish()  # somebody's work may still touch a block that came back
-        most = np.array([nbytes])
+        fault: Exception | None = None
+        try:
+            if isinstance(self.device, Accelerator):
+                self.device.finish()  # somebody's work may still touch a block that came back
+        except Exception as error:  # noqa: BLE001 - it may be the user's own; the other ranks must not wait for this one
+            fault = error
+        most = np.array([nbytes, fault is not None])
         self._node.comm.Allreduce(MPI.IN_PLACE, most, MPI.MAX)
+        if most[1]:
+            raise DeviceError(
+                f"what a rank has asked of its device has failed: {fault or 'on another rank'}"
+            ) from fault
         block = self.take(int(most[0]), busy=busy)
         own = block.parts[self._node.place]
         self._windows[block.position.window].claim(own)

@@ -515,8 +515,8 @@ watch.start()
 done.append("call")
 seconds, by_events = watch.stop()
 assert by_events == 0.25 and seconds >= 0
-assert done == ["device 3", "synchronise", "wait for all", "record", "call", "wait for all", "record",
-                "wait for the event", "synchronise"], done
+assert done == ["device 3", "synchronise", "wait for all", "record", "call", "synchronise", "wait for all", "record",
+                "wait for the event"], done
 sys.stdout.write("all right")
 """
 

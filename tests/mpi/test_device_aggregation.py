@@ -1,5 +1,7 @@
 """Aggregations and DDP of arrays on a device, through the stand-in: what they do to arrays on the host."""
 
+import gc
+
 import ml_dtypes
 import numpy as np
 import pytest
@@ -221,3 +223,15 @@ def test_ranks_without_batches_join_in_the_streams_of_the_others(comm, rank, siz
             parameters[0].grad = device.from_host(np.full(10, size, np.float32))
             ddp.sync_gradients()
     assert standin.peek(parameters[0].grad).tolist() == [1.0 if rank == 0 else size] * 10 or size == 1
+
+
+@pytest.mark.usefixtures("device")
+def test_a_plan_keeps_the_memory_that_it_works_on(comm):
+    with mpiagg.AllReduce(comm) as aggregation:
+        x = mpiagg.empty(20_000, comm=comm, device="standin")
+        place = standin.device().address(x)
+        with aggregation.aggregate_init([x]):
+            del x
+            gc.collect()
+            for _ in range(3):
+                assert standin.device().address(mpiagg.empty(20_000, comm=comm, device="standin")) != place

@@ -430,3 +430,12 @@ def test_memory_that_one_rank_cannot_share_is_an_error_on_all(comm, device, monk
     x = mpiagg.empty(20_000, comm=comm, device="standin")
     np.copyto(x, device.from_host(np.full(20_000, 1.0)))
     assert (standin.peek(mpiagg.allreduce(x, out=x, comm=comm)) == size).all()
+
+
+def test_work_that_fails_on_one_rank_is_an_error_on_all_where_memory_is_shared(comm, rank, size, device, monkeypatch):
+    mpiagg.empty(10, comm=comm, device="standin")
+    if rank == size - 1:
+        monkeypatch.setattr(device, "finish", lambda: 1 / 0)
+    if size > 1:
+        with pytest.raises(mpiagg.DeviceError, match="has failed: division" if rank == size - 1 else "on another rank"):
+            mpiagg.empty(10, comm=comm, device="standin")
