@@ -132,9 +132,9 @@ def clashes(reads, writes, others):
 def is_pinned(array):
     """Whether all of a contiguous NumPy array lies in pinned memory."""
     start = array.__array_interface__["data"][0]
-    return not array.size or any(
-        first <= start and start + array.nbytes <= first + length for first, length in list(PINNED.items())
-    )
+    # A copy, which is made in one go: garbage is collected at any moment, and a list of the items could meet that.
+    known = PINNED.copy().items()
+    return not array.size or any(first <= start and start + array.nbytes <= first + length for first, length in known)
 
 
 def check_flights(name, reads, writes):
