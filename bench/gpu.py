@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import subprocess
 import sys
 import tempfile
@@ -203,34 +202,12 @@ class Run:
 
 def job(ranks: int, arguments: Sequence[str], limit: float) -> Outcome:
     """Run ``python arguments`` on ranks, which should end themselves after so many seconds."""
-    with subprocess.Popen(  # noqa: S603 - our own Python
-        launch.command(ranks, arguments),
-        cwd=TOP,
-        env=environment(),
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        errors="replace",
-        start_new_session=True,
-    ) as started:
-        try:
-            printed, _ = started.communicate(timeout=limit + GRACE)
-        except subprocess.TimeoutExpired:
-            return Outcome(f"ENDED after {limit + GRACE:.0f} s", _end(started))
+    status, printed = launch.run_within(limit + GRACE, ranks, arguments, environment(), cwd=TOP)
+    if status is None:
+        return Outcome(f"ENDED after {limit + GRACE:.0f} s", printed)
     if "Timeout (" in printed:  # which ranks say that end themselves
         return Outcome(f"ENDED after {limit:.0f} s", printed)
-    return Outcome("done" if started.returncode == 0 else f"FAILED with status {started.returncode}", printed)
-
-
-def _end(started: subprocess.Popen[str]) -> str:
-    """End a job that does not end by itself, and return what it has printed: launchers take their ranks with them."""
-    for how in (signal.SIGTERM, signal.SIGKILL):
-        with suppress(ProcessLookupError):
-            os.killpg(started.pid, how)
-        with suppress(subprocess.TimeoutExpired):
-            return started.communicate(timeout=GRACE)[0]
-    return ""
+    return Outcome("done" if status == 0 else f"FAILED with status {status}", printed)
 
 
 def environment() -> dict[str, str]:

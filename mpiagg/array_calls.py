@@ -11,7 +11,7 @@ import numpy.typing as npt
 from mpi4py import MPI
 
 from mpiagg.arguments import check_root
-from mpiagg.arrays import HOST, Array, Device, Reduction, as_input, check_output, check_wire_dtype, device_of
+from mpiagg.arrays import Array, Device, Reduction, as_input, check_output, check_wire_dtype, device_of
 from mpiagg.mpi_ops import resolve
 from mpiagg.operation import Operation, even_counts
 from mpiagg.schedules import Collective
@@ -34,9 +34,7 @@ class ArrayCall(NamedTuple):
         how = f", op {o.reduction.name}" if o.collective.reduces else ""
         where = f", root {o.root}" if o.collective.rooted else ""
         lanes = f", {o.choice.lanes} lanes" if o.choice.lanes > 1 else ""
-        device = device_of(self.x)
-        lies = "" if device is HOST else f" on {device.kind}"
-        return f"{o.label}{lanes} of {self.x.dtype} {self.x.shape}{lies}{how}{where}"
+        return f"{o.label}{lanes} of {self.x.dtype} {self.x.shape}{device_of(self.x).in_words}{how}{where}"
 
 
 class Arguments(NamedTuple):

@@ -65,10 +65,8 @@ def _form_of(x: Any) -> Form:
 
 
 def layout_in_words(layout: Layout) -> str:
-    """Return a layout as people read it; which of a rank's devices it is on matters to that rank alone."""
-    each = ", ".join(
-        f"{form.dtype} {form.shape}{'' if form.device is HOST else f' on {form.device.kind}'}" for form in layout
-    )
+    """Return a layout as people read it."""
+    each = ", ".join(f"{form.dtype} {form.shape}{form.device.in_words}" for form in layout)
     return f"{len(layout)} tensors: {each}" if layout else "no tensors"
 
 

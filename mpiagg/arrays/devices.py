@@ -30,6 +30,11 @@ class Device(ABC):
     name: str
 
     @property
+    def in_words(self) -> str:
+        """Where arrays lie, for words that ranks compare: which device of its kind matters to a rank alone."""
+        return f" on {self.kind}"
+
+    @property
     def kind(self) -> str:
         """The name without a number."""
         return self.name.partition(":")[0]

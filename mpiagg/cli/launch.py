@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 import click
 
@@ -43,6 +45,10 @@ _FRIENDLY: Final = {
     "OMP_NUM_THREADS": "1",
     "OPENBLAS_NUM_THREADS": "1",
 }
+
+
+PATIENCE: Final = 10.0
+"""Seconds that a job has to end in when it is told to."""
 
 
 def launched_ranks() -> int | None:
@@ -171,3 +177,50 @@ def run(ranks: int, arguments: Sequence[str]) -> int:
     """Run ``python arguments`` on a number of local ranks, wait for them, and return the exit status."""
     width = {TERMINAL_WIDTH: str(shutil.get_terminal_size().columns)} if sys.stdout.isatty() else {}
     return subprocess.call(command(ranks, arguments), env=environment(width))  # noqa: S603 - our own Python
+
+
+class Ended(NamedTuple):
+    """What became of a job.
+
+    Attributes
+    ----------
+    status : int or None
+        Its exit status; None if it had to be ended.
+    printed : str
+        By all its ranks.
+    """
+
+    status: int | None
+    printed: str
+
+
+def run_within(
+    seconds: float, ranks: int, arguments: Sequence[str], env: Mapping[str, str], *, cwd: Path | None = None
+) -> Ended:
+    """Run ``python arguments`` on a number of local ranks; if they do not end within so many seconds, end them."""
+    with subprocess.Popen(  # noqa: S603 - our own Python
+        command(ranks, arguments),
+        cwd=cwd,
+        env=env,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        errors="replace",
+        start_new_session=True,
+    ) as started:
+        try:
+            printed, _ = started.communicate(timeout=seconds)
+        except subprocess.TimeoutExpired:
+            return Ended(None, _end(started))
+    return Ended(started.returncode, printed)
+
+
+def _end(started: subprocess.Popen[str]) -> str:
+    """End a job that does not end by itself, and return what it has printed: launchers take their ranks with them."""
+    for how in (signal.SIGTERM, signal.SIGKILL):
+        with suppress(ProcessLookupError):
+            os.killpg(started.pid, how)
+        with suppress(subprocess.TimeoutExpired):
+            return started.communicate(timeout=PATIENCE)[0]
+    return ""

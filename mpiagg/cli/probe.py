@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import faulthandler
 import json
-import os
 import re
-import signal
-import subprocess
 import sys
 import traceback
 from collections.abc import Callable, Sequence
@@ -114,35 +111,10 @@ def probe(memory: str, seconds: float = SECONDS) -> Probed:
 def ask(arguments: Sequence[str], seconds: float) -> Probed:
     """Run ``python arguments`` on two ranks, which `take_part`, and return what came of it."""
     try:
-        command = launch.command(2, arguments)
+        ended = launch.run_within(seconds + GRACE, 2, arguments, launch.environment())
     except click.ClickException as error:
         return Probed(None, error.message)
-    with subprocess.Popen(  # noqa: S603 - our own Python
-        command,
-        env=launch.environment(),
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        errors="replace",
-        start_new_session=True,
-    ) as started:
-        try:
-            printed, _ = started.communicate(timeout=seconds + GRACE)
-        except subprocess.TimeoutExpired:
-            printed = _end(started)
-            return verdict(None, printed, seconds)
-    return verdict(started.returncode, printed, seconds)
-
-
-def _end(started: subprocess.Popen[str]) -> str:
-    """End a job that does not end by itself, and return what it has printed: launchers take their ranks with them."""
-    for how in (signal.SIGTERM, signal.SIGKILL):
-        with suppress(ProcessLookupError):
-            os.killpg(started.pid, how)
-        with suppress(subprocess.TimeoutExpired):
-            return started.communicate(timeout=GRACE)[0]
-    return ""
+    return verdict(ended.status, ended.printed, seconds)
 
 
 def verdict(status: int | None, printed: str, seconds: float) -> Probed:

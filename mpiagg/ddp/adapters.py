@@ -10,7 +10,7 @@ from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
-from mpiagg.arrays import HOST, Array, accelerator_of, device_of, is_array, same_memory, working_dtype, writeable
+from mpiagg.arrays import Array, accelerator_of, device_of, is_array, same_memory, working_dtype, writeable
 
 
 @runtime_checkable
@@ -89,9 +89,8 @@ class ArrayAdapter:
 
     def words(self) -> list[str]:
         """Return the parameters in words, with their names where the module has some."""
-        forms = [
-            f"{parameter.data.dtype} {parameter.data.shape}{_where(parameter.data)}" for parameter in self.parameters
-        ]
+        arrays = self.arrays()
+        forms = [f"{array.dtype} {array.shape}{device_of(array).in_words}" for array in arrays]
         if not hasattr(self._module, "named_parameters"):
             return forms
         named = zip(self._module.named_parameters(), forms, strict=True)
@@ -155,11 +154,6 @@ def _checked(items: list[Any]) -> Iterator[Parameter]:
         if not writeable(parameter.data):
             raise ValueError(f"parameter {index} is read-only")
         yield parameter
-
-
-def _where(array: Array) -> str:
-    device = device_of(array)
-    return "" if device is HOST else f" on {device.kind}"
 
 
 def check_gradient(index: int, gradient: Any, data: Array) -> None:

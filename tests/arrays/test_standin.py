@@ -17,12 +17,6 @@ from mpiagg.errors import DeviceError
 BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
 
 
-@pytest.fixture
-def device():
-    with standin.installed() as device:
-        yield device
-
-
 def values(*shape, dtype=float):
     return (np.random.default_rng(sum(shape)).standard_normal(shape) * 3).astype(dtype)
 

@@ -17,24 +17,6 @@ TESTS = Path(standin.__file__).parent
 PATH = f"import sys; sys.path.insert(0, {str(TESTS)!r})\n"
 
 
-@pytest.fixture
-def device():
-    with standin.installed() as device:
-        yield device
-
-
-@pytest.fixture
-def vector(device):
-    """Return a function that makes a vector of ones, which is ready."""
-
-    def vector(length=4):
-        x = device.from_host(np.ones(length))
-        device.synchronise()
-        return x
-
-    return vector
-
-
 def run(script):
     """Run a script in a process of its own: in this one MPI must not start."""
     command = [sys.executable, "-W", "error", "-c", PATH + textwrap.dedent(script)]

@@ -13,25 +13,6 @@ from hypothesis import strategies as st
 from standin import LOG, NotPinned, NotReady, Race, peek
 from standin_streams import PINNED
 
-
-@pytest.fixture
-def device():
-    with standin.installed() as device:
-        yield device
-
-
-@pytest.fixture
-def vector(device):
-    """Return a function that makes a vector of ones, which is ready."""
-
-    def vector(length=4):
-        x = device.from_host(np.ones(length))
-        device.synchronise()
-        return x
-
-    return vector
-
-
 # -- work is done late, and in order
 
 

@@ -28,12 +28,6 @@ from mpiagg.arrays import (
 )
 
 
-@pytest.fixture
-def device():
-    with standin.installed() as device:
-        yield device
-
-
 @pytest.mark.parametrize("x", [np.ones(3), np.float32(2), 3, [1, 2], None, "cuda"])
 def test_what_is_no_array_of_an_accelerator_is_the_host_s(x):
     assert device_of(x) is HOST

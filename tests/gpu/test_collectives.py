@@ -9,6 +9,7 @@ import kernel_checks as checks
 import ml_dtypes
 import numpy as np
 import pytest
+from device_cases import assert_same
 
 import mpiagg
 
@@ -50,13 +51,6 @@ def short_ones_too(monkeypatch):
 def irregular(length, seed, dtype=float):
     """Values whose sum depends on the order; none is subnormal in float32, of which CuPy's own functions make zeros."""
     return (np.random.default_rng(seed).standard_normal(length) * 3).astype(dtype)
-
-
-def assert_same(one, other, bits):
-    assert (one is None) == (other is None)
-    if one is not None:
-        assert (one.shape, one.dtype) == (other.shape, other.dtype)
-        assert bits(one) == bits(other)
 
 
 def compare(device, bits, name, x, **keywords):

@@ -9,6 +9,7 @@ from pathlib import Path
 import kernel_checks as checks
 import numpy as np
 import pytest
+from device_cases import SHAPES, Item, Module
 
 import mpiagg
 from mpiagg.arrays import HOST
@@ -18,7 +19,6 @@ checks.gpu()
 pytestmark = [pytest.mark.mpi, pytest.mark.gpu, pytest.mark.filterwarnings("default")]
 
 TOP = Path(__file__).parents[2]
-SHAPES = [(200, 60), (60,), (60, 70), (3,), ()]
 STEPS = 3
 
 
@@ -29,21 +29,6 @@ def comm():
     duplicate = MPI.COMM_WORLD.Dup()
     yield duplicate
     duplicate.Free()
-
-
-class Item:
-    """What has data and grad."""
-
-    def __init__(self, data):
-        self.data, self.grad = data, None
-
-
-class Module:
-    def __init__(self, items):
-        self._items = items
-
-    def parameters(self):
-        return self._items
 
 
 def gradients(rank, step):

@@ -6,6 +6,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 import standin
+from device_cases import SHAPES, Item, Module
 
 import mpiagg
 from mpiagg.transport import channel_of
@@ -83,24 +84,6 @@ def test_lists_of_arrays_on_both_devices_and_the_host(comm, rank, size, device):
             aggregation.aggregate([on_host, here])
             assert on_host.tolist() == [(size - 1) / 2] * 9_000
             assert standin.peek(here).tolist() == [[(size + 1) / 2] * 3] * 9_000
-
-
-class Item:
-    """What has data and grad."""
-
-    def __init__(self, data):
-        self.data, self.grad = data, None
-
-
-class Module:
-    def __init__(self, items):
-        self._items = items
-
-    def parameters(self):
-        return self._items
-
-
-SHAPES = [(200, 60), (60,), (60, 70), (3,), ()]
 
 
 @pytest.mark.parametrize("overlapped", [False, True])

@@ -7,6 +7,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 import standin
+from device_cases import assert_same
 from mpi4py import MPI
 
 import mpiagg
@@ -43,13 +44,6 @@ def irregular(length, rank, dtype=float):
 def called(name, x, comm, **keywords):
     result = getattr(mpiagg, name)(x, comm=comm, **keywords)
     return standin.peek(result) if isinstance(result, standin.DeviceArray) else result
-
-
-def assert_same(one, other, bits):
-    assert (one is None) == (other is None)
-    if one is not None:
-        assert (one.shape, one.dtype) == (other.shape, other.dtype)
-        assert bits(one) == bits(other)
 
 
 @pytest.mark.parametrize("collective", COLLECTIVES)
