@@ -14,7 +14,16 @@ from a process that is no part of an MPI job.
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-from mpiagg.errors import DeviceError, Error, MismatchError, PlanError, ScheduleError, StallError
+from mpiagg.errors import (
+    DeviceError,
+    Error,
+    MismatchError,
+    NonFiniteError,
+    PlanError,
+    RankFailedError,
+    ScheduleError,
+    StallError,
+)
 from mpiagg.schedules import algorithms
 from mpiagg.simulation import simulate
 
@@ -31,6 +40,7 @@ if TYPE_CHECKING:
         PowerSGD,
         Sparsified,
     )
+    from mpiagg.checkpoints import load_checkpoint, save_checkpoint
     from mpiagg.collectives import (
         allgather,
         allgather_init,
@@ -45,6 +55,7 @@ if TYPE_CHECKING:
     )
     from mpiagg.comm import Comm
     from mpiagg.ddp import DDP
+    from mpiagg.loop import Loop
     from mpiagg.placement import bind_device
     from mpiagg.plan import Plan
     from mpiagg.registered import empty
@@ -61,13 +72,16 @@ __all__ = [
     "Error",
     "ErrorFeedback",
     "LocalSGD",
+    "Loop",
     "LowPrecisionDecentralized",
     "MismatchError",
     "NeighborAverage",
+    "NonFiniteError",
     "ParameterServer",
     "Plan",
     "PlanError",
     "PowerSGD",
+    "RankFailedError",
     "ScheduleError",
     "Sparsified",
     "StallError",
@@ -80,10 +94,12 @@ __all__ = [
     "broadcast",
     "broadcast_init",
     "empty",
+    "load_checkpoint",
     "reduce",
     "reduce_init",
     "reduce_scatter",
     "reduce_scatter_init",
+    "save_checkpoint",
     "simulate",
 ]
 
@@ -100,6 +116,7 @@ _HOMES = {
         "PowerSGD",
         "Sparsified",
     ),
+    "mpiagg.checkpoints": ("load_checkpoint", "save_checkpoint"),
     "mpiagg.collectives": (
         "allgather",
         "allgather_init",
@@ -114,6 +131,7 @@ _HOMES = {
     ),
     "mpiagg.comm": ("Comm",),
     "mpiagg.ddp": ("DDP",),
+    "mpiagg.loop": ("Loop",),
     "mpiagg.placement": ("bind_device",),
     "mpiagg.plan": ("Plan",),
     "mpiagg.registered": ("empty",),

@@ -30,11 +30,7 @@ class ArrayCall(NamedTuple):
 
     def in_words(self) -> str:
         """Return what all ranks must agree on."""
-        o = self.operation
-        how = f", op {o.reduction.name}" if o.collective.reduces else ""
-        where = f", root {o.root}" if o.collective.rooted else ""
-        lanes = f", {o.choice.lanes} lanes" if o.choice.lanes > 1 else ""
-        return f"{o.label}{lanes} of {self.x.dtype} {self.x.shape}{device_of(self.x).in_words}{how}{where}"
+        return self.operation.in_words
 
 
 class Arguments(NamedTuple):
@@ -81,7 +77,8 @@ class Arguments(NamedTuple):
                 asked = f"algorithm {self.algorithm!r}" if self.wire is None else f"wire {self.wire!r}"
                 raise ValueError(f"{asked} cannot apply an op that is not predefined; 'native' can")
             choice = Choice(NATIVE)
-        operation = Operation(self.collective, channel.rank, channel.layout, root, counts, how, choice, op)
+        values = f"{x.dtype} {x.shape}{device.in_words}"
+        operation = Operation(self.collective, channel.rank, channel.layout, root, counts, how, choice, op, values)
         return operation, shape
 
 

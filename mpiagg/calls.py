@@ -22,7 +22,7 @@ from mpiagg.operation import Operation
 from mpiagg.operations import prepare, run
 from mpiagg.plan import Plan
 from mpiagg.schedules import Collective
-from mpiagg.transport import Channel, channel_of
+from mpiagg.transport import CHECK, Channel, channel_of
 from mpiagg.tuning import Case, Memory, pick
 
 _BYTES: Final = Reduction(np.bitwise_or, np.dtype(np.uint8), "bor")
@@ -39,6 +39,8 @@ class Call(NamedTuple):
 
     def run(self) -> None:
         """Carry it out."""
+        if CHECK:
+            self.channel.agree(self.operation.in_words)
         with np.errstate(all="ignore"):  # MPI does not warn
             run(self.channel, self.operation, self.x, self.out)
 

@@ -14,6 +14,13 @@ All of them take these keywords:
     ``"nccl"`` NVIDIA's, for arrays on GPUs of which every rank has its own.
 ``lanes``
     Into how many interleaved parts the vector is cut; None leaves it to the choice.
+``timeout``
+    Seconds that a wait may last without any message completing; the environment variable ``MPIAGG_TIMEOUT`` by default,
+    or half an hour. The MPI library's own blocking collectives cannot be left; there the job ends.
+``check``
+    Whether the ranks first compare what they are about to do, so that a difference between them, or a bad argument on
+    one of them, is an error on all before anything else is sent; by default where the environment variable
+    ``MPIAGG_CHECK`` is 1. Without it, ranks that disagree wait in vain, and the report of that says so.
 
 The ``..._init`` functions take the same arguments and return a :class:`~mpiagg.plan.Plan`, which carries the operation
 out each time it is called: ``plan() -> out``. Making one is collective, and checks that all ranks agree.
@@ -34,7 +41,7 @@ from mpiagg.arrays import Array
 from mpiagg.operations import prepare, run
 from mpiagg.plan import Plan
 from mpiagg.schedules import Collective
-from mpiagg.transport import channel_of
+from mpiagg.transport import CHECK, Channel, channel_of, check_timeout
 
 ArrayPlan = Plan[Any]
 """What the ``..._init`` functions return: a plan whose result is an array, or None where a rank gets none."""
@@ -49,6 +56,8 @@ def allreduce(
     algorithm: str = "auto",
     lanes: int | None = None,
     wire: str | None = None,
+    timeout: float | None = None,
+    check: bool | None = None,
 ) -> Array:
     """Reduce the arrays of all ranks, element by element; every rank gets the result.
 
@@ -58,7 +67,7 @@ def allreduce(
         This rank's array: any shape and layout, the same shape and dtype on all ranks.
     op : {"sum", "avg", "min", "max", "prod"} or MPI.Op
         How values are combined; ``"avg"`` is the sum divided by the number of ranks.
-    out, comm, algorithm, lanes
+    out, comm, algorithm, lanes, timeout, check
         See :mod:`mpiagg.collectives`.
     wire : {None, "fp16", "bf16", "u8"}
         How values travel: as they are, or in the fewer bytes of a codec (:mod:`mpiagg.arrays.codecs`). They are
@@ -83,7 +92,9 @@ def allreduce(
     -----
     Long vectors take 2 (n-1)/n times their bytes on every link, the least there is; see ``docs/algorithms.md``.
     """
-    return _everywhere(_run(Arguments(Collective.ALLREDUCE, x, op, 0, out, algorithm, lanes, wire), comm))
+    return _everywhere(
+        _run(Arguments(Collective.ALLREDUCE, x, op, 0, out, algorithm, lanes, wire), comm, timeout, check=check)
+    )
 
 
 def reduce(
@@ -95,6 +106,8 @@ def reduce(
     comm: MPI.Intracomm | None = None,
     algorithm: str = "auto",
     lanes: int | None = None,
+    timeout: float | None = None,
+    check: bool | None = None,
 ) -> Array | None:
     """Reduce the arrays of all ranks, element by element; the root gets the result.
 
@@ -119,7 +132,7 @@ def reduce(
     ValueError, TypeError, StallError
         As :func:`allreduce`, and ValueError for a root out of range.
     """
-    return _run(Arguments(Collective.REDUCE, x, op, root, out, algorithm, lanes), comm)
+    return _run(Arguments(Collective.REDUCE, x, op, root, out, algorithm, lanes), comm, timeout, check=check)
 
 
 def broadcast(
@@ -130,6 +143,8 @@ def broadcast(
     comm: MPI.Intracomm | None = None,
     algorithm: str = "auto",
     lanes: int | None = None,
+    timeout: float | None = None,
+    check: bool | None = None,
 ) -> Array:
     """Give the root's array to all ranks.
 
@@ -139,7 +154,7 @@ def broadcast(
         On the root the array to give; elsewhere any array of the same shape and dtype, whose values do not matter.
     root : int
         The rank that gives.
-    out, comm, algorithm, lanes
+    out, comm, algorithm, lanes, timeout, check
         See :mod:`mpiagg.collectives`.
 
     Returns
@@ -152,7 +167,9 @@ def broadcast(
     ValueError, TypeError, StallError
         As :func:`allreduce`, and ValueError for a root out of range.
     """
-    return _everywhere(_run(Arguments(Collective.BROADCAST, x, "sum", root, out, algorithm, lanes), comm))
+    return _everywhere(
+        _run(Arguments(Collective.BROADCAST, x, "sum", root, out, algorithm, lanes), comm, timeout, check=check)
+    )
 
 
 def allgather(
@@ -162,6 +179,8 @@ def allgather(
     comm: MPI.Intracomm | None = None,
     algorithm: str = "auto",
     lanes: int | None = None,
+    timeout: float | None = None,
+    check: bool | None = None,
 ) -> Array:
     """Give the arrays of all ranks to all ranks.
 
@@ -169,7 +188,7 @@ def allgather(
     ----------
     x : array_like
         This rank's array, of the same shape and dtype on all ranks.
-    out, comm, algorithm, lanes
+    out, comm, algorithm, lanes, timeout, check
         See :mod:`mpiagg.collectives`.
 
     Returns
@@ -182,7 +201,9 @@ def allgather(
     ValueError, TypeError, StallError
         As :func:`allreduce`.
     """
-    return _everywhere(_run(Arguments(Collective.ALLGATHER, x, "sum", 0, out, algorithm, lanes), comm))
+    return _everywhere(
+        _run(Arguments(Collective.ALLGATHER, x, "sum", 0, out, algorithm, lanes), comm, timeout, check=check)
+    )
 
 
 def reduce_scatter(
@@ -193,6 +214,8 @@ def reduce_scatter(
     comm: MPI.Intracomm | None = None,
     algorithm: str = "auto",
     lanes: int | None = None,
+    timeout: float | None = None,
+    check: bool | None = None,
 ) -> Array:
     """Reduce the arrays of all ranks, element by element; every rank gets one part of the result.
 
@@ -200,7 +223,7 @@ def reduce_scatter(
     ----------
     x, op
         As for :func:`allreduce`, with at least one dimension.
-    out, comm, algorithm, lanes
+    out, comm, algorithm, lanes, timeout, check
         See :mod:`mpiagg.collectives`.
 
     Returns
@@ -214,7 +237,9 @@ def reduce_scatter(
     ValueError, TypeError, StallError
         As :func:`allreduce`, and ValueError for an array without dimensions.
     """
-    return _everywhere(_run(Arguments(Collective.REDUCE_SCATTER, x, op, 0, out, algorithm, lanes), comm))
+    return _everywhere(
+        _run(Arguments(Collective.REDUCE_SCATTER, x, op, 0, out, algorithm, lanes), comm, timeout, check=check)
+    )
 
 
 def allreduce_init(
@@ -226,6 +251,7 @@ def allreduce_init(
     algorithm: str = "auto",
     lanes: int | None = None,
     wire: str | None = None,
+    timeout: float | None = None,
 ) -> ArrayPlan:
     """Plan an :func:`allreduce` of ``x`` as it is whenever the plan runs; collective.
 
@@ -241,7 +267,7 @@ def allreduce_init(
     MismatchError
         On all ranks, if the ranks disagree on any argument.
     """
-    return _prepare(Arguments(Collective.ALLREDUCE, x, op, 0, out, algorithm, lanes, wire), comm)
+    return _prepare(Arguments(Collective.ALLREDUCE, x, op, 0, out, algorithm, lanes, wire), comm, timeout)
 
 
 def reduce_init(
@@ -253,9 +279,10 @@ def reduce_init(
     comm: MPI.Intracomm | None = None,
     algorithm: str = "auto",
     lanes: int | None = None,
+    timeout: float | None = None,
 ) -> ArrayPlan:
     """Plan a :func:`reduce`; collective. Raises what :func:`allreduce_init` does."""
-    return _prepare(Arguments(Collective.REDUCE, x, op, root, out, algorithm, lanes), comm)
+    return _prepare(Arguments(Collective.REDUCE, x, op, root, out, algorithm, lanes), comm, timeout)
 
 
 def broadcast_init(
@@ -266,9 +293,10 @@ def broadcast_init(
     comm: MPI.Intracomm | None = None,
     algorithm: str = "auto",
     lanes: int | None = None,
+    timeout: float | None = None,
 ) -> ArrayPlan:
     """Plan a :func:`broadcast`; collective. Raises what :func:`allreduce_init` does."""
-    return _prepare(Arguments(Collective.BROADCAST, x, "sum", root, out, algorithm, lanes), comm)
+    return _prepare(Arguments(Collective.BROADCAST, x, "sum", root, out, algorithm, lanes), comm, timeout)
 
 
 def allgather_init(
@@ -278,9 +306,10 @@ def allgather_init(
     comm: MPI.Intracomm | None = None,
     algorithm: str = "auto",
     lanes: int | None = None,
+    timeout: float | None = None,
 ) -> ArrayPlan:
     """Plan an :func:`allgather`; collective. Raises what :func:`allreduce_init` does."""
-    return _prepare(Arguments(Collective.ALLGATHER, x, "sum", 0, out, algorithm, lanes), comm)
+    return _prepare(Arguments(Collective.ALLGATHER, x, "sum", 0, out, algorithm, lanes), comm, timeout)
 
 
 def reduce_scatter_init(
@@ -291,9 +320,10 @@ def reduce_scatter_init(
     comm: MPI.Intracomm | None = None,
     algorithm: str = "auto",
     lanes: int | None = None,
+    timeout: float | None = None,
 ) -> ArrayPlan:
     """Plan a :func:`reduce_scatter`; collective. Raises what :func:`allreduce_init` does."""
-    return _prepare(Arguments(Collective.REDUCE_SCATTER, x, op, 0, out, algorithm, lanes), comm)
+    return _prepare(Arguments(Collective.REDUCE_SCATTER, x, op, 0, out, algorithm, lanes), comm, timeout)
 
 
 # -- from arguments to operations
@@ -305,20 +335,33 @@ def _everywhere(result: Array | None) -> Array:
     return result
 
 
-def _run(arguments: Arguments, comm: MPI.Intracomm | None) -> Array | None:
+def _run(
+    arguments: Arguments, comm: MPI.Intracomm | None, timeout: float | None, *, check: bool | None
+) -> Array | None:
     channel = channel_of(comm)
-    call = arguments.checked(channel)
-    run(channel, *call)
+    if CHECK if check is None else check:
+        call, timeout = _agreed(arguments, channel, timeout)
+    else:
+        call, timeout = arguments.checked(channel), check_timeout(timeout)
+    run(channel, *call, timeout)
     return call.out
 
 
-def _prepare(arguments: Arguments, comm: MPI.Intracomm | None) -> ArrayPlan:
+def _prepare(arguments: Arguments, comm: MPI.Intracomm | None, timeout: float | None) -> ArrayPlan:
     channel = channel_of(comm)
-    calls: list[ArrayCall] = []
+    call, timeout = _agreed(arguments, channel, timeout)
+    plan = prepare(channel, *call, tag=channel.new_tag(call.operation.choice.lanes))
+    plan.timeout = timeout
+    return plan
+
+
+def _agreed(arguments: Arguments, channel: Channel, timeout: float | None) -> tuple[ArrayCall, float]:
+    """Return what all ranks mean, and this one's timeout; collective."""
+    good: list[tuple[ArrayCall, float]] = []
 
     def say() -> str:
-        calls.append(arguments.checked(channel))
-        return calls[0].in_words()
+        good.append((arguments.checked(channel), check_timeout(timeout)))
+        return good[0][0].in_words()
 
     channel.agree_on(say)
-    return prepare(channel, *calls[0], tag=channel.new_tag(calls[0].operation.choice.lanes))
+    return good[0]

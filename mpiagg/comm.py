@@ -10,6 +10,7 @@ is: MPI wants the same operator and matching datatypes on all of them.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, TypeGuard
 
 from mpi4py import MPI
@@ -17,8 +18,10 @@ from mpi4py import MPI
 from mpiagg import calls
 from mpiagg.background import threads_allowed
 from mpiagg.calls import Call
+from mpiagg.errors import RankFailedError
 from mpiagg.requests import Prequest, Request
 from mpiagg.transport import channel_of
+from mpiagg.transport.failures import all_agree, survivors
 from mpiagg.tuning import Memory
 
 if TYPE_CHECKING:
@@ -97,6 +100,25 @@ class Comm(MPI.Intracomm):
     def Split_type(self, split_type: int, key: int = 0, info: MPI.Info = MPI.INFO_NULL) -> Self:
         """Split the communicator by where its ranks are."""
         return self._of(super().Split_type(split_type, key, info))
+
+    def shrink(self) -> Self:
+        """Return a communicator of the ranks that are alive, in their order; collective among them.
+
+        It is for the time after a :class:`RankFailedError`, and needs Open MPI and ``mpiexec --with-ft ulfm``. If a
+        rank has died, this communicator can only be freed afterwards. On the new one algorithms are chosen by the same
+        tables and settings, for its number of ranks.
+
+        Raises
+        ------
+        Error
+            If this job does not go on when ranks die.
+        """
+        while True:
+            alive, new = survivors(self), None
+            with suppress(RankFailedError):  # yet another
+                new = self._of(alive)
+            if all_agree(alive, new is not None) and new is not None:
+                return new
 
     # -- blocking calls
 

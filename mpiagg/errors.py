@@ -7,6 +7,8 @@
     |-- MismatchError         ranks that disagree about what they are doing
     |-- StallError            a wait that passed its deadline (also a TimeoutError)
     |-- PlanError             a plan used after it was freed, or while it runs
+    |-- RankFailedError       ranks that have died
+    |-- NonFiniteError        gradients with NaN or infinity in them (also a FloatingPointError)
     `-- DeviceError           a device that cannot be used
 
 Bad arguments are plain ``ValueError`` and ``TypeError``.
@@ -52,6 +54,24 @@ class StallError(Error, TimeoutError):
 
 class PlanError(Error):
     """A plan was used after it was freed, or started while it runs."""
+
+
+class RankFailedError(Error):
+    """Ranks have died, of whom others go on; the message names them.
+
+    Attributes
+    ----------
+    ranks : tuple of int
+        Those of the communicator that were known to have died.
+    """
+
+    def __init__(self, message: str, ranks: tuple[int, ...] = ()) -> None:
+        super().__init__(message)
+        self.ranks = ranks
+
+
+class NonFiniteError(Error, FloatingPointError):
+    """Gradients, or what they were aggregated to, have NaN or infinity in them; the message says where."""
 
 
 class DeviceError(Error):

@@ -67,7 +67,8 @@ class _Ground:
     """What the programs of an operation are made of."""
 
     def __init__(self, channel: Channel, operation: Operation, buffer: Array, tag: int) -> None:
-        self.channel, self.operation, self.buffer, self.tag = channel, operation, buffer, tag
+        self.channel, self.operation, self.buffer = channel, operation, buffer
+        self.tag = channel.tag_of(operation.signature) if tag == SHARED_TAG else tag
         self.node = channel.node
         # Of a chunk for each rank, two elements at least go through memory at a time.
         self.segment = max(operation.choice.segment or SEGMENT, 2 * operation.size * buffer.itemsize)
@@ -121,13 +122,18 @@ class _Ground:
         except MemoryError:
             memory.refused = True
             return self.by_messages()
+        enter = partial(gate.enter, self.operation.signature)
         leave = BoundRound((gate.leave,), (), (), ())
         if self.operation.nbytes <= ANNOUNCED and self.device is None:
-            enter = BoundRound((gate.enter,), (), (), ())
             program = self._by_mail(gate, block)
-            return Program((enter, *program.rounds, leave), program.releases, program.nbytes, self._sent_bytes())
+            return Program(
+                (BoundRound((enter,), (), (), ()), *program.rounds, leave),
+                program.releases,
+                program.nbytes,
+                self._sent_bytes(),
+            )
         met = gate_round(gate, self.operation.label, 0)
-        announce = BoundRound((gate.enter, partial(gate.announce, self.position), *met.starts), *met[1:])
+        announce = BoundRound((enter, partial(gate.announce, self.position), *met.starts), *met[1:])
         found = _Found(gate, partial(self._where_they_lie, gate, block))
         o = self.messages
         length = scratch_length(o.schedule(), o.lanes()) + (o.length if self.narrow else 0)

@@ -5,13 +5,16 @@ from __future__ import annotations
 from collections.abc import Hashable
 from dataclasses import dataclass
 from functools import cached_property
+from zlib import crc32
 
 from mpi4py import MPI
 
 from mpiagg.arrays import Reduction, cuts_of, even_cuts, even_ranges, ranges
 from mpiagg.binding import Lane
 from mpiagg.schedules import Algorithm, Collective, Layout, Round, algorithm
+from mpiagg.transport import SIGNATURE_BITS
 from mpiagg.tuning import Choice
+from mpiagg.watch import Subject, Trail
 
 
 @dataclass(frozen=True)
@@ -34,6 +37,8 @@ class Operation:
         The algorithm and the number of lanes.
     op : MPI.Op
         The operator, for the MPI library's own collectives.
+    values : str
+        In words what the caller's vectors are, if they must be the same on all ranks beyond their length.
     """
 
     collective: Collective
@@ -44,6 +49,7 @@ class Operation:
     reduction: Reduction
     choice: Choice
     op: MPI.Op
+    values: str = ""
 
     @cached_property
     def size(self) -> int:
@@ -62,6 +68,24 @@ class Operation:
         return f"{self.collective.value} by {self.choice.algorithm}{wire}"
 
     @cached_property
+    def in_words(self) -> str:
+        """What all ranks must agree on."""
+        values = self.values or f"{self.length} {self.reduction.dtype}"
+        lanes = f", {self.choice.lanes} lanes" if self.choice.lanes > 1 else ""
+        how = f", op {self.reduction.name}" if self.collective.reduces else ""
+        where = f", root {self.root}" if self.collective.rooted else ""
+        return f"{self.label}{lanes} of {values}{how}{where}"
+
+    @property
+    def signature(self) -> int:
+        """A number that is another for an operation on which ranks do not agree, but for bad luck."""
+        return crc32(self.in_words.encode()) % 2**SIGNATURE_BITS
+
+    def subject(self, trail: Trail) -> Subject:
+        """Return the operation as it is recorded."""
+        return Subject(trail, self.in_words, self.collective.value, self.nbytes)
+
+    @cached_property
     def key(self) -> Hashable:
         """What a plan for this operation depends on, beside the buffer's address."""
         combine = self.reduction.combine
@@ -73,6 +97,7 @@ class Operation:
             self.reduction.dtype,
             self.reduction.divisor,
             self.choice,
+            self.values,
         )
 
     @cached_property

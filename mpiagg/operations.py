@@ -29,18 +29,21 @@ from mpiagg.binding import Wire, bind
 from mpiagg.nccl import bind_nccl
 from mpiagg.on_node import bind_on_node, folds_as_it_is, serves
 from mpiagg.operation import Operation
-from mpiagg.plan import Plan, find_plan
+from mpiagg.plan import Plan, Result, find_plan
 from mpiagg.program import Awaited, BoundRound, Program, in_turn
 from mpiagg.schedules import Collective, send
 from mpiagg.staging import by_way_of_host, from_host, to_host
-from mpiagg.transport import SHARED_TAG, Channel
+from mpiagg.transport import DEFAULT_TIMEOUT, SHARED_TAG, Channel, process
 from mpiagg.tuning import BY_WAY_OF_HOST, NATIVE, NCCL, Memory
+from mpiagg.watch import done
 
 STAGED_BYTES: Final = 32 * 2**10
 """Vectors up to this length are copied into a plan's own buffer, which costs less than a plan for each address."""
 
 
-def run(channel: Channel, operation: Operation, x: Array | None, out: Array | None) -> None:
+def run(
+    channel: Channel, operation: Operation, x: Array | None, out: Array | None, timeout: float = DEFAULT_TIMEOUT
+) -> None:
     """Carry an operation out, from ``x`` to ``out``, by a plan that is kept for the next such call.
 
     Parameters
@@ -49,10 +52,12 @@ def run(channel: Channel, operation: Operation, x: Array | None, out: Array | No
         The input, of any layout, which may lie in ``out``; None where this rank has none.
     out : numpy.ndarray or None
         The output, of any layout; None where this rank has none.
+    timeout : float
+        Seconds that a wait may last without any message completing.
     """
     accelerator = accelerator_of(x if out is None else out)
     if accelerator is not None and _goes_by_host(operation):
-        _run_by_way_of_host(channel, operation, accelerator, x, out)
+        _run_by_way_of_host(channel, operation, accelerator, x, out, timeout)
         return
     device = accelerator or HOST
     # Once ranks map each other's devices, other plans are right, on all of them at the same call.
@@ -60,17 +65,17 @@ def run(channel: Channel, operation: Operation, x: Array | None, out: Array | No
     mapped = _mapped(channel, operation, out)
     if operation.choice.algorithm == NATIVE:
         buffer = _own_buffer(operation, device) if mapped is None else mapped
-        call: Callable[[], object] = partial(_call_native, channel.comm, operation, buffer)
+        call: Callable[[], object] = partial(_call_native, channel, operation, buffer)
     elif mapped is None or (mapped.nbytes <= STAGED_BYTES and accelerator is None):
         mapped = None
         make = partial(_plan_on_own_buffer, channel, operation, device)
         call = plan = find_plan(channel, (operation.key, where), make)
-        buffer = plan.result
+        buffer, plan.timeout = plan.result, timeout
     else:
         place = address(mapped)
         make = partial(_plan_on_borrowed_memory, channel, operation, device, place, mapped.dtype)
         call = plan = find_plan(channel, (operation.key, where, place, mapped.dtype), make)
-        buffer = plan.result
+        buffer, plan.timeout = plan.result, timeout
     if not (mapped is not None and _lies_in(x, buffer, operation.source)):
         _fill(operation, device, buffer, x)
     call()
@@ -80,17 +85,17 @@ def run(channel: Channel, operation: Operation, x: Array | None, out: Array | No
             accelerator.synchronise()
 
 
-def _run_by_way_of_host(
-    channel: Channel, operation: Operation, device: Accelerator, x: Array | None, out: Array | None
+def _run_by_way_of_host(  # noqa: PLR0917 - what run is given
+    channel: Channel, operation: Operation, device: Accelerator, x: Array | None, out: Array | None, timeout: float
 ) -> None:
     """Carry an operation out on pinned memory; the device copies in and out of that, and no more."""
     if operation.choice.algorithm == NATIVE:
         buffer = _pinned_buffer(operation, device)
-        call: Callable[[], object] = partial(_call_native, channel.comm, operation, buffer)
+        call: Callable[[], object] = partial(_call_native, channel, operation, buffer)
     else:
         make = partial(_plan_on_pinned_memory, channel, operation, device)
         call = plan = find_plan(channel, (operation.key, device.name, "host"), make)
-        buffer = plan.result
+        buffer, plan.timeout = plan.result, timeout
     if x is not None and operation.source is not None:
         to_host(device, buffer[operation.source], x)
         device.synchronise()
@@ -113,14 +118,14 @@ def prepare(
     accelerator = accelerator_of(x if out is None else out)
     if accelerator is not None and _goes_by_host(operation):
         program = _bind_by_way_of_host(channel, operation, accelerator, x, out, tag, memory)
-        return Plan(channel, program, result=out, label=operation.label)
+        return _plan(channel, operation, program, out)
     mapped = _mapped(channel, operation, out) if memory is Memory.TOGETHER else _own_dtype(operation, out)
     device = accelerator or HOST
     buffer = _own_buffer(operation, device) if mapped is None else mapped
     load = None if _lies_in(x, buffer, operation.source) else partial(_fill, operation, device, buffer, x)
     store = None if out is None or mapped is not None else partial(_drain, operation, device, buffer, out)
     program = in_turn(load, bind_operation(channel, operation, buffer, tag, memory=memory), store)
-    return Plan(channel, program, result=out, label=operation.label)
+    return _plan(channel, operation, program, out)
 
 
 def bind_operation(
@@ -153,11 +158,16 @@ def bind_operation(
     if device is not None and o.choice.elsewhere is not None:
         o = replace(o, choice=o.choice._replace(algorithm=o.choice.elsewhere, elsewhere=None))
     wire = None if o.choice.wire is None else Wire(device_of(buffer).codec(o.choice.wire), residual)
+    tag = channel.tag_of(o.signature) if tag == SHARED_TAG else tag
     return bind(channel, o.schedule(), buffer, o.lanes(), o.reduction, label=o.label, tag=tag, wire=wire)
 
 
 def _plan_in_place(channel: Channel, operation: Operation, buffer: Array) -> Plan[Array]:
-    return Plan(channel, bind_operation(channel, operation, buffer), result=buffer, label=operation.label)
+    return _plan(channel, operation, bind_operation(channel, operation, buffer), buffer)
+
+
+def _plan(channel: Channel, operation: Operation, program: Program, result: Result) -> Plan[Result]:
+    return Plan(channel, program, result=result, label=operation.label, subject=operation.subject(channel.trail))
 
 
 def _plan_on_own_buffer(channel: Channel, operation: Operation, device: Device) -> Plan[Array]:
@@ -254,9 +264,10 @@ def _drain(operation: Operation, device: Device, buffer: Array, out: Array | Non
 # -- the MPI library's own collectives
 
 
-def _call_native(comm: MPI.Intracomm, operation: Operation, buffer: Array) -> None:
+def _call_native(channel: Channel, operation: Operation, buffer: Array) -> None:
     """Carry the operation out in place by the MPI library's blocking collective."""
-    o = operation
+    o, comm = operation, channel.comm
+    entry = process().recorder.begin(o.subject(channel.trail), True)
     at_root = o.rank == o.root
     if o.collective is Collective.ALLREDUCE:
         comm.Allreduce(MPI.IN_PLACE, buffer, o.op)
@@ -268,6 +279,7 @@ def _call_native(comm: MPI.Intracomm, operation: Operation, buffer: Array) -> No
         comm.Allgatherv(MPI.IN_PLACE, [_as_bytes(buffer), _byte_counts(o), MPI.BYTE])
     else:
         comm.Reduce_scatter(buffer.copy(), buffer[o.own_chunk], o.counts, o.op)
+    done(entry)
     _finish_native(o, buffer)
 
 

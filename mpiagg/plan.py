@@ -13,10 +13,11 @@ from types import TracebackType
 from typing import Final, Generic, Protocol, TypeVar
 
 from mpiagg.arrays import Stream
-from mpiagg.errors import PlanError
+from mpiagg.errors import Error, PlanError
 from mpiagg.program import Arrival, BoundRound, Computing, Interleaved, Program, Wait, run, run_in
 from mpiagg.straight import TRIES, Waiting, straight_line
-from mpiagg.transport import DEFAULT_TIMEOUT, YIELDS, YIELDS_IN_A_CROWD, Channel, wait_patiently
+from mpiagg.transport import DEFAULT_TIMEOUT, YIELDS, YIELDS_IN_A_CROWD, Channel, process, wait_patiently
+from mpiagg.watch import END, STAMPS, Entry, Subject, clock, done, failed
 
 SPINS: Final = 500
 """How often a call tries a gate before it starts to yield the core, where every rank has one: as long as a segment
@@ -57,6 +58,8 @@ class Plan(Generic[Result]):
         What the plan is, for messages to people.
     timeout : float
         Seconds that a wait may last without any message completing.
+    subject : Subject, optional
+        What it is, for those who watch over it.
     """
 
     def __init__(
@@ -67,6 +70,7 @@ class Plan(Generic[Result]):
         result: Result,
         label: str,
         timeout: float = DEFAULT_TIMEOUT,
+        subject: Subject | None = None,
     ) -> None:
         self.label = label
         self.result = result
@@ -81,6 +85,11 @@ class Plan(Generic[Result]):
         if self._stream is not None:
             self._stream.follow()  # what has been done so far to memory of the program's own
             self._rounds += (BoundRound((), (self._stream.done,), (), (Computing(label),)),)
+        self._subject = Subject(channel.trail, label) if subject is None else subject
+        self._begin = process().recorder.begin
+        self._entry: Entry = []
+        if process().recorder.rounds:
+            self._rounds = tuple(self._marked(self._rounds))
         # Where ranks outnumber cores, whoever tries again and again only keeps the others from coming.
         crowded = channel.node.crowded
         self._spins, self._yields = (0, YIELDS_IN_A_CROWD) if crowded else (SPINS, YIELDS)
@@ -112,13 +121,15 @@ class Plan(Generic[Result]):
             If a message does not complete within the timeout.
         """
         if not self._idle:
-            raise self._unusable()
+            raise self._refused()
         self._idle = False
+        entry = self._entry = self._begin(self._subject, True)
         try:
             self._run(self)
-        except BaseException:
-            self._fail()
+        except BaseException as error:
+            self._fail(error)
             raise
+        entry[END] = clock()
         self._idle = True
         return self.result
 
@@ -131,8 +142,9 @@ class Plan(Generic[Result]):
             If the plan is freed, or runs already.
         """
         if not self._idle:
-            raise self._unusable()
+            raise self._refused()
         self._idle = False
+        self._entry = self._begin(self._subject, False)
         self._running = run(self._rounds) if self._stream is None else run_in(self._stream, self._rounds)
         self.test()
 
@@ -150,12 +162,13 @@ class Plan(Generic[Result]):
             raise self._unusable()
         try:
             self._awaited = next(self._running, None)
-        except BaseException:
-            self._fail()
+        except BaseException as error:
+            self._fail(error)
             raise
         if self._awaited is not None:
             return False
         self._running = None
+        done(self._entry)
         self._idle = True
         return True
 
@@ -193,17 +206,54 @@ class Plan(Generic[Result]):
         self._wait(test)
 
     def _wait(self, test: Callable[[], bool]) -> None:
-        wait_patiently(test, self._awaited_now, self.timeout, yields=self._yields)
+        wait_patiently(test, self._awaited_now, self.timeout, yields=self._yields, subject=self._subject)
 
-    def _fail(self) -> None:
-        """Be unusable from now on: messages may be under way. Without any, it can simply run again."""
+    def _fail(self, error: BaseException) -> None:
+        """Be unusable from now on: messages may be under way. Without any, it can simply run again.
+
+        An error that comes of the death of a rank is raised as what it is.
+        """
         self._running = None
+        failed(self._entry)
         self._idle = not any(a_round.tests for a_round in self._rounds)
+        self._channel.failures.raise_for(error)
+
+    def _marked(self, rounds: Sequence[BoundRound]) -> Iterator[BoundRound]:
+        """Yield the rounds with the clock read when they begin, have started, have come to folding, and have ended."""
+
+        def mark() -> None:
+            stamps.append(clock())
+
+        stamps: list[int] = []
+
+        def begin() -> None:
+            nonlocal stamps
+            stamps = self._entry[STAMPS] = []
+
+        yield BoundRound((begin,), (), (), ())
+        names = []
+        for place, (starts, tests, folds, awaited) in enumerate(rounds):
+            if tests:
+                names.append(f"round {getattr(awaited[0], 'round', 'of several lanes')}")
+            else:
+                names.append("packing" if place in (0, len(rounds) - 1) else "round without messages")
+            yield BoundRound((mark, *starts, mark), tests, (mark, *folds, mark), awaited)
+        self._subject.rounds = tuple(names)
 
     def _awaited_now(self) -> Wait | None:
         return self._awaited.now if self._awaited is not None else None
 
-    def _unusable(self) -> PlanError:
+    def _refused(self) -> Error:
+        """Return why the plan cannot run; on other ranks it may, so that it counts as an operation all the same."""
+        failed(self._begin(self._subject, False))  # noqa: FBT003 - it is called so
+        return self._unusable()
+
+    def _unusable(self) -> Error:
+        """Return why the plan cannot run."""
+        broken = self._channel.failures.broken and not self._freed
+        return self._channel.failures.give_up() if broken else self._in_use()
+
+    def _in_use(self) -> PlanError:
         if self._freed:
             return PlanError(f"{self.label}: the plan is freed")
         if self._running is None:
@@ -233,7 +283,7 @@ class Plan(Generic[Result]):
         if self._freed:
             return
         if not self._idle:
-            raise self._unusable()
+            raise self._in_use()
         self._freed = True
         self._idle, self._rounds, self._run = False, (), _nothing
         releases, self._releases = self._releases, ()

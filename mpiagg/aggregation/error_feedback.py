@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -27,6 +27,8 @@ class Residuals:
         The tensors that the plan aggregates when it runs next.
     residuals : list of numpy.ndarray
         For each vector that the tensors are packed into, what was lost of it.
+    worth : float
+        How much the mean of that over the ranks counts for in the results.
     plan : Plan
         Adds it to the tensors, and reduces them.
     """
@@ -37,8 +39,10 @@ class Residuals:
         packing: Packing,
         bind: Callable[[Array, Array], Program],
         plan: Callable[[Program], Plan[None]],
+        *,
+        worth: float,
     ) -> None:
-        self.tensors = tensors
+        self.tensors, self.worth = tensors, worth
         self.residuals: list[Array] = []
         parts: list[Program | Callable[[], object]] = []
         for group in packing.groups:
@@ -56,11 +60,11 @@ class Residuals:
 
     def state(self) -> dict[str, Any]:
         """Return copies of what was lost."""
-        return {"residuals": [to_host(residual) for residual in self.residuals]}
+        return {"worth": self.worth, "residuals": [to_host(residual) for residual in self.residuals]}
 
     def check_state(self, state: Mapping[str, Any]) -> None:
         """Raise ValueError if this is not what :meth:`state` returns."""
-        expect_keys(state, ("residuals",))
+        expect_keys(state, ("worth", "residuals"))
         check_arrays("the residuals", state["residuals"], self.residuals)
 
     def load(self, state: Mapping[str, Any]) -> None:
@@ -99,6 +103,8 @@ class ErrorFeedback(Remembering[Residuals]):
     "DoubleSqueeze", ICML 2019.
     """
 
+    averaged: ClassVar[tuple[str, ...]] = ("residuals",)
+
     def __init__(self, reduction: AllReduce) -> None:
         super().__init__(getattr(reduction, "comm", None))
         self.reduction = reduction
@@ -121,7 +127,12 @@ class ErrorFeedback(Remembering[Residuals]):
         def bind(vector: Array, residual: Array) -> Program:
             return self.reduction.bind(vector, self._channel.new_tag(), residual)
 
-        return Residuals(tensors, packing, bind, self._plan)
+        return Residuals(tensors, packing, bind, self._plan, worth=self._worth())
+
+    def _worth(self) -> float:
+        # An average divides the sum; one that divides before has in what is lost what it is in the result.
+        divided = self.op == "avg" and not self.reduction.divide_before
+        return self._channel.size / (self.denom if divided else 1)
 
     def _check_dtype(self, dtype: np.dtype[Any]) -> None:
         self.reduction.check_dtype(dtype)

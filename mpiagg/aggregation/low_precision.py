@@ -11,6 +11,7 @@ import numpy as np
 from mpi4py import MPI
 
 from mpiagg.aggregation.base import expect_keys
+from mpiagg.aggregation.carrying import with_each
 from mpiagg.aggregation.decentralized import nodes_of
 from mpiagg.aggregation.flags import Flags
 from mpiagg.aggregation.gossip import Nodes, among
@@ -19,10 +20,12 @@ from mpiagg.aggregation.packing import Group, Layout, Packing
 from mpiagg.arguments import check_integer
 from mpiagg.arrays import CODECS, Array, check_wire_dtype, even_ranges, load, reduction, settle, to_host
 from mpiagg.binding import bind
+from mpiagg.checkpoints import PerRank
 from mpiagg.plan import Plan
 from mpiagg.program import Program, in_turn
 from mpiagg.schedules import Collective, Round, finish, receive, send
 from mpiagg.transport import Channel
+from mpiagg.transport.texts import gather
 
 
 def ring_weights(own: int, sizes: Sequence[int]) -> dict[int, Fraction]:
@@ -147,6 +150,8 @@ class Replicas:
         The tensors that are averaged next.
     calls : int
         How many calls there have been.
+    fresh : bool
+        Whether replicas are yet to be made, of the weights of the next communication; on all ranks or on none.
     vectors : list
         The tensors' vectors, one for each dtype.
     plan : Plan
@@ -162,7 +167,7 @@ class Replicas:
         plan: Callable[[Program], Plan[None]],
     ) -> None:
         self.tensors = tensors
-        self.calls = 0
+        self.calls, self.fresh = 0, True
         self.vectors = [_Vector(place, group, tensors, codec) for group in Packing(layout, in_place=False).groups]
         self._known = False
         self._plan = plan
@@ -178,9 +183,9 @@ class Replicas:
         """Exchange replicas with the neighbors, if they do not know each other."""
         if self._known:
             return
-        with self._make(*(vector.introduce(fresh=self.calls == 0) for vector in self.vectors)) as plan:
+        with self._make(*(vector.introduce(fresh=self.fresh) for vector in self.vectors)) as plan:
             plan()
-        self._known = True
+        self._known, self.fresh = True, False
         self.check()  # packs again: a leader's vector holds the mean by now
 
     def unpack(self) -> None:
@@ -192,20 +197,22 @@ class Replicas:
         return self._plan(in_turn(*programs))
 
     def state(self) -> dict[str, Any]:
-        """Return copies of what is kept; the neighbors' replicas are theirs to keep."""
-        return {"calls": self.calls, "replicas": [to_host(replica) for replica in self._own()]}
+        """Return copies of what is kept, None for replicas to be made; the neighbors' are theirs to keep."""
+        return {"calls": self.calls, "replicas": None if self.fresh else [to_host(own) for own in self._own()]}
 
     def check_state(self, state: Mapping[str, Any]) -> str:
         """Raise ValueError if this is not what :meth:`state` returns; say what all ranks must have of it."""
         expect_keys(state, ("calls", "replicas"))
         check_integer("calls", state["calls"], 0)
-        check_arrays("replicas", state["replicas"], self._own())
-        return f"after {state['calls']} calls"
+        if state["replicas"] is not None:
+            check_arrays("replicas", state["replicas"], self._own())
+        return f"after {state['calls']} calls, {'without' if state['replicas'] is None else 'with'} replicas"
 
     def load(self, state: Mapping[str, Any]) -> None:
         """Go on from what :meth:`state` returned."""
         self.calls, self._known = int(state["calls"]), False
-        for own, loaded in zip(self._own(), state["replicas"], strict=True):
+        self.fresh = state["replicas"] is None
+        for own, loaded in zip(self._own(), state["replicas"] or (), strict=not self.fresh):
             load(own, loaded)
 
     def _own(self) -> list[Array]:
@@ -252,9 +259,9 @@ class LowPrecisionDecentralized(Remembering[Replicas]):
     w + Q(x - w). The mean over all ranks is kept up to what the codec rounds, which vanishes as steps become small.
 
     In the first communication for a layout, the replica is the weights themselves; in the first after a state was
-    loaded, it is the saved one. It is sent to the neighbors in full precision then. So replicas are right wherever
-    ranks start, and also when weights come in other lists than before. Weights of float16 and bfloat16 are kept in
-    float32.
+    loaded, it is the saved one, or the weights again if ranks have not what they need of those. It is sent to the
+    neighbors in full precision then. So replicas are right wherever ranks start, and also when weights come in other
+    lists than before. Weights of float16 and bfloat16 are kept in float32.
 
     Each list of tensors counts its own calls; lists of one layout are taken for the same tensors. A plan of
     :meth:`aggregate_init` has replicas of its own, and does all of a call when it is started.
@@ -307,6 +314,26 @@ class LowPrecisionDecentralized(Remembering[Replicas]):
 
     def _plan_of(self, memory: Replicas, tensors: Sequence[Array]) -> Plan[None]:
         return self._plan(in_turn(partial(self._run, memory, tensors)))
+
+    def _carried(self, state: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Let replicas be made anew on all ranks, if a rank has not what it needs: the mean is kept with any."""
+        leads, fit = self._place.leads, True
+
+        def look(own: Mapping[str, Any]) -> Mapping[str, Any]:
+            nonlocal fit
+            replicas = own.get("replicas")
+            several = [replicas, *(replicas if isinstance(replicas, list) else ())]
+            if any(isinstance(each, PerRank) for each in several):
+                fit = False
+            if self.hierarchical and isinstance(replicas, list) and bool(replicas) != leads:
+                fit = False
+            return own
+
+        with_each(state, look)
+        told = gather(self._channel.comm, b"" if fit else b"-", "load a state")
+        if any(told):
+            state = with_each(state, lambda own: {**own, "replicas": None} if "replicas" in own else own)
+        return super()._carried(state)
 
     def _run(self, memory: Replicas, tensors: Sequence[Array]) -> None:
         def check() -> list[bool]:

@@ -7,11 +7,12 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from copy import deepcopy
 from dataclasses import dataclass
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
 from mpi4py import MPI
 
 from mpiagg.aggregation.base import Aggregation, expect_keys
+from mpiagg.aggregation.carrying import carried
 from mpiagg.aggregation.packing import Layout, layout_in_words, layout_of
 from mpiagg.arrays import HOST, Array, settle
 from mpiagg.errors import PlanError
@@ -63,7 +64,15 @@ class Remembering(Aggregation, Generic[M]):
     :meth:`aggregate` has one memory for each layout: lists of the same dtypes and shapes are taken for the same
     tensors. :meth:`aggregate_init` makes a new memory for each plan; it goes with the plan. A state holds them in the
     order in which they were made, and is given to memories in that order, also to those that are yet to be made.
+
+    Attributes
+    ----------
+    averaged : tuple of str
+        Which lists of arrays in the state of a memory count by the mean over the ranks, and go on as that mean on
+        another number of ranks; what is in no such list must be the same on all ranks.
     """
+
+    averaged: ClassVar[tuple[str, ...]] = ()
 
     def __init__(self, comm: MPI.Intracomm | None = None) -> None:
         super().__init__(comm)
@@ -138,15 +147,19 @@ class Remembering(Aggregation, Generic[M]):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from what :meth:`state_dict` returned on this rank; collective.
 
+        It may have been on another number of ranks: see ``docs/checkpoints.md``.
+
         Raises
         ------
         ValueError, TypeError
-            If ``state`` is not of such an aggregation, or not of tensors like those it has seen.
+            If ``state`` is not of such an aggregation, or not of tensors like those it has seen; or if another number
+            of ranks has made it, and it is not for these.
         MismatchError
             On all ranks, if the states are of different tensors.
         """
         self._require_open()
         self._forget()
+        state = self._carried(state)
 
         def check() -> str:
             expect_keys(state, ("memories",))
@@ -165,6 +178,14 @@ class Remembering(Aggregation, Generic[M]):
         for entry, each in zip(self._entries, state["memories"], strict=False):
             entry.memory.load(each["state"])
         self._pending = deepcopy(state["memories"][len(self._entries) :])
+
+    def _carried(self, state: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Return a state for these ranks, which others may have made; collective."""
+        return carried(state, type(self).__name__, self.averaged, self._worth(), self.comm)
+
+    def _worth(self) -> float:
+        """Return how much the mean of what is ``averaged`` counts for in the results; see :mod:`carrying`."""
+        return 1
 
     def free(self) -> None:
         """Free the plans, those of :meth:`aggregate_init` too; a second call does nothing."""

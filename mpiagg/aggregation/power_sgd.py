@@ -6,7 +6,7 @@ import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any, Final, Literal, get_args
+from typing import Any, ClassVar, Final, Literal, get_args
 
 import numpy as np
 from mpi4py import MPI
@@ -86,6 +86,8 @@ class PowerSGD(Remembering["_Memory"]):
     T. Vogels, S. P. Karimireddy, M. Jaggi: PowerSGD: practical low-rank gradient compression for distributed
     optimization, NeurIPS 2019.
     """
+
+    averaged: ClassVar[tuple[str, ...]] = ("errors",)
 
     def __init__(
         self,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any, Literal, get_args
+from typing import Any, ClassVar, Literal, get_args
 
 import numpy as np
 from mpi4py import MPI
@@ -84,6 +84,8 @@ class Sparsified(Remembering["_Memory"]):
     all-reduced is from T. Vogels, S. P. Karimireddy, M. Jaggi, "PowerSGD", NeurIPS 2019.
     """
 
+    averaged: ClassVar[tuple[str, ...]] = ("kept",)
+
     def __init__(
         self,
         comm: MPI.Intracomm | None = None,
@@ -117,7 +119,10 @@ class Sparsified(Remembering["_Memory"]):
         self.seed = check_integer("seed", self.seed, 0)
 
     def _new_memory(self, layout: Layout, tensors: Sequence[Array]) -> _Memory:
-        return _Memory(self, self._channel, layout, tensors, self._plan, place=len(self._entries))
+        return _Memory(self, self._channel, layout, tensors, self._plan, place=len(self._entries), worth=self._worth())
+
+    def _worth(self) -> float:
+        return 1 if self.op == "avg" else self._channel.size
 
 
 class _Memory:
@@ -132,8 +137,9 @@ class _Memory:
         plan: Callable[[Program], Plan[None]],
         *,
         place: int,
+        worth: float,
     ) -> None:
-        self.tensors, self.step = tensors, 0
+        self.tensors, self.step, self._worth = tensors, 0, worth
         self._parts: list[_Part] = []
         for number, group in enumerate(Packing(layout, in_place=False).groups):
             lengths = [
@@ -158,12 +164,12 @@ class _Memory:
         self.plan.sent_bytes = self._fixed_bytes + sum(part.exchange.more_bytes for part in self._parts)
 
     def state(self) -> dict[str, Any]:
-        """Return the number of steps done, and what is kept: a vector for each dtype."""
-        return {"step": self.step, "kept": [to_host(part.kept) for part in self._parts]}
+        """Return the number of steps done, and what is kept: a vector for each dtype; and what its mean counts for."""
+        return {"step": self.step, "worth": self._worth, "kept": [to_host(part.kept) for part in self._parts]}
 
     def check_state(self, state: Mapping[str, Any]) -> str:
         """Raise ValueError if this is not what :meth:`state` returns; return how far it is in words."""
-        expect_keys(state, ("step", "kept"))
+        expect_keys(state, ("step", "worth", "kept"))
         check_arrays("kept", state["kept"], [part.kept for part in self._parts])
         return f"after {check_integer('step', state['step'], 0)} steps"
 

@@ -1,4 +1,4 @@
-"""The command line: ``mpiagg demo``, ``bench``, ``tune``, ``simulate`` and ``info``.
+"""The command line: ``mpiagg demo``, ``bench``, ``tune``, ``simulate``, ``trace`` and ``info``.
 
 Importing it does not import MPI: only a process that is a rank of a job does.
 """
@@ -10,6 +10,7 @@ from mpiagg.cli.bench import bench
 from mpiagg.cli.demo import demo
 from mpiagg.cli.info import info
 from mpiagg.cli.simulate import simulate
+from mpiagg.cli.trace import trace
 from mpiagg.cli.tune import tune
 
 
@@ -23,4 +24,5 @@ main.add_command(demo)
 main.add_command(bench)
 main.add_command(simulate)
 main.add_command(tune)
+main.add_command(trace)
 main.add_command(info)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
-from mpiagg.cli import job
+from mpiagg.cli import job, launch
 from mpiagg.cli.aggregators import AGGREGATORS
 from mpiagg.cli.settings import Settings
 from mpiagg.schedules import algorithms
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 _EXAMPLES: Final = """\b
 mpiagg demo                starts 4 ranks on this machine
 mpiexec -n 8 mpiagg demo   is a rank of that job
+mpiagg demo --kill-rank 2 --at-step 50   goes on without that rank
 """
 
 
@@ -48,13 +49,25 @@ mpiexec -n 8 mpiagg demo   is a rank of that job
     help="Where the loss curve goes, as a PNG; needs the extra `plot`.",
 )
 @click.option("--json", "json_file", type=job.OutputFile(), help="Save the numbers.")
-def demo(
-    ranks: int, plot: Path, json_file: Path | None, learning_rate: float | None, aggregator: str, **options: object
+@click.option(
+    "--kill-rank", type=click.IntRange(min=0), help="A rank that dies, of which the others are to go on; with Open MPI."
+)
+@click.option("--at-step", type=click.IntRange(min=0), default=50, help="In which step it dies, from 0 on.")
+def demo(  # noqa: PLR0913 - as many as there are options
+    ranks: int,
+    plot: Path,
+    json_file: Path | None,
+    learning_rate: float | None,
+    aggregator: str,
+    kill_rank: int | None,
+    at_step: int,
+    **options: object,
 ) -> None:
     """Train a network on handwritten digits across the ranks of an MPI job.
 
     The ranks share every batch, and mpiagg aggregates their gradients or their weights. Afterwards rank 0 trains the
-    same network alone: with allreduce and parameter-server the weights must agree within 1e-8.
+    same network alone: with allreduce and parameter-server the weights must agree within 1e-8, also where a rank is
+    killed and the others go on without it.
     """
     if learning_rate is None:
         learning_rate = AGGREGATORS[aggregator].learning_rate
@@ -62,12 +75,28 @@ def demo(
     if settings.aggregator != "allreduce" and settings.algorithm != "auto":
         raise click.UsageError(f"--algorithm is for --aggregator allreduce, not for {settings.aggregator}")
 
+    if kill_rank is not None and launch.launched_ranks() is None:
+        _check_that_ranks_may_die(kill_rank, ranks)
+
     def work(world: MPI.Intracomm) -> int:
         # scikit-learn takes a second to import, which a process that only starts the ranks need not spend.
-        from mpiagg.cli import summary, training  # noqa: PLC0415
+        from mpiagg.cli import summary, surviving, training  # noqa: PLC0415
 
         with summary.progress(settings.epochs, shown=world.rank == 0) as advance:
-            result = training.work(settings, world, after_epoch=advance)
+            if kill_rank is None:
+                result = training.work(settings, world, after_epoch=advance)
+            else:
+                result = surviving.work(settings, world, surviving.Death(kill_rank, at_step), after_epoch=advance)
         return 0 if result is None else summary.report(result, plot, json_file)
 
-    job.run(ranks, work)
+    job.run(ranks, work, () if kill_rank is None else launch.SURVIVING)
+
+
+def _check_that_ranks_may_die(rank: int, ranks: int) -> None:
+    if rank >= ranks or ranks == 1:
+        raise click.UsageError(f"--kill-rank {rank}: that rank and another one are needed; -n is {ranks}")
+    if (vendor := launch.mpi_vendor()) != "Open MPI":
+        raise click.ClickException(
+            f"--kill-rank needs ULFM (user-level failure mitigation), by which the other ranks go on: Open MPI has it; "
+            f"mpi4py loads {vendor}"
+        )

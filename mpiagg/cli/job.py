@@ -7,7 +7,7 @@ import os
 import sys
 import traceback
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -24,7 +24,7 @@ WRONG_LAUNCH = 2
 """The exit status of a rank that the launcher of another MPI library started."""
 
 
-def run(ranks: int, work: Callable[[MPI.Intracomm], int]) -> NoReturn:
+def run(ranks: int, work: Callable[[MPI.Intracomm], int], options: Sequence[str] = ()) -> NoReturn:
     """Do the work of a command on all ranks of a job, and exit.
 
     Parameters
@@ -34,42 +34,56 @@ def run(ranks: int, work: Callable[[MPI.Intracomm], int]) -> NoReturn:
         under mpiexec.
     work : callable
         What a rank does: takes the world and returns the exit status. An exception in one rank ends the job.
+    options : sequence of str
+        For mpiexec.
     """
     if launch.launched_ranks() is None:
-        sys.exit(launch.run(ranks, ["-m", "mpiagg", *sys.argv[1:]]))
+        sys.exit(launch.run(ranks, ["-m", "mpiagg", *sys.argv[1:]], options))
     world = join()
+    sys.exit(take_part(world, work))
+
+
+def take_part(world: MPI.Intracomm, work: Callable[[MPI.Intracomm], int]) -> int:
+    """Do the work of a rank and return the exit status; an exception ends the job."""
     try:
-        status = work(world)
+        return work(world)
     except Exception:  # noqa: BLE001 - whatever it is, the other ranks would wait for this one for ever
         print(f"rank {world.rank} of {world.size} failed:\n{traceback.format_exc()}", file=sys.stderr, flush=True)
         world.Abort(1)
-    sys.exit(status)
+    return 1
 
 
 def join() -> MPI.Intracomm:
-    """Initialise MPI and return the world; exit with a message if this rank's launcher is not the MPI library's.
+    """Initialise MPI and return the world; exit with a message if this rank's launcher is not the MPI library's."""
+    fault = initialise()
+    if fault is not None:
+        print(f"Error: {fault}", file=sys.stderr, flush=True)
+        sys.exit(WRONG_LAUNCH)
+    from mpi4py import MPI  # noqa: PLC0415 - only a process that is a rank may load MPI
 
-    MPI is initialised here and not by its import, because with the launcher of another library that may be fatal.
+    return MPI.COMM_WORLD
+
+
+def initialise() -> str | None:
+    """Initialise MPI; return what is wrong with how this rank was started, in words, or None.
+
+    MPI is initialised here and not by its import, because with the launcher of another library that may be fatal. Where
+    it would be, MPI is not initialised.
     """
     mpi4py.rc.initialize = False
     from mpi4py import MPI  # noqa: PLC0415 - only a process that is a rank may load MPI
 
     vendor = MPI.get_vendor()[0]
     if not MPI.Is_initialized():
-        _refuse(launch.wrong_launch(vendor))
+        fault = launch.wrong_launch(vendor, library=MPI.Get_library_version())
+        if fault is not None:
+            return fault
         with warnings.catch_warnings():
             # mpi4py warns of suspicious launchers too; what it suspects is found out below.
             warnings.simplefilter("ignore", RuntimeWarning)
             MPI.Init_thread()
         atexit.register(MPI.Finalize)
-    _refuse(launch.wrong_launch(vendor, MPI.COMM_WORLD.size))
-    return MPI.COMM_WORLD
-
-
-def _refuse(fault: str | None) -> None:
-    if fault is not None:
-        print(f"Error: {fault}", file=sys.stderr, flush=True)
-        sys.exit(WRONG_LAUNCH)
+    return launch.wrong_launch(vendor, MPI.COMM_WORLD.size)
 
 
 def console() -> Console:

@@ -18,14 +18,7 @@ from typing import Final, NamedTuple
 
 import click
 
-_LAUNCHERS: Final = {
-    "OMPI_COMM_WORLD_SIZE": "the mpiexec of Open MPI",
-    "PMI_SIZE": "an mpiexec of the MPICH family",
-    "SLURM_STEP_NUM_TASKS": "srun",
-    "PALS_SIZE": "the mpiexec of PALS",
-    "MV2_COMM_WORLD_SIZE": "the mpiexec of MVAPICH",
-}
-"""Where launchers tell the number of ranks of the job that a process was started in, and which launchers do."""
+from mpiagg import launchers
 
 TERMINAL_WIDTH: Final = "MPIAGG_TERMINAL_WIDTH"
 """Set for ranks whose output ends in a terminal, though mpiexec carries it there through a pipe."""
@@ -53,15 +46,11 @@ PATIENCE: Final = 10.0
 
 def launched_ranks() -> int | None:
     """Return how many ranks the launcher of this process says there are; None if no launcher started it."""
-    variable = _size_variable()
-    return None if variable is None else int(os.environ[variable])
+    found = launchers.launch()
+    return None if found is None else found.size
 
 
-def _size_variable() -> str | None:
-    return next((variable for variable in _LAUNCHERS if os.environ.get(variable, "").isdecimal()), None)
-
-
-def wrong_launch(vendor: str, world_size: int | None = None) -> str | None:
+def wrong_launch(vendor: str, world_size: int | None = None, library: str = "") -> str | None:
     """Return what is wrong with how this rank was started, in words; None if nothing is.
 
     Parameters
@@ -70,23 +59,27 @@ def wrong_launch(vendor: str, world_size: int | None = None) -> str | None:
         The MPI library that this rank loads.
     world_size : int, optional
         How many ranks MPI sees; None if it is not initialised yet. With the mpiexec of Open MPI, MPICH cannot be.
+    library : str
+        What the library says of its version.
     """
-    variable = _size_variable()
-    if variable is None or int(os.environ[variable]) < 2:
-        return None
-    if world_size is None and (variable != "OMPI_COMM_WORLD_SIZE" or vendor != "MPICH"):
-        return None
-    if world_size is not None and world_size > 1:
-        return None
+    if world_size is None:
+        if not launchers.ends_in_start(vendor, library):
+            return None
+        what = launchers.end_in_words(launchers.launch(), vendor)
+    else:
+        found = launchers.copies(world_size)
+        if found is None:
+            return None
+        what = launchers.copies_in_words(found, vendor)
+    return f"{what}. What would help: {remedy_of_launch(vendor)}."
+
+
+def remedy_of_launch(vendor: str) -> str:
+    """Return how to start ranks of a library, with the path of its mpiexec, or how it could be found."""
     try:
-        remedy = f"Start it with {mpiexec_of(vendor)}"
+        return launchers.remedy(vendor, mpiexec_of(vendor))
     except click.ClickException as error:
-        remedy = error.message[0].upper() + error.message[1:]
-    return (
-        f"this process is one of {os.environ[variable]} that {_LAUNCHERS[variable]} started ({variable}), "
-        f"but mpi4py loads {vendor}, which sees a job of one rank: the launcher does not belong to that MPI library. "
-        f"{remedy}; under Slurm, with srun --mpi=pmi2 for MPICH or srun --mpi=pmix for Open MPI."
-    )
+        return f"{launchers.remedy(vendor)} ({error.message})"
 
 
 _ASK_VENDOR: Final = "import mpi4py; mpi4py.rc.initialize = False; from mpi4py import MPI; print(MPI.get_vendor()[0])"
@@ -168,15 +161,23 @@ def environment(more: Mapping[str, str] | None = None) -> dict[str, str]:
     return {**_FRIENDLY, **os.environ, **(more or {})}
 
 
-def command(ranks: int, arguments: Sequence[str]) -> list[str]:
+SURVIVING: Final = ("--with-ft", "ulfm", "--mca", "async_mpi_finalize", "1")
+"""What is said to the mpiexec of Open MPI for ranks that go on when others die, and that need not wait for all of them
+at the end, where Open MPI may wait for the dead as well."""
+
+
+def command(ranks: int, arguments: Sequence[str], options: Sequence[str] = ()) -> list[str]:
     """Return the command that runs ``python arguments`` on local ranks, in the environment of `environment`."""
-    return [mpiexec(), "-n", str(ranks), sys.executable, *arguments]
+    return [mpiexec(), *options, "-n", str(ranks), sys.executable, *arguments]
 
 
-def run(ranks: int, arguments: Sequence[str]) -> int:
-    """Run ``python arguments`` on a number of local ranks, wait for them, and return the exit status."""
+def run(ranks: int, arguments: Sequence[str], options: Sequence[str] = ()) -> int:
+    """Run ``python arguments`` on a number of local ranks, wait for them, and return the exit status.
+
+    The ``options`` are for mpiexec.
+    """
     width = {TERMINAL_WIDTH: str(shutil.get_terminal_size().columns)} if sys.stdout.isatty() else {}
-    return subprocess.call(command(ranks, arguments), env=environment(width))  # noqa: S603 - our own Python
+    return subprocess.call(command(ranks, arguments, options), env=environment(width))  # noqa: S603 - our own Python
 
 
 class Ended(NamedTuple):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
@@ -97,38 +97,78 @@ class Trainer:
     digits : Digits
     rank, size : int
         Which share is this rank's.
+    after_epoch : callable
+        Called when an epoch is over.
     """
 
-    def __init__(self, settings: Settings, digits: Digits, rank: int = 0, size: int = 1) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        digits: Digits,
+        rank: int = 0,
+        size: int = 1,
+        after_epoch: Callable[[], object] = nothing,
+    ) -> None:
         self.settings, self.digits, self.rank, self.size = settings, digits, rank, size
         self.network = Network(digits.images.shape[1], HIDDEN, CLASSES, settings.seed)
         self.losses = np.zeros(settings.epochs)
         self.bytes_by_epoch = np.zeros(settings.epochs)
-        self.steps = 0
         self.computing = self.communicating = 0.0
+        self._optimizer = Momentum(self.network.parameters(), settings.learning_rate)
+        self._after_epoch = after_epoch
+        random = np.random.default_rng(settings.seed)
+        self._orders = [random.permutation(len(digits.labels)) for _ in range(settings.epochs)]
+        self._steps = -(-len(digits.labels) // settings.batch_size)
+
+    @property
+    def steps(self) -> int:
+        """How many steps the epochs of the settings have."""
+        return self._steps * self.settings.epochs
 
     def train(
         self,
         before_step: Callable[[], object] = nothing,
         after_step: Callable[[], object] = nothing,
-        after_epoch: Callable[[], object] = nothing,
         bytes_sent: Callable[[], int] = int,
     ) -> None:
         """Train for the epochs of the settings; the first two callbacks communicate, the last tells how much."""
-        optimizer = Momentum(self.network.parameters(), self.settings.learning_rate)
-        random = np.random.default_rng(self.settings.seed)
-        for epoch in range(self.settings.epochs):
-            start, before = time.perf_counter(), self.communicating
-            order = random.permutation(len(self.digits.labels))
-            for first in range(0, len(order), self.settings.batch_size):
-                self.losses[epoch] += self._backward(order[first : first + self.settings.batch_size]) / len(order)
-                self._communicate(before_step)
-                optimizer.step()
-                self.steps += 1
-                self._communicate(after_step)
-            self.computing += time.perf_counter() - start - (self.communicating - before)
-            self.bytes_by_epoch[epoch] = bytes_sent()
-            after_epoch()
+        for step in range(self.steps):
+            self.step(step, before_step, after_step)
+            self.end_step(step, bytes_sent())
+
+    def step(self, step: int, before: Callable[[], object] = nothing, after: Callable[[], object] = nothing) -> None:
+        """Take a step; the callbacks communicate, before and after the weights change."""
+        start, already = time.perf_counter(), self.communicating
+        epoch, number = divmod(step, self._steps)
+        order, first = self._orders[epoch], number * self.settings.batch_size
+        self.losses[epoch] += self._backward(order[first : first + self.settings.batch_size]) / len(order)
+        self._communicate(before)
+        self._optimizer.step()
+        self._communicate(after)
+        self.computing += time.perf_counter() - start - (self.communicating - already)
+
+    def end_step(self, step: int, bytes_sent: int) -> None:
+        """Keep what has been sent so far, if the step was the last of its epoch."""
+        epoch, number = divmod(step, self._steps)
+        if number == self._steps - 1:
+            self.bytes_by_epoch[epoch] = bytes_sent
+            self._after_epoch()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the weights, how they move, and the losses so far."""
+        return {
+            "weights": [parameter.data for parameter in self.network.parameters()],
+            "velocities": [velocity for _, velocity in self._optimizer.moving],
+            "losses": self.losses,
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from a state."""
+        self.losses[:] = state["losses"]
+        for (parameter, velocity), weights, kept in zip(
+            self._optimizer.moving, state["weights"], state["velocities"], strict=True
+        ):
+            parameter.data[...], velocity[...] = weights, kept
 
     def _backward(self, batch: Labels) -> float:
         """Set the gradients of this rank's share of a batch, and return its part of the loss, summed over the batch.
@@ -155,21 +195,25 @@ def work(settings: Settings, comm: MPI.Intracomm, after_epoch: Callable[[], obje
     Result or None
         On rank 0 the result; None elsewhere.
     """
-    digits = load(settings.seed)
-    trainer = Trainer(settings, digits, comm.rank, comm.size)
+    trainer = Trainer(settings, load(settings.seed), comm.rank, comm.size, after_epoch)
     # A training that diverges is told of at the end; NumPy need not complain of it step by step.
     with np.errstate(all="ignore"):
-        _train_together(trainer, comm, after_epoch)
-        weights = trainer.network.weights()
-        accuracy = trainer.network.accuracy(digits.test_images, digits.test_labels)
-        facts = [accuracy, trainer.computing, trainer.communicating, *trainer.losses, *trainer.bytes_by_epoch]
-        # The MPI library's own collective: what is checked must not take part in the check.
-        everyone = np.empty((comm.size, weights.size + len(facts)))
-        comm.Gather(np.concatenate([weights, facts]), everyone)
-        return _compare(settings, digits, everyone, weights.size) if comm.rank == 0 else None
+        _train_together(trainer, comm)
+        return together(trainer, comm)
 
 
-def _train_together(trainer: Trainer, comm: MPI.Intracomm, after_epoch: Callable[[], object]) -> None:
+def together(trainer: Trainer, comm: MPI.Intracomm) -> Result | None:
+    """Return on rank 0 what has come out on all ranks, and None elsewhere; collective."""
+    digits, weights = trainer.digits, trainer.network.weights()
+    accuracy = trainer.network.accuracy(digits.test_images, digits.test_labels)
+    facts = [accuracy, trainer.computing, trainer.communicating, *trainer.losses, *trainer.bytes_by_epoch]
+    # The MPI library's own collective: what is checked must not take part in the check.
+    everyone = np.empty((comm.size, weights.size + len(facts)))
+    comm.Gather(np.concatenate([weights, facts]), everyone)
+    return _compare(trainer.settings, digits, everyone, weights.size) if comm.rank == 0 else None
+
+
+def _train_together(trainer: Trainer, comm: MPI.Intracomm) -> None:
     """Train with the aggregator of the settings."""
     settings, parameters = trainer.settings, trainer.network.parameters()
     with AGGREGATORS[settings.aggregator].make(comm, settings.algorithm) as aggregation:
@@ -180,15 +224,13 @@ def _train_together(trainer: Trainer, comm: MPI.Intracomm, after_epoch: Callable
         if aggregation.aggregates == "weights":
             # Every rank steps on its own gradients, and its weights meet those of others afterwards.
             weights = [parameter.data for parameter in parameters]
-            trainer.train(
-                after_step=lambda: aggregation.aggregate(weights), after_epoch=after_epoch, bytes_sent=bytes_sent
-            )
+            trainer.train(after_step=lambda: aggregation.aggregate(weights), bytes_sent=bytes_sent)
             return
         with mpiagg.DDP(trainer.network, comm, aggregation) as ddp:
             ddp.broadcast_parameters()
             for parameter, view in zip(parameters, ddp.gradient_views(), strict=True):
                 parameter.grad = view
-            trainer.train(before_step=ddp.sync_gradients, after_epoch=after_epoch, bytes_sent=bytes_sent)
+            trainer.train(before_step=ddp.sync_gradients, bytes_sent=bytes_sent)
 
 
 def _compare(settings: Settings, digits: Digits, everyone: Values, count: int) -> Result:

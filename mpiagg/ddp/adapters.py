@@ -64,6 +64,9 @@ class Adapter(Protocol):
     def words(self) -> list[str]:
         """Return what it consists of: the names, dtypes and shapes."""
 
+    def names(self) -> list[str]:
+        """Return the parameters' names, empty ones where they have none."""
+
     def stream(self) -> AbstractContextManager[object]:
         """Return a block in which devices are asked in the streams in which the module is computed."""
 
@@ -91,10 +94,13 @@ class ArrayAdapter:
         """Return the parameters in words, with their names where the module has some."""
         arrays = self.arrays()
         forms = [f"{array.dtype} {array.shape}{device_of(array).in_words}" for array in arrays]
+        return [f"{name} {form}".lstrip() for name, form in zip(self.names(), forms, strict=True)]
+
+    def names(self) -> list[str]:
+        """Return the parameters' names; those in a list have none."""
         if not hasattr(self._module, "named_parameters"):
-            return forms
-        named = zip(self._module.named_parameters(), forms, strict=True)
-        return [f"{name} {form}" for (name, _), form in named]
+            return [""] * len(self.parameters)
+        return [name for name, _ in self._module.named_parameters()]
 
     def stream(self) -> AbstractContextManager[object]:
         """Return a block in which the arrays lie on the present device; its stream is the program's own."""

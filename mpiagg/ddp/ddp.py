@@ -17,6 +17,7 @@ from mpiagg.arrays import HOST, Array, device_of, settle
 from mpiagg.collectives import broadcast
 from mpiagg.ddp.adapters import Adapter, ArrayParameter, adapt, check_gradient
 from mpiagg.ddp.face import ModuleFace
+from mpiagg.ddp.finite import FiniteCheck, asked_for
 from mpiagg.ddp.hooks import Hooks
 from mpiagg.ddp.join import Attendance, joined
 from mpiagg.ddp.steps import Gradients, Steps
@@ -49,6 +50,10 @@ class DDP(ModuleFace):
     overlap : bool
         For a module of torch's: whether each bucket is sent as soon as a backward pass has filled it. The result has
         the same bits.
+    check_finite : bool, optional
+        Whether to look for NaN and infinity, in every rank's gradients before they are aggregated and in the result:
+        two passes over them, and a wait for the device where they lie on one. By default, if the environment variable
+        ``MPIAGG_DEBUG`` is ``1``.
 
     Raises
     ------
@@ -59,7 +64,7 @@ class DDP(ModuleFace):
         For an aggregation that is meant for weights, or has another communicator; for bucket_bytes below 0; for
         parameters on several accelerators.
     MismatchError
-        On all ranks, if their parameters, buffers or buckets differ.
+        On all ranks, if their parameters, buffers, buckets or whether to check differ.
 
     Notes
     -----
@@ -82,6 +87,7 @@ class DDP(ModuleFace):
         bucket_bytes: int = BUCKET_BYTES,
         *,
         overlap: bool = True,
+        check_finite: bool | None = None,
     ) -> None:
         super().__init__(module)
         self.comm: MPI.Intracomm = getattr(aggregation, "comm", MPI.COMM_WORLD) if comm is None else comm
@@ -90,7 +96,7 @@ class DDP(ModuleFace):
         self._adapter: Adapter
         self._hooks: Hooks | None
         self._syncing, self._freed = True, False
-        self._channel.agree_on(lambda: self._check(aggregation))
+        self._channel.agree_on(lambda: self._check(aggregation, check_finite))
         self._own_aggregation = aggregation is None
         self.aggregation = AllReduce(self.comm) if aggregation is None else aggregation
         try:
@@ -100,9 +106,10 @@ class DDP(ModuleFace):
                 self.aggregation.free()
             raise
 
-    def _check(self, aggregation: Aggregation | None) -> str:
+    def _check(self, aggregation: Aggregation | None, check_finite: bool | None) -> str:
         """Find fault with the arguments, or say in words what they are."""
         self._adapter = adapt(self.module)
+        self._check_finite = asked_for(check_finite)
         check_integer("bucket_bytes", self._cap, 0)
         kind = "AllReduce" if aggregation is None else type(aggregation).__name__
         if aggregation is not None:
@@ -114,6 +121,7 @@ class DDP(ModuleFace):
                 raise ValueError("the aggregation has another communicator than DDP")
         self._check_device(self._channel if aggregation is None else channel_of(aggregation.comm))
         how = f"buckets of {self._cap} bytes{', overlapped' if self._overlap else ''}"
+        how += ", which are checked to be finite" if self._check_finite else ""
         return f"DDP by {kind} in {how}: {', '.join(self._adapter.words())}"
 
     def _check_device(self, channel: Channel) -> None:
@@ -132,11 +140,17 @@ class DDP(ModuleFace):
 
     def _lay_out_in_stream(self) -> None:
         parameters, hooked = self._adapter.parameters, self._adapter.hooked if self._overlap else ()
-        self._steps = Steps(self.comm, self.aggregation, self._forms(), self._cap, hooked=bool(hooked))
+        check = self._finite_check() if self._check_finite else None
+        self._steps = Steps(self.comm, self.aggregation, self._forms(), self._cap, hooked=bool(hooked), check=check)
         self._hooks = Hooks(hooked, self._steps.launcher, self._begin) if hooked else None
         for parameter, view in zip(parameters, self._steps.views, strict=True):
             if isinstance(parameter, ArrayParameter):
                 parameter.grad = view
+
+    def _finite_check(self) -> FiniteCheck:
+        tell = partial(gather, self._channel.comm, purpose="tell what is not finite")
+        kind, op = type(self.aggregation).__name__, getattr(self.aggregation, "op", None)
+        return FiniteCheck(tell, self._adapter.names(), kind, op)
 
     def _forms(self) -> Layout:
         return layout_of([parameter.data for parameter in self._adapter.parameters])
@@ -164,6 +178,12 @@ class DDP(ModuleFace):
         PlanError
             If the DDP is freed. On the ranks where there have been several backward passes, too, with ``overlap``;
             gradients that were on their way are lost then, and None.
+        NonFiniteError
+            With ``check_finite``, the same on all ranks: if gradients of any rank are not finite, or if all were, but
+            what they are aggregated to is not. The next step can begin then. In the first case nothing of the bad
+            gradients was sent, so no aggregation remembers them. Gradients are as they were; with a module of torch's
+            and ``overlap`` others were on their way: all are lost, and None. In the second case they are to be
+            discarded: some may have been overwritten.
         StallError
             If a message does not complete within the timeout.
         """

@@ -7,6 +7,7 @@ from typing import Any, Protocol
 
 from mpiagg.arrays import Array
 from mpiagg.ddp.buckets import Bucket
+from mpiagg.ddp.finite import FiniteCheck, unwarned
 
 
 class Flight(Protocol):
@@ -27,6 +28,15 @@ class Launcher:
 
     So all ranks start the buckets in the same order, also where their gradients come in different ones.
 
+    Parameters
+    ----------
+    buckets : sequence of Bucket
+        The buckets.
+    flights : sequence of Flight
+        What aggregates each.
+    check : FiniteCheck, optional
+        Looks at every gradient that comes in; those that are not finite are left out.
+
     Attributes
     ----------
     placed : set of int
@@ -35,8 +45,8 @@ class Launcher:
         What was wrong with a gradient of this step, if something was.
     """
 
-    def __init__(self, buckets: Sequence[Bucket], flights: Sequence[Flight]) -> None:
-        self._buckets, self._flights = buckets, flights
+    def __init__(self, buckets: Sequence[Bucket], flights: Sequence[Flight], check: FiniteCheck | None = None) -> None:
+        self._buckets, self._flights, self._check = buckets, flights, check
         self._number_of = {index: number for number, bucket in enumerate(buckets) for index in bucket.views}
         self.placed: set[int] = set()
         self.fault: Exception | None = None
@@ -50,12 +60,14 @@ class Launcher:
 
     def place(self, index: int, gradient: Array | None) -> None:
         """Bring a gradient in, None being zeros, and start the buckets whose turn has come."""
+        if self._check is not None and gradient is not None and not self._check.accept(index, gradient):
+            gradient = None
         number = self._number_of[index]
         self._buckets[number].place(index, gradient)
         self.placed.add(index)
         self._missing[number] -= 1
         while self._started < len(self._buckets) and not self._missing[self._started]:
-            with self._buckets[self._started].when_brought_in():
+            with self._buckets[self._started].when_brought_in(), unwarned(self._check):
                 self._flights[self._started].start()
             self._started += 1
 

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from functools import partial
 
+import numpy as np
 from mpi4py import MPI
 
 from mpiagg.aggregation import Aggregation
@@ -14,6 +15,7 @@ from mpiagg.aggregation.packing import Form
 from mpiagg.arrays import Array
 from mpiagg.background import InBackground
 from mpiagg.ddp.buckets import Bucket, fill_buckets
+from mpiagg.ddp.finite import FiniteCheck, unwarned
 from mpiagg.ddp.launching import Launcher
 from mpiagg.errors import PlanError
 from mpiagg.plan import Plan
@@ -38,6 +40,8 @@ class Steps:
         How many bytes a bucket has at most.
     hooked : bool
         Whether buckets are launched before the step is run.
+    check : FiniteCheck, optional
+        Looks at the gradients before they are sent, and at what comes back.
 
     Attributes
     ----------
@@ -55,13 +59,20 @@ class Steps:
     """
 
     def __init__(
-        self, comm: MPI.Intracomm, aggregation: Aggregation, forms: Sequence[Form], cap: int, *, hooked: bool
+        self,
+        comm: MPI.Intracomm,
+        aggregation: Aggregation,
+        forms: Sequence[Form],
+        cap: int,
+        *,
+        hooked: bool,
+        check: FiniteCheck | None = None,
     ) -> None:
         self.aggregation = aggregation
-        self._hooked = hooked
+        self._hooked, self._check = hooked, check
         allocate = partial(shared_vector, channel_of(aggregation.comm))
         self._buckets = [Bucket(members, forms, allocate) for members in fill_buckets(forms, cap)]
-        self._flags = Flags(comm, len(forms))
+        self._flags = Flags(comm, len(forms) + (0 if check is None else len(check.flags())))
         self._plans: list[Plan[None]] = []
         try:
             for bucket in self._buckets:
@@ -72,7 +83,7 @@ class Steps:
         views = {index: view for bucket in self._buckets for index, view in bucket.views.items()}
         self.views = [views[index] for index in range(len(forms))]
         flights = [InBackground(plan) for plan in self._plans] if hooked else self._plans
-        self.launcher = Launcher(self._buckets, flights)
+        self.launcher = Launcher(self._buckets, flights, check if hooked else None)
         self.begun = self.failed = False
         self.attend: Callable[[bool], float] | None = None
         self._scale = 1.0
@@ -112,12 +123,16 @@ class Steps:
             What ``take`` raises, on the ranks where it does.
         MismatchError
             On the other ranks then.
+        NonFiniteError
+            On all ranks, if there is a check and it has found something.
         """
         self.begin()
         self.failed = True
         gradients, fault = self.no_gradients(), None
         try:
             gradients = take()
+            if self._check is not None and not self._hooked:
+                self._check.look_at(gradients)
         except Exception as error:  # noqa: BLE001 - whatever it is, the other ranks must not wait for this one
             fault = error
 
@@ -129,13 +144,16 @@ class Steps:
         try:
             if self._hooked:  # what is on its way must come back before an error is raised
                 self._exchange(gradients, overlapped=True)
-                present = self._flags.share(which)
+                present = self._share(which)
             else:  # nothing is on its way yet, and what is refused stays as it was
-                present = self._flags.share(which)
+                present = self._share(which)
                 self._exchange(gradients, overlapped=overlapped)
+                if self._check is not None:
+                    self._share(lambda: [False] * len(self.views))
         finally:
             self.begun = False
-        self.aggregation.bytes_sent += self._flags.sent_bytes
+            if self._check is not None:
+                self._check.clear()
         self.failed = False
         return gradients, present
 
@@ -154,12 +172,26 @@ class Steps:
             bucket.pack(gradients)
         return [None if gradient is None else view for gradient, view in zip(gradients, self.views, strict=True)]
 
+    def _share(self, which: Callable[[], Sequence[bool]]) -> Array:
+        """Share which gradients there are, and whether any rank has found fault."""
+        check = self._check
+        flags = self._flags.share(which if check is None else lambda: [*which(), *check.flags()])
+        self.aggregation.bytes_sent += self._flags.sent_bytes
+        if check is None:
+            return flags
+        *present, given, made = flags.tolist()
+        check.require(given=given, made=made)
+        return np.array(present, flags.dtype)
+
     def _exchange(self, gradients: Gradients, *, overlapped: bool) -> None:
         """Send the buckets, and bring what comes back to the gradients."""
-        for bucket in self._arriving(gradients, overlapped=overlapped):
-            if self._scale != 1:
-                bucket.vector *= self._scale
-            bucket.unpack(gradients)
+        with unwarned(self._check):
+            for bucket in self._arriving(gradients, overlapped=overlapped):
+                if self._scale != 1:
+                    bucket.vector *= self._scale
+                if self._check is not None:
+                    self._check.look_at_result(bucket)
+                bucket.unpack(gradients)
 
     def _arriving(self, gradients: Gradients, *, overlapped: bool) -> Iterator[Bucket]:
         """Send the buckets, and yield each when it is back."""

@@ -162,6 +162,10 @@ class TorchAdapter:
             for name, x in self._tensors()
         ]
 
+    def names(self) -> list[str]:
+        """Return the names of the parameters that require gradients."""
+        return [name for name, *_, trained in self._known if trained]
+
     def stream(self) -> AbstractContextManager[object]:
         """Return a block in which devices are asked in torch's present streams."""
         for _, tensor in self._tensors():

@@ -1,16 +1,19 @@
 """How chunks cross between ranks."""
 
-from mpiagg.transport.gates import Gate
+from mpiagg.transport.gates import SIGNATURE_BITS, Gate
 from mpiagg.transport.memory import LINE, NOWHERE, Block, Position, SharedMemory, Window
 from mpiagg.transport.messages import SHARED_TAG, Channel, channel_of
 from mpiagg.transport.nodes import Node
-from mpiagg.transport.waiting import DEFAULT_TIMEOUT, YIELDS, YIELDS_IN_A_CROWD, wait_patiently
+from mpiagg.transport.process import CHECK, process
+from mpiagg.transport.waiting import DEFAULT_TIMEOUT, YIELDS, YIELDS_IN_A_CROWD, check_timeout, wait_patiently
 
 __all__ = [
+    "CHECK",
     "DEFAULT_TIMEOUT",
     "LINE",
     "NOWHERE",
     "SHARED_TAG",
+    "SIGNATURE_BITS",
     "Block",
     "Channel",
     "Gate",
@@ -21,5 +24,7 @@ __all__ = [
     "SharedMemory",
     "Window",
     "channel_of",
+    "check_timeout",
+    "process",
     "wait_patiently",
 ]

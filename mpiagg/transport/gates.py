@@ -11,6 +11,9 @@ in a window of shared memory, and MPICH and Open MPI make it a full memory barri
 bytes, which is stored and loaded as a whole. Only its owner writes it, and it only grows; so a rank that is ahead can
 be one count ahead at most, and ``>=`` is the right question.
 
+The low bits of the word are the signature of the operation that the rank is in. Two ranks that have come equally far
+with different signatures are in different operations, and neither may pass. Who is ahead has passed, and compared.
+
 On x86-64 the fences are left out: there stores are seen by others in the order in which they were made, and loads are
 made in order (Intel's manual, volume 3, on memory ordering in multi-processor systems; AMD's says the same).
 
@@ -19,16 +22,20 @@ Every counter has a cache line to itself, lest each count take the line from the
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from platform import machine
 from typing import Final
 
 from mpiagg.arrays import Array
-from mpiagg.errors import PlanError
+from mpiagg.errors import Error, MismatchError, PlanError
 from mpiagg.transport.memory import LINE, Block, Position
 
 IN_ORDER: Final = machine() in {"x86_64", "AMD64"}
 """Whether processors of this kind keep stores in their order, and loads in theirs."""
 
+
+SIGNATURE_BITS: Final = 20
+"""Bits of a counter's word that are the signature; those that are left count further than any job gets."""
 
 _ANNOUNCED: Final = (1, 3)
 """Where announcements lie in a rank's line, in words; its counter is the first."""
@@ -43,11 +50,15 @@ class Gate:
         Memory whose first cache line on each rank is the gate's.
     place : int
         This rank's number on the node.
+    disagreement : callable, optional
+        Returns the error to raise where ranks come with different signatures.
     """
 
-    def __init__(self, block: Block, place: int) -> None:
+    def __init__(self, block: Block, place: int, disagreement: Callable[[], Error] | None = None) -> None:
         heads = [_words(part[:LINE]) for part in block.parts]
         self.count = 0
+        self._word = self._signature = 0
+        self._disagreement = disagreement
         self.place = place
         self._heads = heads
         self._own = heads[place]
@@ -60,26 +71,37 @@ class Gate:
         if self._fence is not None:
             self._fence()
         self.count = count = self.count + 1
-        self._own[0] = count
+        self._own[0] = self._word = count << SIGNATURE_BITS | self._signature
 
     def passed(self) -> bool:
-        """Whether all ranks have come; what they wrote can then be read."""
-        count = self.count
+        """Whether all ranks have come; what they wrote can then be read.
+
+        Raises
+        ------
+        MismatchError
+            If a rank has come with another signature.
+        """
+        word = self._word
         for other in self._others:
-            if other[0] < count:
-                return False
+            theirs = other[0]
+            if theirs != word:
+                ahead = (theirs >> SIGNATURE_BITS) - self.count
+                if ahead < 0:
+                    return False
+                if not ahead:
+                    raise self._disagreement() if self._disagreement else MismatchError("ranks disagree")
         if self._fence is not None:
             self._fence()
         return True
 
     def missing(self) -> list[int]:
         """Return the places of those who have not come."""
-        return [place for place, head in enumerate(self._heads) if head[0] < self.count]
+        return [place for place, head in enumerate(self._heads) if head[0] >> SIGNATURE_BITS < self.count]
 
     # -- a gate that many plans use in turn
 
-    def enter(self) -> None:
-        """Begin an operation.
+    def enter(self, signature: int) -> None:
+        """Begin an operation with a signature, of ``SIGNATURE_BITS`` bits.
 
         Raises
         ------
@@ -89,6 +111,7 @@ class Gate:
         if self._inside:
             raise PlanError("an error has left an earlier call on this communicator in the middle of its run")
         self._inside = True
+        self._signature = signature
 
     # There are two places for announcements, used in turn from gate to gate: while a slow rank still reads one, a fast
     # one may be in its next operation, but it cannot pass the next gate.

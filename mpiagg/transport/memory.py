@@ -18,6 +18,7 @@ from mpiagg.arrays import HOST, Accelerator, Array, Device, address, device_of
 from mpiagg.errors import DeviceError
 from mpiagg.transport.device_memory import DeviceWindow
 from mpiagg.transport.nodes import Node
+from mpiagg.transport.texts import complete
 
 PAGE: Final = 4096
 LINE: Final = 64
@@ -161,6 +162,8 @@ class SharedMemory:
             On all ranks of the node, if there is not as much.
         DeviceError
             On all ranks of the node, if work on a device has failed, or they cannot map each other's memory.
+        RankFailedError
+            If a rank has died.
         """
         fault: Exception | None = None
         try:
@@ -169,7 +172,8 @@ class SharedMemory:
         except Exception as error:  # noqa: BLE001 - it may be the user's own; the other ranks must not wait for this one
             fault = error
         most = np.array([nbytes, fault is not None])
-        self._node.comm.Allreduce(MPI.IN_PLACE, most, MPI.MAX)
+        with self._node.failures.told():
+            self._node.comm.Allreduce(MPI.IN_PLACE, most, MPI.MAX)
         if most[1]:
             raise DeviceError(
                 f"what a rank has asked of its device has failed: {fault or 'on another rank'}"
@@ -177,7 +181,8 @@ class SharedMemory:
         block = self.take(int(most[0]), busy=busy)
         own = block.parts[self._node.place]
         self._windows[block.position.window].claim(own)
-        self._node.comm.Barrier()
+        with self._node.failures.told():
+            self._node.comm.Barrier()
         lease = _Lease()
         self._leases[id(lease)] = finalize(lease, self._end, id(lease), block)
         return self.device.borrow(address(own), nbytes, np.uint8, lease)
@@ -219,6 +224,8 @@ class SharedMemory:
         ------
         MemoryError
             On all ranks of the node, if there is not as much.
+        RankFailedError
+            If a rank has died.
         """
         padded = -(-max(nbytes, 1) // LINE) * LINE
         spare = self._spare.setdefault(padded, [])
@@ -246,7 +253,8 @@ class SharedMemory:
         """Return what every rank of the node tells the others."""
         mine = np.array(words, np.int64)
         everyone = np.empty((self._node.size, mine.size), np.int64)
-        self._node.comm.Allgather(mine, everyone)
+        with self._node.failures.told():
+            complete(self._node.comm.Iallgather(mine, everyone), "set up shared memory")
         return [tuple(row) for row in everyone.tolist()]
 
     def _cut(self, nbytes: int) -> Position:
@@ -260,9 +268,10 @@ class SharedMemory:
 
     def _window(self, nbytes: int) -> AnyWindow:
         """Return a new window; all ranks of the node make it together."""
-        if isinstance(self.device, Accelerator):
-            return DeviceWindow(self._node, self.device, nbytes)
-        return Window(self._node, nbytes)
+        with self._node.failures.told():
+            if isinstance(self.device, Accelerator):
+                return DeviceWindow(self._node, self.device, nbytes)
+            return Window(self._node, nbytes)
 
     def free(self, *, running: bool) -> None:
         """Give the memory back, if no rank still has an array or (``running``) a plan in it; collective on the node."""

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import os
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from typing import Any, Final, Protocol
 
 import numpy as np
@@ -18,15 +19,19 @@ from mpi4py import MPI
 
 from mpiagg.arrays import HOST, Accelerator, Array, Device
 from mpiagg.arrays.devices import Nccl
-from mpiagg.errors import DeviceError, MismatchError, PlanError
+from mpiagg.errors import DeviceError, Error, MismatchError, PlanError, RankFailedError
+from mpiagg.launchers import refuse_copies
 from mpiagg.schedules import MOST_LANES, Layout
 from mpiagg.tables import DIGEST_BYTES, Settings, settings
 from mpiagg.transport.awareness import awareness
 from mpiagg.transport.device_memory import warn_of_sharing
+from mpiagg.transport.failures import Failures, active
 from mpiagg.transport.gates import Gate
 from mpiagg.transport.memory import Block, SharedMemory
 from mpiagg.transport.nodes import Node
-from mpiagg.transport.texts import gather
+from mpiagg.transport.process import process
+from mpiagg.transport.texts import complete, gather
+from mpiagg.watch import CARD_BYTES, Card, Subject, Trail, who_says_what
 
 MOST_BYTES: Final = 2**30
 """Longer messages are cut: MPI counts are 32-bit integers in many libraries."""
@@ -35,7 +40,10 @@ MOST_KNOWN: Final = 1024
 """How many calls are kept as they were worked out."""
 
 SHARED_TAG: Final = 0
-"""The first of the tags of blocking calls, one for each lane: they follow one another, so they can share them."""
+"""Stands for the tags of blocking calls: they follow one another, so those of the same operation can share them."""
+
+NAME_BYTES: Final = 8
+"""Bytes of a channel's name."""
 
 
 class Freeable(Protocol):
@@ -67,16 +75,40 @@ class Channel:
         What they share of their devices', once they have begun to.
     nccl : Nccl or None
         The connection of their devices by NCCL, once they have one.
+    trail : Trail
+        What is done on the channel, for those who watch over it.
+    failures : Failures
+        What is known of ranks of it that have died.
+
+    Raises
+    ------
+    StallError
+        If a rank does not come within the timeout.
+    RankFailedError
+        If a rank has died.
     """
 
     def __init__(self, comm: MPI.Intracomm) -> None:
-        # Created, not duplicated: the caller's attributes stay with the caller. Of mpi4py's class, not of a subclass.
-        group = comm.Get_group()
-        self.comm = MPI.Intracomm(MPI.Intracomm(comm).Create(group))
-        group.Free()
         self.rank = comm.Get_rank()
         self.size = comm.Get_size()
-        self.node = Node(self.comm)
+        self.trail = Trail("", self.rank, self.size)
+        self.failures = Failures(MPI.Intracomm(comm))
+        if active():
+            self.trail.alarm = self.failures.look
+        with self.failures.told():
+            self._set_up(MPI.Intracomm(comm))
+
+    def _set_up(self, comm: MPI.Intracomm) -> None:
+        """Make what belongs to the channel, on a communicator of mpi4py's own class; collective."""
+        # What follows are calls of the MPI library's that wait without a deadline; so all come together first.
+        complete(comm.Ibarrier(), "set up a communicator", Subject(self.trail, "the making of a communicator"))
+        refuse_copies(MPI.COMM_WORLD.Get_size(), MPI.get_vendor()[0])
+        # Created, not duplicated: the caller's attributes stay with the caller.
+        group = comm.Get_group()
+        self.comm = MPI.Intracomm(comm.Create(group))
+        group.Free()
+        self.failures.comms.append(self.comm)
+        self.node = Node(self.comm, self.failures)
         self.memory = SharedMemory(self.node)
         self.device_memory: SharedMemory | None = None
         self.nccl: Nccl | None = None
@@ -85,24 +117,30 @@ class Channel:
         self.cached: OrderedDict[Hashable, Any] = OrderedDict()
         self.known: dict[Hashable, Any] = {}
         upper = MPI.COMM_WORLD.Get_attr(MPI.TAG_UB)
-        self._last_tag = int(upper) if upper is not None else 32767
+        # The upper half is for tags that are signatures, the lower for those that are given in turn.
+        self._last_tag = (int(upper) if upper is not None else 32767) // 2
         self._tag = MOST_LANES
         self._compare_settings()
+        self.failures.comms.remove(comm)  # the caller's, of which we know nothing from now on
 
     def _compare_settings(self) -> None:
         """Raise on all ranks unless all of them choose algorithms by the same table, which is for this job; collective.
 
-        Where they do, as always but for mistakes, that costs an all-gather of a few bytes, by which they learn, too,
-        whether the messages of all reach devices.
+        Where they do, as always but for mistakes, that costs an all-gather of some bytes, by which they learn, too,
+        whether the messages of all reach devices, and where each can be asked what it does.
         """
+        name = os.urandom(NAME_BYTES)
         try:
-            mine, able = self._settings().digest(), awareness().able
+            mine, able, card = self._settings().digest(), awareness().able, process().card
         except ValueError:
-            mine, able = bytes(DIGEST_BYTES), False
-        told = np.empty((self.size, DIGEST_BYTES + 1), np.uint8)
-        self.comm.Allgather(np.frombuffer(mine + bytes([able]), np.uint8), told)
-        digests, self.aware = told[:, :-1], bool(told[:, -1].all())
+            mine, able, card = bytes(DIGEST_BYTES), False, bytes(CARD_BYTES)
+        told = np.empty((self.size, DIGEST_BYTES + 1 + NAME_BYTES + CARD_BYTES), np.uint8)
+        self.comm.Allgather(np.frombuffer(mine + bytes([able]) + name + card, np.uint8), told)
+        digests, ables, names, cards = np.split(told, np.cumsum([DIGEST_BYTES, 1, NAME_BYTES]), axis=1)
+        self.aware = bool(ables.all())
+        self.trail.name = names[0].tobytes().hex()
         if digests.any(axis=1).all() and (digests == digests[0]).all():
+            self._watch([Card.unpack(row.tobytes()) for row in cards])
             return
         try:
             self.agree_on(lambda: f"uses {self._settings()}")
@@ -110,9 +148,16 @@ class Channel:
             self.free()
             raise
 
+    def _watch(self, cards: Sequence[Card]) -> None:
+        """Have the watchdog know what is done here, and whom to ask."""
+        watchdog = process().watchdog
+        if watchdog is not None and all(card.port for card in cards):
+            watchdog.join(self.trail, cards)
+
     def _settings(self) -> Settings:
         """Return what this rank chooses algorithms by, or raise ValueError if that cannot be used in this job."""
         awareness()
+        process()
         found = settings()
         # Only where all ranks of the job are together, it shows how they are spread over nodes.
         whole = MPI.Comm.Compare(self.comm, MPI.COMM_WORLD) == MPI.CONGRUENT
@@ -147,8 +192,13 @@ class Channel:
         """
         if self._ground is None:
             block = self.memory.take(nbytes, busy=self.busy)
-            self._ground = Gate(block, self.node.place), block
+            self._ground = Gate(block, self.node.place, self._disagreement), block
         return self._ground
+
+    def _disagreement(self) -> Error:
+        """Return the error that ranks have come to a gate with different operations."""
+        self.trail.explain()
+        return self.trail.fault or MismatchError("ranks disagree about the collective that they are in")
 
     def check_device(self, device: Device) -> None:
         """Raise DeviceError if this rank shares memory of another device on this channel."""
@@ -172,6 +222,13 @@ class Channel:
             if isinstance(device, Accelerator):
                 warn_of_sharing(self.node, device)
         return self.device_memory
+
+    def tag_of(self, signature: int) -> int:
+        """Return the first of the tags of blocking operations with a signature.
+
+        Ranks that are in different operations wait for each other's messages then, instead of taking them for theirs.
+        """
+        return self._last_tag + signature % (self._last_tag // MOST_LANES) * MOST_LANES
 
     def new_tag(self, count: int = 1) -> int:
         """Return the first of ``count`` tags, or of two; all ranks get the same, if they ask in the same order.
@@ -224,9 +281,7 @@ class Channel:
             said: dict[str, list[int]] = {}
             for rank, (text, _) in enumerate(words):
                 said.setdefault(text, []).append(rank)
-            raise MismatchError(
-                "ranks disagree: " + "; ".join(f"{_ranks(ranks)}: {text}" for text, ranks in said.items())
-            )
+            raise MismatchError(f"ranks disagree: {who_says_what(said)}")
 
     def agree_on(self, say: Callable[[], str]) -> None:
         """Go on only if ``say`` accepts on every rank, and says the same of what they are about to do; collective.
@@ -248,13 +303,27 @@ class Channel:
     def _gather(self, text: str, *, failed: bool) -> list[tuple[str, bool]]:
         """Return every rank's text, and whether it failed."""
         data = bytes([failed]) + text.encode(errors="replace")
-        parts = gather(self.comm, data, "agree on what they are about to do")
+        parts = self.gather(data, "agree on what they are about to do")
         return [(part[1:].decode(errors="replace"), bool(part[0])) for part in parts]
+
+    def gather(self, data: bytes, purpose: str) -> list[bytes]:
+        """Return what every rank says, for a purpose in words; collective.
+
+        Raises
+        ------
+        StallError
+            If a rank does not come within the timeout.
+        RankFailedError
+            If a rank has died.
+        """
+        with self.failures.told():
+            return gather(self.comm, data, purpose, self.trail)
 
     def free(self) -> None:
         """Free everything that was opened on the channel, in order, and the channel; a second call does nothing.
 
-        If something still runs (an error left it behind), that and the communicator stay: freeing them could hang.
+        If something still runs (an error left it behind), or a rank has died, the communicator stays, with all that
+        would have to be freed together.
         """
         if self.comm == MPI.COMM_NULL:
             return
@@ -263,6 +332,23 @@ class Channel:
         for thing in list(self.open.values()):
             with contextlib.suppress(PlanError):
                 thing.free()
+        with contextlib.suppress(RankFailedError), self.failures.told():
+            if self.failures.broken or self.failures.found():
+                self._abandon()
+            else:
+                self._free_together()
+
+    def _abandon(self) -> None:
+        """Leave what can only be freed by all ranks: one of them has died."""
+        self.failures.give_up()
+        if self.nccl is not None:
+            self.nccl.close(abort=True)
+            self.nccl = None
+        self.open.clear()
+        self.comm = MPI.Intracomm(MPI.COMM_NULL)
+
+    def _free_together(self) -> None:
+        """Free what all ranks free together, but for what might hang."""
         # What an error has left running on one rank alone must not keep the others waiting for it here.
         if self.nccl is not None:
             self.nccl.close(abort=bool(self.open))
@@ -273,6 +359,8 @@ class Channel:
         if not self.open:
             self.node.free()
             self.comm.Free()
+        if (watchdog := process().watchdog) is not None:
+            watchdog.leave(self.trail)
 
 
 def channel_of(comm: MPI.Intracomm | None) -> Channel:
@@ -303,10 +391,6 @@ def _pieces(chunk: Array) -> Iterator[Array]:
     flat = chunk.view("u1")
     for start in range(0, flat.size, MOST_BYTES):
         yield flat[start : start + MOST_BYTES]
-
-
-def _ranks(ranks: list[int]) -> str:
-    return f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {', '.join(map(str, ranks))}"
 
 
 _channels: dict[int, Channel] = {}

@@ -9,6 +9,7 @@ import numpy as np
 from mpi4py import MPI
 
 from mpiagg.schedules import Layout
+from mpiagg.transport.failures import Failures
 
 NODES: Final = "MPIAGG_NODES"
 """The environment variable that says how many ranks of the world each node has, as in ``2,2``: for tests, and
@@ -25,6 +26,8 @@ class Node:
     ----------
     comm : MPI.Intracomm
         The communicator; making the object is collective on it.
+    failures : Failures, optional
+        What is known of ranks of it that have died; it learns of the node's communicator.
 
     Attributes
     ----------
@@ -45,11 +48,13 @@ class Node:
         If the environment variable MPIAGG_NODES is set and does not say how many ranks each node has.
     """
 
-    def __init__(self, comm: MPI.Intracomm) -> None:
+    def __init__(self, comm: MPI.Intracomm, failures: Failures | None = None) -> None:
+        self.failures = Failures(comm) if failures is None else failures
         group = _group_of_world_rank(MPI.COMM_WORLD.Get_rank(), MPI.COMM_WORLD.Get_size())
         sharing = comm.Split_type(MPI.COMM_TYPE_SHARED, comm.Get_rank())
         self.comm = MPI.Intracomm(sharing.Split(group, comm.Get_rank()))
         sharing.Free()
+        self.failures.comms.append(self.comm)
         self.place = self.comm.Get_rank()
         self.size = self.comm.Get_size()
         first = np.array([comm.Get_rank()])

@@ -6,10 +6,12 @@ import numpy as np
 from mpi4py import MPI
 
 from mpiagg.arrays import cuts_of, ranges
+from mpiagg.transport.process import process
 from mpiagg.transport.waiting import wait_patiently
+from mpiagg.watch import Subject, Trail, done, failed
 
 
-def gather(comm: MPI.Intracomm, data: bytes, purpose: str) -> list[bytes]:
+def gather(comm: MPI.Intracomm, data: bytes, purpose: str, trail: Trail | None = None) -> list[bytes]:
     """Return what every rank says; collective.
 
     Parameters
@@ -20,20 +22,37 @@ def gather(comm: MPI.Intracomm, data: bytes, purpose: str) -> list[bytes]:
         What this rank says.
     purpose : str
         What all ranks come together for, for messages to people.
+    trail : Trail, optional
+        The operations of the communicator, of which this is one.
 
     Raises
     ------
     StallError
         If a rank does not come within the timeout.
     """
-    size = comm.Get_size()
-    lengths = np.empty(size, np.int64)
-    _complete(comm.Iallgather(np.array([len(data)], np.int64), lengths), purpose)
-    everything = bytearray(lengths.sum())
-    _complete(comm.Iallgatherv([data, MPI.BYTE], [everything, lengths.tolist(), MPI.BYTE]), purpose)
+    subject = None if trail is None else Subject(trail, f"a meeting of all ranks to {purpose}")
+    entry = None if subject is None else process().recorder.begin(subject, True)
+    try:
+        lengths = np.empty(comm.Get_size(), np.int64)
+        complete(comm.Iallgather(np.array([len(data)], np.int64), lengths), purpose, subject)
+        everything = bytearray(lengths.sum())
+        complete(comm.Iallgatherv([data, MPI.BYTE], [everything, lengths.tolist(), MPI.BYTE]), purpose, subject)
+    except BaseException:
+        if entry is not None:
+            failed(entry)
+        raise
+    if entry is not None:
+        done(entry)
     return [bytes(everything[start:stop]) for start, stop in ranges(cuts_of(lengths.tolist()))]
 
 
-def _complete(request: MPI.Request, purpose: str) -> None:
+def complete(request: MPI.Request, purpose: str, subject: Subject | None = None) -> None:
+    """Wait for a request that all ranks start, for a purpose.
+
+    Raises
+    ------
+    StallError
+        If it does not complete within the timeout.
+    """
     awaited = f"all ranks to {purpose}"  # one object: another would be progress
-    wait_patiently(request.Test, lambda: awaited)
+    wait_patiently(request.Test, lambda: awaited, subject=subject)

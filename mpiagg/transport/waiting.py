@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+import threading
 import time
 from collections.abc import Callable
 from typing import Final
 
 from mpiagg.errors import StallError
+from mpiagg.watch import Subject
 
 YIELDS: Final = 1000
 """How often a wait yields the core before it starts to sleep."""
@@ -22,12 +24,32 @@ DEFAULT_TIMEOUT: Final = float(os.environ.get("MPIAGG_TIMEOUT", "1800"))
 """Seconds that a wait lasts at most; the environment variable MPIAGG_TIMEOUT sets it."""
 
 
+def check_timeout(timeout: float | None) -> float:
+    """Return a timeout in seconds, the default for None.
+
+    Raises
+    ------
+    ValueError
+        If it is not above 0.
+    TypeError
+        If it is not a number.
+    """
+    if timeout is None:
+        return DEFAULT_TIMEOUT
+    if isinstance(timeout, bool) or not isinstance(timeout, int | float):
+        raise TypeError(f"timeout must be a number of seconds, not {timeout!r}")
+    if not timeout > 0:
+        raise ValueError(f"timeout must be above 0, not {timeout!r}")
+    return timeout
+
+
 def wait_patiently(
     test: Callable[[], bool],
     awaited: Callable[[], object],
     timeout: float = DEFAULT_TIMEOUT,
     *,
     yields: int = YIELDS,
+    subject: Subject | None = None,
 ) -> None:
     """Test until it succeeds, yielding the core between tests at first, then sleeping ever longer.
 
@@ -41,22 +63,41 @@ def wait_patiently(
         Seconds to wait without progress, from when the yielding ends.
     yields : int
         How often it yields before it starts to sleep.
+    subject : Subject, optional
+        What is waited in, for those who watch over it.
 
     Raises
     ------
     StallError
         If it does not succeed in time.
+    Error
+        What has been found to be wrong with the communicator meanwhile.
     """
     for _ in range(yields):
         os.sched_yield()
         if test():
             return
+    if subject is not None:
+        subject.waits, subject.thread = awaited, threading.get_ident()
+    try:
+        _sleep_until(test, awaited, timeout, subject)
+    finally:
+        if subject is not None:
+            subject.waits = None
+
+
+def _sleep_until(
+    test: Callable[[], bool], awaited: Callable[[], object], timeout: float, subject: Subject | None
+) -> None:
     last, since, pause = awaited(), time.monotonic(), 0.0
     while not test():
         now = awaited()
         if now is not last:
             last, since, pause = now, time.monotonic(), 0.0
+        if subject is not None:
+            subject.trail.check()
         if time.monotonic() - since > timeout:
-            raise StallError(f"waited {timeout:g} s in vain for {last}")
+            who = "" if subject is None else subject.trail.explain()
+            raise StallError(f"waited {timeout:g} s in vain for {last}" + (f"\n{who}" if who else ""))
         pause = min(pause + 2e-6, LONGEST_SLEEP)
         time.sleep(pause)

@@ -62,7 +62,7 @@ SLEEP = "import sys, time; sys.stdout.write('up\\n'); sys.stdout.flush(); time.s
 @pytest.fixture(autouse=True)
 def outside(monkeypatch):
     """An environment that no launcher has touched, with a mark by which processes are known."""
-    for variable in launch._LAUNCHERS:
+    for variable in launch.launchers.VARIABLES:
         monkeypatch.delenv(variable, raising=False)
     mark = uuid.uuid4().hex
     monkeypatch.setenv(MARK, mark)

@@ -29,7 +29,7 @@ standin.install()
 @pytest.fixture
 def gpu(monkeypatch):
     monkeypatch.syspath_prepend(TOP)
-    for variable in launch._LAUNCHERS:
+    for variable in launch.launchers.VARIABLES:
         monkeypatch.delenv(variable, raising=False)
     from bench import gpu
 

@@ -22,7 +22,7 @@ class Done(NamedTuple):
 @pytest.fixture
 def run(monkeypatch, tmp_path):
     """Return a function that runs a command, and raises if that does not end in time."""
-    for variable in (*launch._LAUNCHERS, launch.TERMINAL_WIDTH):
+    for variable in (*launch.launchers.VARIABLES, launch.TERMINAL_WIDTH):
         monkeypatch.delenv(variable, raising=False)
 
     def run(arguments, **environment):

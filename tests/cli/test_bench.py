@@ -165,7 +165,7 @@ def test_the_usual_columns_fit_a_terminal_of_100():
     ],
 )
 def test_bad_arguments_are_told_with_the_known_names(monkeypatch, arguments, words):
-    for variable in launch._LAUNCHERS:
+    for variable in launch.launchers.VARIABLES:
         monkeypatch.delenv(variable, raising=False)
     done = CliRunner().invoke(main, ["bench", *arguments])
     assert done.exit_code == 2

@@ -21,7 +21,7 @@ sys.stdout.write(f"{MPI.COMM_WORLD.size} {launch.launched_ranks()}\\n")
 @pytest.fixture
 def bare(monkeypatch):
     """An environment that no launcher has touched, with nothing remembered of another one."""
-    for variable in launch._LAUNCHERS:
+    for variable in launch.launchers.VARIABLES:
         monkeypatch.delenv(variable, raising=False)
     monkeypatch.delenv("MPIAGG_MPIEXEC", raising=False)
     launch.mpi_vendor.cache_clear()
@@ -43,7 +43,7 @@ def test_no_launcher_means_no_ranks(bare):  # noqa: ARG001 - it sets the scene
     assert launch.launched_ranks() is None
 
 
-@pytest.mark.parametrize("variable", launch._LAUNCHERS)
+@pytest.mark.parametrize("variable", launch.launchers.VARIABLES)
 def test_every_launcher_is_known_by_its_variable(bare, variable):
     bare.setenv(variable, "4")
     assert launch.launched_ranks() == 4
@@ -150,17 +150,19 @@ def test_a_job_of_ranks_that_do_not_see_each_other_is_told(bare):
         "this process is one of 4 that an mpiexec of the MPICH family started (PMI_SIZE), but mpi4py loads Open MPI, "
         "which sees a job of one rank"
     )
-    assert "srun --mpi=pmi2" in words
+    assert "srun --mpi=pmix" in words
 
 
 def test_the_remedy_names_the_right_mpiexec(bare):
     vendor = launch.mpi_vendor()
     bare.setenv("OMPI_COMM_WORLD_SIZE", "2")
-    assert f"Start it with {launch.mpiexec_of(vendor)}" in launch.wrong_launch(vendor, world_size=1)
+    assert f"start it with {launch.mpiexec_of(vendor)}" in launch.wrong_launch(vendor, world_size=1)
     assert Path(launch.mpiexec_of(vendor)).exists()
 
 
 def test_mpich_under_the_mpiexec_of_open_mpi_is_told_before_mpi_starts(bare):
+    assert launch.wrong_launch("MPICH") is None
+    bare.setenv("PMIX_NAMESPACE", "prterun-1")
     bare.setenv("OMPI_COMM_WORLD_SIZE", "2")
     assert "but mpi4py loads MPICH" in launch.wrong_launch("MPICH")
     assert launch.wrong_launch("Open MPI") is None

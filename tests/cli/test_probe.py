@@ -13,7 +13,7 @@ SAID = probe._MARK
 @pytest.fixture(autouse=True)
 def _alone(monkeypatch):
     """No launcher has started this process."""
-    for variable in launch._LAUNCHERS:
+    for variable in launch.launchers.VARIABLES:
         monkeypatch.delenv(variable, raising=False)
 
 

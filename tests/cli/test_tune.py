@@ -14,7 +14,7 @@ from mpiagg.tables.files import read_table, write_table
 @pytest.fixture
 def invoke(monkeypatch):
     """Return a function that runs the command in this process, and returns its exit status and output."""
-    for variable in (*launch._LAUNCHERS, "MPIAGG_TUNING", "MPIAGG_ALGORITHM"):
+    for variable in (*launch.launchers.VARIABLES, "MPIAGG_TUNING", "MPIAGG_ALGORITHM"):
         monkeypatch.delenv(variable, raising=False)
 
     def invoke(*arguments, **environment):

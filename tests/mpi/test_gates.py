@@ -86,10 +86,10 @@ def test_the_next_announcement_leaves_the_last_to_be_read():
 
 def test_a_call_that_was_left_in_the_middle_is_told():
     first, _ = gates(2)
-    first.enter()
+    first.enter(0)
     first.leave()
-    first.enter()
+    first.enter(0)
     with pytest.raises(PlanError, match="an error has left an earlier call on this communicator in the middle"):
-        first.enter()
+        first.enter(0)
     first.leave()
-    first.enter()
+    first.enter(0)

@@ -58,7 +58,7 @@ def state_with(**changes):
         (state_with(replicas=[]), "replicas must be 1 tensors: float64"),
         (state_with(replicas=[np.zeros(4)]), r"not 1 tensors: float64 \(4,\)"),
         (state_with(replicas=[np.zeros(3, np.float32)]), "not 1 tensors: float32"),
-        (state_with(replicas=None), "replicas must be"),
+        (state_with(replicas=3), "replicas must be"),
     ],
 )
 def test_a_state_of_something_else_is_refused(state, words):

@@ -1,0 +1,268 @@
+"""Checkpoints as folders: how they are written so that a crash at any moment leaves the old one or the new, and read.
+
+A folder holds a manifest, which names a generation; a generation is a folder with a file of each rank::
+
+    mpiagg-checkpoint.json     format, version, byte order, generation; of each file its length and its text's digest
+    generation-7/0.bin         rank 0's arrays one after the other, then its text: the state, and where each array is
+    generation-7/1.bin         rank 1's, without the arrays that are rank 0's, too
+
+Each save writes a new generation, and then replaces the manifest, which is one step for all who look.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import sys
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+
+from mpiagg.arguments import check_integer
+from mpiagg.arrays import Array
+from mpiagg.checkpoints.trees import Stored, Tree, bytes_of, decode, digest_of, parsed, text_of
+
+FORMAT: Final = "mpiagg checkpoint"
+VERSION: Final = 1
+MANIFEST: Final = "mpiagg-checkpoint.json"
+
+MOST_MANIFEST_BYTES: Final = 2**28
+MOST_TEXT_BYTES: Final = 2**28
+MOST_BYTES: Final = 2**62
+MOST_GENERATIONS: Final = 2**62
+
+_GENERATION: Final = re.compile(r"generation-([1-9]\d{0,17})")
+_FILE: Final = re.compile(r"\d+\.bin")
+
+
+class Record(NamedTuple):
+    """What a manifest says of a rank's file: its length, and its text's, in bytes, and the text's SHA-256."""
+
+    nbytes: int
+    text_bytes: int
+    digest: str
+
+
+class Manifest(NamedTuple):
+    """What a manifest says: the generation that is in force, and its files."""
+
+    generation: int
+    files: tuple[Record, ...]
+
+
+# -- writing
+
+
+def begin(folder: Path) -> int:
+    """Make a new generation in a folder, which is made if need be, and return its number."""
+    folder.mkdir(parents=True, exist_ok=True)
+    there = _generations(folder)
+    with suppress(OSError, ValueError):
+        # What a crash has left takes room that may be needed now.
+        remove_others(folder, manifest_of(read_manifest(folder)).generation)
+    number = max(there, default=0) + 1
+    generation_of(folder, number).mkdir()
+    return number
+
+
+def generation_of(folder: Path, number: int) -> Path:
+    """Return where a generation is."""
+    return folder / f"generation-{number}"
+
+
+def write_file(generation: Path, rank: int, tree: str, arrays: Sequence[tuple[Array, Stored]]) -> Record:
+    """Write a rank's file, with those arrays that are to be in it, and return what the manifest is to say of it."""
+    text = text_of(tree, [stored for _, stored in arrays])
+    path = _file_of(generation, rank)
+    try:
+        file = path.open("xb")
+    except FileNotFoundError as error:
+        raise FileNotFoundError(error.errno, f"{error.strerror}; all ranks must see one file system", path) from None
+    with file:
+        for array, stored in arrays:
+            if stored.file == rank:
+                file.write(bytes_of(array))
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    return Record(path.stat().st_size, len(text), digest_of(text))
+
+
+def publish(folder: Path, number: int, files: Sequence[Record]) -> None:
+    """Let a generation, whose files are all there, be the one that is read."""
+    generation = generation_of(folder, number)
+    for rank, record in enumerate(files):
+        path = _file_of(generation, rank)
+        if not _is_long(path, record.nbytes):
+            raise OSError(f"{path} of rank {rank} is not to be seen from rank 0; all ranks must see one file system")
+    text = json.dumps({"format": FORMAT, "version": VERSION, **_origin(), "generation": number, "files": files})
+    new = folder / f"{MANIFEST}.new"
+    with new.open("w") as file:
+        file.write(f"{text}\n")
+        file.flush()
+        os.fsync(file.fileno())
+    # The files' names, then the generation's: all must be there before the manifest says so.
+    _sync(generation)
+    _sync(folder)
+    new.replace(folder / MANIFEST)
+    _sync(folder)
+
+
+def remove_others(folder: Path, number: int) -> None:
+    """Remove all generations but one, as far as that can be done."""
+    for other in _generations(folder) - {number}:
+        remove(folder, other)
+
+
+def remove(folder: Path, number: int) -> None:
+    """Remove a generation, as far as that can be done."""
+    generation = generation_of(folder, number)
+    with suppress(OSError):
+        for path in list(generation.iterdir()):
+            if _FILE.fullmatch(path.name):
+                path.unlink()
+        generation.rmdir()
+
+
+def _generations(folder: Path) -> set[int]:
+    found = (_GENERATION.fullmatch(path.name) for path in folder.iterdir())
+    return {int(match[1]) for match in found if match}
+
+
+def _file_of(generation: Path, rank: int) -> Path:
+    return generation / f"{rank}.bin"
+
+
+def _is_long(path: Path, nbytes: int) -> bool:
+    """Whether there is a file of this length."""
+    return path.is_file() and path.stat().st_size == nbytes
+
+
+def _origin() -> dict[str, str]:
+    return {"byteorder": sys.byteorder}
+
+
+def _sync(folder: Path) -> None:
+    """Bring to the disk which files are in a folder."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+# -- reading
+
+
+def read_manifest(folder: Path) -> bytes:
+    """Return the bytes of a folder's manifest, if they can be one.
+
+    Raises
+    ------
+    FileNotFoundError
+        If there is none.
+    ValueError
+        If it is too long.
+    """
+    with (folder / MANIFEST).open("rb") as file:
+        data = file.read(MOST_MANIFEST_BYTES + 1)
+    if len(data) > MOST_MANIFEST_BYTES:
+        raise ValueError(f"{MANIFEST} has more than {MOST_MANIFEST_BYTES:,} bytes")
+    return data
+
+
+def manifest_of(data: bytes) -> Manifest:
+    """Return what a manifest says, or raise ValueError."""
+    try:
+        return _manifest(parsed(data))
+    except ValueError as error:
+        raise ValueError(f"{MANIFEST} is damaged, or of something else: {error}") from None
+
+
+def _manifest(top: Any) -> Manifest:
+    head = {"format": FORMAT, "version": VERSION, **_origin()}
+    if not isinstance(top, dict) or set(top) != {*head, "generation", "files"}:
+        raise ValueError(f"it must be an object with {', '.join(head)}, generation and files")
+    for name, value in head.items():
+        if type(top[name]) is not type(value) or top[name] != value:
+            raise ValueError(f"{name} must be {value!r}, not {str(top[name])[:80]!r}")
+    if not isinstance(top["files"], list) or not top["files"]:
+        raise ValueError("files must be a list with a file at least")
+    generation = check_integer("generation", top["generation"], 1, MOST_GENERATIONS)
+    return Manifest(generation, tuple(map(_record, top["files"])))
+
+
+def _record(entry: object) -> Record:
+    if not isinstance(entry, list) or len(entry) != 3 or not isinstance(entry[2], str):
+        raise ValueError("a file must be its length, its text's length, and a digest")
+    nbytes = check_integer("the length of a file", entry[0], 0, MOST_BYTES)
+    return Record(nbytes, check_integer("the length of a text", entry[1], 0, min(nbytes, MOST_TEXT_BYTES)), entry[2])
+
+
+class Reader:
+    """Reads the files of a generation.
+
+    Parameters
+    ----------
+    folder : Path
+        The checkpoint.
+    manifest : Manifest
+        What its manifest says.
+    """
+
+    def __init__(self, folder: Path, manifest: Manifest) -> None:
+        self._generation, self._files = generation_of(folder, manifest.generation), manifest.files
+
+    def tree(self, rank: int) -> tuple[Tree, list[Stored]]:
+        """Return a rank's state without its arrays, and where they are.
+
+        Raises
+        ------
+        ValueError
+            If the file is missing or damaged.
+        """
+        needed = {file: self._files[file] for file in {0, rank}}
+        for file, record in needed.items():
+            if not _is_long(self._path(file), record.nbytes):
+                raise ValueError(f"{self._path(file)} is missing, or has not the {record.nbytes} bytes that it had")
+        lengths = {file: record.nbytes - record.text_bytes for file, record in needed.items()}
+        text = memoryview(bytearray(needed[rank].text_bytes))
+        self._read(rank, lengths[rank], text)
+        if digest_of(text) != needed[rank].digest:
+            raise ValueError(f"{self._path(rank)} is damaged: its text is not what was written")
+        try:
+            return decode(text.tobytes(), lengths)
+        except ValueError as error:
+            raise ValueError(f"{self._path(rank)}: {error}") from None
+
+    def array(self, stored: Stored) -> Any:
+        """Return an array, new and of this caller alone, or a number of NumPy's.
+
+        Raises
+        ------
+        ValueError
+            If it is not what was written.
+        """
+        array = np.empty(stored.shape, stored.dtype)
+        self._read(stored.file, stored.offset, bytes_of(array))
+        if digest_of(bytes_of(array)) != stored.digest:
+            raise ValueError(f"{self._path(stored.file)} is damaged: an array is not what was written")
+        return array[()] if stored.scalar else array
+
+    def _read(self, rank: int, offset: int, target: memoryview) -> None:
+        """Read bytes of a rank's file, as many as there is room for."""
+        try:
+            with self._path(rank).open("rb") as file:
+                file.seek(offset)
+                count = file.readinto(target)
+        except FileNotFoundError:
+            raise ValueError(f"{self._path(rank)} is missing; has the checkpoint been replaced since?") from None
+        if count != target.nbytes:
+            raise ValueError(f"{self._path(rank)} ends early")
+
+    def _path(self, rank: int) -> Path:
+        return _file_of(self._generation, rank)

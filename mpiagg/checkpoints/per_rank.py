@@ -1,0 +1,43 @@
+"""What each rank had of its own, for a job with another number of ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+
+def _as_it_is(value: Any) -> Any:
+    return value
+
+
+class PerRank:
+    """A value that was not the same on the ranks that saved it: a sequence of what each of them had.
+
+    :func:`mpiagg.load_checkpoint` returns it where the number of ranks is another than when the checkpoint was saved,
+    for then nobody but the user can say what a rank goes on from. Aggregations take it in their states.
+
+    Parameters
+    ----------
+    values : sequence
+        For each of the ranks what it had, or what ``read`` makes that of.
+    read : callable, optional
+        Called with what is asked for, each time anew: arrays of many ranks need not be in memory together.
+    """
+
+    def __init__(self, values: Sequence[Any], read: Callable[[Any], Any] = _as_it_is) -> None:
+        self._values, self._read = tuple(values), read
+
+    def __len__(self) -> int:
+        """Return how many ranks there were."""
+        return len(self._values)
+
+    def __getitem__(self, rank: int) -> Any:
+        """Return what a rank had."""
+        return self._read(self._values[rank])
+
+    def __iter__(self) -> Iterator[Any]:
+        """Yield what each rank had, one after the other."""
+        return map(self._read, self._values)
+
+    def __repr__(self) -> str:
+        return f"<PerRank: what {len(self)} ranks had>"

@@ -1,0 +1,88 @@
+"""Writing a process's record down, in the form that :mod:`mpiagg.watch.recordings` reads."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import threading
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Final
+
+from mpiagg.watch.recorder import END, ORDER, STAMPS, START, SUBJECT, Entry, Recorder, Subject, clock
+
+DIRECTORY: Final = "MPIAGG_RECORD_DIR"
+"""The environment variable that names the folder for recordings."""
+
+
+def write(recorder: Recorder, rank: int, size: int, reason: str) -> Path | None:
+    """Write the record of this process to ``rank-R.json``; return where it is, or None if it cannot be written.
+
+    Parameters
+    ----------
+    rank, size : int
+        This process, of all of the job.
+    reason : str
+        Why it is written.
+    """
+    folder = Path(os.environ.get(DIRECTORY) or "mpiagg-recordings")
+    path = folder / f"rank-{rank}.json"
+    with suppress(OSError):
+        folder.mkdir(parents=True, exist_ok=True)
+        aside = path.with_name(f"{path.name}.{os.getpid()}")
+        aside.write_text(json.dumps(recording(recorder, rank, size, reason)))
+        aside.replace(path)
+        return path.absolute()
+    return None
+
+
+def recording(recorder: Recorder, rank: int, size: int, reason: str) -> dict[str, Any]:
+    """Return the record of this process as JSON has it."""
+    names = {thread.ident: thread.name for thread in threading.enumerate()}
+    return {
+        "format": "mpiagg recording",
+        "version": 1,
+        "rank": rank,
+        "size": size,
+        "host": socket.gethostname(),
+        "pid": os.getpid(),
+        "boot": _boot(),
+        "clock_ns": clock(),
+        "wall_ns": time.time_ns(),
+        "reason": reason[:4096],
+        "dropped": recorder.dropped,
+        "operations": [_operation(entry, names) for entry in recorder.entries],
+    }
+
+
+def _operation(entry: Entry, names: dict[int | None, str]) -> dict[str, Any]:
+    subject: Subject = entry[SUBJECT]
+    end = entry[END]
+    return {
+        "channel": subject.trail.name,
+        "order": entry[ORDER],
+        "what": subject.what[:4096],
+        "collective": subject.collective,
+        "nbytes": subject.nbytes,
+        "start": entry[START],
+        "end": abs(end) or None,
+        "state": "done" if end > 0 else "failed" if end else "running",
+        "thread": names.get(subject.thread, "MainThread"),
+        "rounds": _rounds(subject, entry[STAMPS] or ()),
+    }
+
+
+def _rounds(subject: Subject, stamps: list[int] | tuple[int, ...]) -> list[list[Any]]:
+    """Return the rounds with their four moments; the last may have had fewer."""
+    fours = [list(stamps[start : start + 4]) for start in range(0, len(stamps), 4)]
+    return [[name, *four] for name, four in zip(subject.rounds, fours, strict=False)]
+
+
+def _boot() -> str:
+    """Return the boot id: processes that have the same one have the same clock."""
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    except OSError:
+        return socket.gethostname()

@@ -1,0 +1,121 @@
+"""How a rank that fails ends the job, so that nobody waits for it.
+
+An error that nobody has caught, in whichever thread, prints the rank and the traceback, and ends all processes of the
+job. So does SIGTERM, unless the program has a handler of its own. ``MPIAGG_ABORT=0`` leaves all that to the program.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import signal
+import socket
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable
+from types import FrameType, TracebackType
+from typing import Final
+
+from mpiagg.watch.dumps import write
+from mpiagg.watch.recorder import Recorder, stack
+
+ABORT: Final = "MPIAGG_ABORT"
+"""The environment variable that is 0 where the program handles its errors itself."""
+
+LAST_RESORT: Final = 5.0
+"""Seconds after which a process ends without the MPI library's help."""
+
+
+class Ending:
+    """What a rank does when it ends before its time.
+
+    Parameters
+    ----------
+    recorder : Recorder
+        What it has done.
+    rank, size : int
+        This process, of all of the job.
+    abort : callable
+        Ends all processes of the job; called with an exit status.
+    """
+
+    def __init__(self, recorder: Recorder, rank: int, size: int, abort: Callable[[int], object]) -> None:
+        self._recorder, self._rank, self._size, self._abort = recorder, rank, size, abort
+        self._begun = threading.Lock()
+        self._previous = sys.excepthook
+
+    def install(self) -> None:
+        """Be there for errors that nobody catches, and for signals."""
+        atexit.register(self._leave)
+        if os.environ.get(ABORT) == "0" or hasattr(sys, "ps1"):
+            return
+        self._previous, sys.excepthook = sys.excepthook, self._uncaught
+        threading.excepthook = self._uncaught_in_thread
+        if threading.current_thread() is not threading.main_thread():
+            return
+        if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
+            self._listen_to_signals()
+            signal.signal(signal.SIGTERM, self._terminated)
+
+    def dump(self, reason: str) -> str:
+        """Write down what this process has done; return in words where, or nothing."""
+        path = write(self._recorder, self._rank, self._size, reason)
+        return f"; its last operations are in {path}" if path else ""
+
+    def give_up(self, reason: str) -> None:
+        """End the job, because of what another has found out about this process."""
+        self._end(reason, 1, f"  at {' < '.join(stack(outside=True))}\n")
+
+    def _leave(self) -> None:
+        self._recorder.status = "has left: its program is at its end"
+
+    def _uncaught(self, kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        self._end(f"raised {kind.__name__}: {error}", 1, "".join(traceback.format_exception(kind, error, trace)))
+
+    def _uncaught_in_thread(self, args: threading.ExceptHookArgs) -> None:
+        if args.exc_type is SystemExit:
+            return
+        name = args.thread.name if args.thread else "a thread"
+        lines = traceback.format_exception(args.exc_type, args.exc_value, args.exc_traceback)
+        self._end(f"raised {args.exc_type.__name__} in {name}: {args.exc_value}", 1, "".join(lines))
+
+    # -- signals
+
+    def _listen_to_signals(self) -> None:
+        """Have a thread hear of signals at once, even while the main thread is in a call of the MPI library's."""
+        ours, theirs = socket.socketpair()
+        theirs.setblocking(False)
+        signal.set_wakeup_fd(theirs.fileno(), warn_on_full_buffer=False)
+
+        def listen() -> None:
+            while data := ours.recv(1):
+                if data[0] == signal.SIGTERM and signal.getsignal(signal.SIGTERM) == self._terminated:
+                    self._terminated(signal.SIGTERM, None)
+
+        self._pair = ours, theirs
+        threading.Thread(target=listen, name="mpiagg signals", daemon=True).start()
+
+    def _terminated(self, number: int, frame: FrameType | None) -> None:
+        where = stack(outside=frame is not None)  # or else it is another thread that says so
+        self._end("received SIGTERM", 128 + number, f"  at {' < '.join(where)}\n", alone=True)
+
+    # -- the end
+
+    def _end(self, reason: str, status: int, trace: str, *, alone: bool = False) -> None:
+        """Say why, once, and end the job; ``alone`` leaves it to the launcher to end the others."""
+        if not self._begun.acquire(blocking=False):
+            time.sleep(2 * LAST_RESORT)  # another thread is at it
+            return
+        self._recorder.status = reason
+        told = f"mpiagg: rank {self._rank} of {self._size}, on {socket.gethostname()}, {reason}"
+        sys.stderr.write(f"{told}{self.dump(reason)}\n{trace}")
+        sys.stderr.flush()
+        sys.stdout.flush()
+        if alone:
+            os._exit(status)
+        timer = threading.Timer(LAST_RESORT, os._exit, (status,))
+        timer.daemon = True
+        timer.start()
+        self._abort(status)

@@ -1,0 +1,199 @@
+"""What this process does: a ring of its last operations.
+
+An operation is entered when it starts and marked when it ends; that costs a clock's reading each, and a small list.
+Nothing is written anywhere until somebody asks: a stall, an error, a signal.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Callable
+from itertools import count
+from operator import itemgetter
+from pathlib import Path
+from time import perf_counter_ns
+from types import FrameType
+from typing import Any, Final
+
+from mpiagg.errors import Error
+
+clock: Final = perf_counter_ns
+"""The clock of all that is recorded, in nanoseconds."""
+
+LENGTH: Final = 512
+"""How many operations are kept; a power of two."""
+
+Entry = list[Any]
+"""A run of an operation: its number here, subject, order, start, end, whether the caller waits for it, and the clock
+within its rounds.
+
+An end of 0 is one that has not come; one below 0 is that of a failure.
+"""
+
+NUMBER, SUBJECT, ORDER, START, END, BLOCKING, STAMPS = range(7)
+
+_PACKAGE: Final = str(Path(__file__).parents[1])
+
+
+class Trail:
+    """The operations of one communicator on this rank, in their order.
+
+    Attributes
+    ----------
+    name : str
+        The same on all ranks of the communicator, and of no other.
+    rank, size : int
+        This rank of the communicator, and how many there are.
+    count : int
+        How many operations this rank has entered. All ranks enter the same ones in the same order.
+    fault : Error or None
+        Why no wait on this communicator can end well, once that is known.
+    alarm : callable or None
+        Called now and then while a wait is slow; may raise.
+    """
+
+    __slots__ = ("alarm", "count", "explain", "fault", "name", "rank", "size")
+
+    def __init__(self, name: str, rank: int, size: int) -> None:
+        self.name, self.rank, self.size = name, rank, size
+        self.count = 0
+        self.fault: Error | None = None
+        self.alarm: Callable[[], object] | None = None
+        self.explain: Callable[[], str] = str
+        """Returns in words who is where; nothing, where nobody can be asked."""
+
+    def check(self) -> None:
+        """Raise what is known to be wrong with this communicator."""
+        if self.fault is not None:
+            raise type(self.fault)(str(self.fault))
+        if self.alarm is not None:
+            self.alarm()
+
+
+class Subject:
+    """An operation, which may run many times.
+
+    Attributes
+    ----------
+    trail : Trail
+        Its communicator's.
+    what : str
+        The operation in words; on all ranks the same.
+    collective : str or None
+        The collective that it is, if it is one.
+    nbytes : int
+        The bytes of its buffer.
+    rounds : tuple of str
+        The names of its rounds.
+    waits : callable or None
+        While somebody waits for it: returns what is waited for at present.
+    thread : int
+        The thread that waits.
+    """
+
+    __slots__ = ("collective", "nbytes", "rounds", "thread", "trail", "waits", "what")
+
+    def __init__(self, trail: Trail, what: str, collective: str | None = None, nbytes: int = 0) -> None:
+        self.trail, self.what, self.collective, self.nbytes = trail, what, collective, nbytes
+        self.rounds: tuple[str, ...] = ()
+        self.waits: Callable[[], object] | None = None
+        self.thread = 0
+
+
+class Recorder:
+    """The last operations of this process.
+
+    Parameters
+    ----------
+    keeps : {"operations", "rounds", "off"}
+        What is kept: operations; the clock within their rounds, too; or nothing.
+    """
+
+    def __init__(self, keeps: str = "operations") -> None:
+        if keeps not in {"operations", "rounds", "off"}:
+            raise ValueError(f"what is recorded must be 'operations', 'rounds' or 'off', not {keeps!r}")
+        self.rounds = keeps == "rounds"
+        self._ring: list[Entry | None] = [None] * LENGTH
+        self._next = count().__next__
+        self.begin: Callable[[Subject, bool], Entry] = _no_entry if keeps == "off" else self._begin
+        """Enter an operation that starts, and say whether its caller waits for it; return its entry."""
+        self.status = "runs"
+        """What is to be said of this process as a whole."""
+
+    def _begin(self, subject: Subject, blocking: bool) -> Entry:
+        trail = subject.trail
+        trail.count = order = trail.count + 1
+        number = self._next()
+        self._ring[number & (LENGTH - 1)] = entry = [number, subject, order, clock(), 0, blocking, None]
+        return entry
+
+    @property
+    def entries(self) -> list[Entry]:
+        """The entries that are kept, in the order in which they started."""
+        return sorted((entry for entry in self._ring if entry is not None), key=itemgetter(NUMBER))
+
+    @property
+    def running(self) -> list[Entry]:
+        """The entries whose end has not come."""
+        return [entry for entry in self._ring if entry is not None and entry[END] == 0]
+
+    @property
+    def dropped(self) -> int:
+        """How many entries have been overwritten."""
+        return max(0, max((entry[NUMBER] + 1 for entry in self._ring if entry is not None), default=0) - LENGTH)
+
+
+def _no_entry(subject: Subject, blocking: bool) -> Entry:
+    del subject, blocking
+    return [None] * 7
+
+
+def done(entry: Entry) -> None:
+    """Mark the end of an operation."""
+    entry[END] = clock()
+
+
+def failed(entry: Entry) -> None:
+    """Mark the end of an operation that an error has ended."""
+    entry[END] = -clock()
+
+
+def call_site(thread: int) -> str:
+    """Return where a thread has called this package; nothing, if it has not."""
+    return next(iter(stack(thread, most=1, outside=True)), "")
+
+
+def stack(thread: int | None = None, *, most: int = 6, outside: bool = False) -> list[str]:
+    """Return where a thread is, innermost first.
+
+    Parameters
+    ----------
+    thread : int, optional
+        The main thread by default.
+    most : int
+        How many places at most.
+    outside : bool
+        Whether to begin where the thread has called this package.
+    """
+    ident = threading.main_thread().ident if thread is None else thread
+    frame = sys._current_frames().get(ident or 0)  # noqa: SLF001 - there is no other way to ask for another thread's
+    if outside:
+        while frame is not None and not _is_ours(frame):
+            frame = frame.f_back
+        while frame is not None and _is_ours(frame):
+            frame = frame.f_back
+    places: list[str] = []
+    while frame is not None and len(places) < most:
+        places.append(_place(frame))
+        frame = frame.f_back
+    return places
+
+
+def _is_ours(frame: FrameType) -> bool:
+    return frame.f_code.co_filename.startswith((_PACKAGE, "<straight line>"))
+
+
+def _place(frame: FrameType) -> str:
+    path = Path(frame.f_code.co_filename)
+    return f"{path.parent.name}/{path.name}:{frame.f_lineno} in {frame.f_code.co_name}"

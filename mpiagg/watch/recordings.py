@@ -1,0 +1,301 @@
+"""Recordings: what each rank did last, read from the files that ``dumps`` writes.
+
+What is read is checked in full before it is used: files come from anywhere.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, TypeVar
+
+from mpiagg.arguments import check_integer
+from mpiagg.schedules import Collective
+
+FORMAT: Final = "mpiagg recording"
+VERSION: Final = 1
+FILES: Final = "rank-*.json"
+"""What the files of a job are called, in the folder that they share."""
+
+MOST_FILE_BYTES: Final = 2**26
+MOST_RANKS: Final = 2**24
+MOST_OPERATIONS: Final = 2**16
+MOST_ROUNDS: Final = 2**16
+MOST_TEXT: Final = 2**16
+MOST: Final = 2**62
+
+STATES: Final = ("running", "done", "failed")
+COLLECTIVES: Final = tuple(each.value for each in Collective)
+
+
+@dataclass(frozen=True)
+class Round:
+    """A round of an operation.
+
+    Attributes
+    ----------
+    name : str
+        As in ``"round 3"``, or ``"packing"`` for one without messages.
+    times : tuple of int
+        In ns: it began; its messages were posted; all had come; its reductions were done. Fewer if it has
+        not come so far.
+    """
+
+    name: str
+    times: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Operation:
+    """An operation of one rank.
+
+    Attributes
+    ----------
+    channel : str
+        Its communicator, by the same 16 hexadecimal digits on all ranks.
+    order : int
+        Its number on that communicator, from 1; on all ranks the same for the same collective.
+    what : str
+        In words.
+    collective : str or None
+        The collective that it is, if it is one.
+    nbytes : int
+        The bytes of its buffer.
+    start : int
+        In ns of the rank's clock.
+    end : int or None
+        None while it is running.
+    state : {"running", "done", "failed"}
+    thread : str
+        The thread that waits for it.
+    rounds : tuple of Round
+        In their order; none, if they were not recorded.
+    """
+
+    channel: str
+    order: int
+    what: str
+    collective: str | None
+    nbytes: int
+    start: int
+    end: int | None
+    state: str
+    thread: str
+    rounds: tuple[Round, ...]
+
+
+@dataclass(frozen=True)
+class Recording:
+    """What one rank did last.
+
+    Attributes
+    ----------
+    rank, size : int
+        The rank, of the whole job.
+    host : str
+    pid : int
+    boot : str
+        Processes with the same one have the same clock.
+    clock_ns, wall_ns : int
+        The rank's clock, and the time of day, when it was written.
+    reason : str
+        Why it was written.
+    dropped : int
+        How many earlier operations are no longer known.
+    operations : tuple of Operation
+    """
+
+    rank: int
+    size: int
+    host: str
+    pid: int
+    boot: str
+    clock_ns: int
+    wall_ns: int
+    reason: str
+    dropped: int
+    operations: tuple[Operation, ...]
+
+    def end_of(self, operation: Operation) -> int:
+        """Return when an operation of this rank ended; a running one does when this is written, or just after."""
+        if operation.end is not None:
+            return operation.end
+        times = operation.rounds[-1].times if operation.rounds else ()
+        return max(self.clock_ns, operation.start, *times)
+
+    @property
+    def span(self) -> tuple[int, int]:
+        """When the first operation started, and when the last ended or this was written."""
+        start = min((each.start for each in self.operations), default=self.clock_ns)
+        return start, max((self.clock_ns, *map(self.end_of, self.operations)))
+
+
+# -- reading
+
+
+def read(path: Path) -> Recording:
+    """Return the recording in a file.
+
+    Raises
+    ------
+    ValueError
+        If there is none that can be used; the message names the file and the field.
+    """
+    try:
+        return recording_of(json.loads(_content(path)))
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        fault = f"it is not JSON, or cut short: {error}"
+    except (OSError, ValueError) as error:
+        fault = str(error)
+    except RecursionError:
+        fault = "it is nested too deeply"
+    raise ValueError(f"recording {str(path)!r}: {fault if len(fault) < 300 else f'{fault[:300]}...'}")
+
+
+def _content(path: Path) -> bytes:
+    if not path.is_file():  # a pipe would be waited for
+        raise ValueError("there is no such file")
+    if path.stat().st_size > MOST_FILE_BYTES:
+        raise ValueError(f"it has more than {MOST_FILE_BYTES:,} bytes")
+    return path.read_bytes()
+
+
+def read_all(sources: Iterable[Path]) -> list[Recording]:
+    """Return the recordings of a job, by rank.
+
+    Parameters
+    ----------
+    sources : iterable of Path
+        Files, and folders with files named ``rank-*.json``.
+
+    Raises
+    ------
+    ValueError
+        If one cannot be used, there are none, or they are not of one job: a rank is there twice, or sizes differ.
+    """
+    found: dict[int, tuple[Recording, Path]] = {}
+    for source in sources:
+        paths = sorted(source.glob(FILES)) if source.is_dir() else [source]
+        if not paths:
+            raise ValueError(f"folder {str(source)!r} holds no recordings; they are named {FILES}")
+        for path in paths:
+            recording = read(path)
+            other, where = found.setdefault(recording.rank, (recording, path))
+            if where is not path:
+                raise ValueError(f"rank {recording.rank} is there twice: {str(where)!r} and {str(path)!r}")
+    if not found:
+        raise ValueError("there are no recordings")
+    first, where = next(iter(found.values()))
+    for other, path in found.values():
+        if other.size != first.size:
+            raise ValueError(f"{str(where)!r} is of {first.size} ranks and {str(path)!r} of {other.size}: not one job")
+    return [found[rank][0] for rank in sorted(found)]
+
+
+def recording_of(content: object) -> Recording:
+    """Return the recording that the content of a JSON file says.
+
+    Raises
+    ------
+    ValueError
+        If it says none.
+    """
+    if not isinstance(content, dict) or content.get("format") != FORMAT:
+        raise ValueError(f"it is no recording: format must be {FORMAT!r}")
+    if type(content.get("version")) is not int or content["version"] != VERSION:
+        raise ValueError(f"version must be {VERSION}, not {content.get('version')!r}")
+    given = _fields(content, ("format", "version", *Recording.__annotations__))
+    size = check_integer("size", given["size"], 1, MOST_RANKS)
+    operations = _list("operations", given["operations"], MOST_OPERATIONS)
+    return Recording(
+        check_integer("rank", given["rank"], 0, size - 1),
+        size,
+        _text("host", given["host"]),
+        check_integer("pid", given["pid"], 0, MOST),
+        _text("boot", given["boot"]),
+        check_integer("clock_ns", given["clock_ns"], 0, MOST),
+        check_integer("wall_ns", given["wall_ns"], 0, MOST),
+        _text("reason", given["reason"]),
+        check_integer("dropped", given["dropped"], 0, MOST),
+        tuple(_named(f"operation {number}", _operation, each) for number, each in enumerate(operations, 1)),
+    )
+
+
+def _operation(value: object) -> Operation:
+    given = _fields(value, tuple(Operation.__annotations__))
+    channel, collective, state = given["channel"], given["collective"], given["state"]
+    if not isinstance(channel, str) or re.fullmatch("[0-9a-f]{16}", channel) is None:
+        raise ValueError(f"channel must be 16 hexadecimal digits, not {channel!r}")
+    if collective is not None and collective not in COLLECTIVES:
+        raise ValueError(f"collective must be null or one of {', '.join(COLLECTIVES)}; not {collective!r}")
+    if state not in STATES:
+        raise ValueError(f"state must be one of {', '.join(STATES)}; not {state!r}")
+    if (given["end"] is None) != (state == "running"):
+        raise ValueError("end must be null if, and only if, the state is running")
+    start = check_integer("start", given["start"], 0, MOST)
+    end = None if given["end"] is None else check_integer("end", given["end"], start, MOST)
+    listed = _list("rounds", given["rounds"], MOST_ROUNDS)
+    rounds = tuple(_named(f"round {number}", _round, each) for number, each in enumerate(listed, 1))
+    times = [start, *(time for each in rounds for time in each.times), *([] if end is None else [end])]
+    if times != sorted(times):
+        raise ValueError("rounds must follow one another between start and end")
+    if any(len(each.times) < 4 for each in (rounds if state == "done" else rounds[:-1])):
+        raise ValueError("rounds must have four times, but for the last one of an operation that is not done")
+    return Operation(
+        channel,
+        check_integer("order", given["order"], 1, MOST),
+        _text("what", given["what"]),
+        collective,
+        check_integer("nbytes", given["nbytes"], 0, MOST),
+        start,
+        end,
+        state,
+        _text("thread", given["thread"]),
+        rounds,
+    )
+
+
+def _round(value: object) -> Round:
+    if not isinstance(value, list) or not 2 <= len(value) <= 5:
+        raise ValueError("it must be a list of a name and up to four times")
+    times = tuple(check_integer("a time", each, 0, MOST) for each in value[1:])
+    return Round(_text("its name", value[0]), times)
+
+
+_Made = TypeVar("_Made")
+
+
+def _named(what: str, make: Callable[[object], _Made], value: object) -> _Made:
+    try:
+        return make(value)
+    except ValueError as error:
+        raise ValueError(f"{what}: {error}") from None
+
+
+def _fields(value: object, names: tuple[str, ...]) -> dict[str, Any]:
+    """Return an object that has these fields, and no others."""
+    if not isinstance(value, dict):
+        raise ValueError("it must be an object")  # noqa: TRY004 - a file's fault, not a caller's
+    for name in names:
+        if name not in value:
+            raise ValueError(f"{name!r} is missing")
+    for name in value:
+        if name not in names:
+            raise ValueError(f"unknown field {name!r}")
+    return value
+
+
+def _list(name: str, value: object, most: int) -> list[Any]:
+    if not isinstance(value, list) or len(value) > most:
+        raise ValueError(f"{name} must be a list of at most {most:,}")
+    return value
+
+
+def _text(name: str, text: object) -> str:
+    """Return a text in which everything can be shown: a terminal might obey the rest."""
+    if not isinstance(text, str) or len(text) > MOST_TEXT:
+        raise ValueError(f"{name} must be a text of at most {MOST_TEXT:,} characters")
+    return "".join(letter if letter.isprintable() else "\N{REPLACEMENT CHARACTER}" for letter in text)

@@ -1,0 +1,189 @@
+"""Who is where: what the ranks of a communicator tell of themselves, put together, and what follows from it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Final, NamedTuple
+
+from mpiagg.errors import Error, MismatchError, StallError
+
+RECENT: Final = 32
+"""How many of its last operations on a communicator a rank tells of."""
+
+MOST_SHOWN: Final = 64
+"""How many ranks a table shows at most; those that matter most come first."""
+
+
+class Operation(NamedTuple):
+    """An operation that a rank has entered.
+
+    Attributes
+    ----------
+    order : int
+        Its number on the communicator.
+    what : str
+        In words.
+    running : bool
+        Whether it has not ended.
+    """
+
+    order: int
+    what: str
+    running: bool
+
+
+class State(NamedTuple):
+    """What a rank tells of itself.
+
+    Attributes
+    ----------
+    status : str
+        ``"runs"``; or what has ended it, as in ``"raised ValueError: ..."``.
+    entered : int
+        How many operations it has entered on the communicator.
+    recent : tuple of Operation
+        The last of them, as far as they are still known.
+    waits : str
+        What it waits for, and since when; nothing, if it waits for nothing.
+    elsewhere : str
+        The operation that it runs on another communicator, if any.
+    stack : tuple of str
+        Where its main thread is, innermost first.
+    """
+
+    status: str
+    entered: int
+    recent: tuple[Operation, ...]
+    waits: str
+    elsewhere: str
+    stack: tuple[str, ...]
+
+    def as_json(self) -> dict[str, Any]:
+        """Return what :meth:`parse` takes."""
+        return {**self._asdict(), "recent": [list(operation) for operation in self.recent], "stack": list(self.stack)}
+
+    @classmethod
+    def parse(cls, told: object) -> State:
+        """Return what a rank has told, if it has the form of a state.
+
+        Raises
+        ------
+        ValueError
+            If it has not.
+        """
+        if not isinstance(told, Mapping) or set(told) != set(cls._fields):
+            raise ValueError("not a state")
+        texts = [told[name] for name in ("status", "waits", "elsewhere")]
+        recent, stack = told["recent"], told["stack"]
+        if type(told["entered"]) is not int or not isinstance(recent, list) or not isinstance(stack, list):
+            raise ValueError("a state of wrong types")
+        if not all(isinstance(text, str) for text in (*texts, *stack)):
+            raise ValueError("a state of wrong types")
+        for each in recent:
+            if not isinstance(each, list) or [type(part) for part in each] != [int, str, bool]:
+                raise ValueError("an operation of wrong types")
+        operations = tuple(Operation(*each) for each in recent)
+        return cls(texts[0], told["entered"], operations, texts[1], texts[2], tuple(stack))
+
+    def of(self, order: int) -> Operation | None:
+        """Return the operation of a number, if it is still known."""
+        return next((operation for operation in self.recent if operation.order == order), None)
+
+
+GONE: Final = "is gone: its process does not exist any more"
+SILENT: Final = "does not answer: it is stopped, or its node cannot be reached"
+
+Answer = State | str
+"""What is known of a rank: its state, or ``GONE`` or ``SILENT``."""
+
+
+class Report(NamedTuple):
+    """What the states of all ranks come to.
+
+    Attributes
+    ----------
+    table : str
+        A line for each rank.
+    fault : Error or None
+        Why the operation that somebody is stuck in can never end, if that is certain.
+    """
+
+    table: str
+    fault: Error | None
+
+
+def report(answers: Sequence[Answer]) -> Report:
+    """Put together what is known of all ranks of a communicator, in the order of the ranks."""
+    fault = _mismatch(answers) or _lost(answers)
+    stuck = _stuck_in(answers)
+    what = next((answer.of(stuck) for answer in answers if _waits_in(answer, stuck)), None)
+    first = f"operation {stuck} of {len(answers)} ranks, {what.what}:" if what else "no rank is in an operation:"
+    lines = [f"  rank {rank}: {_in_words(answer, what)}" for rank, answer in enumerate(answers)]
+    if len(lines) > MOST_SHOWN:
+        # Those that are in the operation, as they should be, are the least interesting.
+        order = sorted(range(len(lines)), key=lambda rank: _waits_in(answers[rank], stuck))[:MOST_SHOWN]
+        lines = [lines[rank] for rank in sorted(order)] + [f"  and {len(lines) - MOST_SHOWN} more ranks"]
+    return Report("\n".join([first, *lines]), fault)
+
+
+def _stuck_in(answers: Sequence[Answer]) -> int:
+    """Return the number of the first operation that some rank is in; 0 if none is."""
+    running = [each.order for state in answers if isinstance(state, State) for each in state.recent if each.running]
+    return min(running, default=0)
+
+
+def _waits_in(answer: Answer, order: int) -> bool:
+    operation = answer.of(order) if isinstance(answer, State) else None
+    return operation is not None and operation.running
+
+
+def _in_words(answer: Answer, what: Operation | None) -> str:
+    if isinstance(answer, str):
+        return answer
+    where = f" at {' < '.join(answer.stack)}" if answer.stack else ""
+    if answer.status != "runs":
+        return f"{answer.status}; it has entered {answer.entered} operations"
+    here = None if what is None else answer.of(what.order)
+    if here is not None and here.running:
+        name = "it" if what is not None and here.what == what.what else here.what
+        return f"in {name}{f', waits for {answer.waits},' if answer.waits else ''}{where}"
+    if what is not None and answer.entered >= what.order:
+        past = "has done it" if here is None or here.what == what.what else f"has done {here.what}"
+        now = answer.recent[-1] if answer.recent else None
+        ahead = f", and is in operation {now.order}, {now.what}" if now is not None and now.running else ""
+        return f"{past}{ahead}{where}"
+    doing = f"is in {answer.elsewhere} on another communicator" if answer.elsewhere else "computes"
+    return f"has not come: it has entered {answer.entered} operations, and {doing}{where}"
+
+
+def _mismatch(answers: Sequence[Answer]) -> MismatchError | None:
+    """Return the first operation that is not the same on all ranks that have entered it."""
+    by_order: dict[int, dict[str, list[int]]] = {}
+    for rank, state in enumerate(answers):
+        if isinstance(state, State):
+            for operation in state.recent:
+                by_order.setdefault(operation.order, {}).setdefault(operation.what, []).append(rank)
+    for order in sorted(by_order):
+        if len(by_order[order]) > 1:
+            return MismatchError(f"ranks disagree in operation {order}: {who_says_what(by_order[order])}")
+    return None
+
+
+def _lost(answers: Sequence[Answer]) -> StallError | None:
+    """Return who cannot come any more."""
+    lost = [
+        f"rank {rank} {answer if isinstance(answer, str) else answer.status}"
+        for rank, answer in enumerate(answers)
+        if answer == GONE or (isinstance(answer, State) and answer.status != "runs")
+    ]
+    return StallError(f"waited in vain: {'; '.join(lost)}") if lost else None
+
+
+def who_says_what(said: Mapping[str, Sequence[int]]) -> str:
+    """Return in words which ranks say what."""
+    return "; ".join(f"{ranks_in_words(ranks)}: {text}" for text, ranks in said.items())
+
+
+def ranks_in_words(ranks: Sequence[int]) -> str:
+    """Return in words which ranks these are."""
+    return f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {', '.join(map(str, ranks))}"

@@ -1,0 +1,126 @@
+"""What the recordings of all ranks say together: when what happened, and who kept the others waiting."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
+from typing import Final, NamedTuple
+
+from mpiagg.watch.alignment import MEETINGS, align
+from mpiagg.watch.recordings import Operation, Recording, Round
+
+COMPUTING: Final = "computing"
+PACKING: Final = "packing"
+WAITING: Final = "waiting"
+_IN_A_ROUND: Final = ("posting", WAITING, "reducing")
+
+
+class Late(NamedTuple):
+    """The last rank to enter a collective, and by how many ns after the last but one."""
+
+    rank: int
+    ns: int
+
+
+class Stuck(NamedTuple):
+    """An operation that is still running: on which ranks, and which ranks of its communicator have not entered it."""
+
+    operation: Operation
+    running: list[int]
+    missing: list[int]
+
+
+class Timeline:
+    """Recordings on one timeline, which begins with the first operation.
+
+    Parameters
+    ----------
+    recordings : sequence of Recording
+        Of different ranks of one job; at least one.
+
+    Attributes
+    ----------
+    recordings : sequence of Recording
+    offsets : dict
+        For each rank, what is added to its clock.
+    names : dict
+        Short names of communicators, by channel: ``"comm 0"`` has the first operation of all.
+    last : dict
+        Who was the last to enter, by channel and order, for collectives that no rank can end before all have started.
+        Only those that all ranks of the communicator, as far as there are recordings, still know.
+    """
+
+    def __init__(self, recordings: Sequence[Recording]) -> None:
+        self.recordings = recordings
+        self.offsets = align(recordings)
+        self._origin = min(self._at(each, each.span[0]) for each in recordings)
+        entered = [(self._at(each, one.start), each.rank, one) for each in recordings for one in each.operations]
+        entered.sort(key=lambda entry: entry[:2])
+        channels = dict.fromkeys(operation.channel for _, _, operation in entered)
+        self.names = {channel: f"comm {number}" for number, channel in enumerate(channels)}
+        self._members: dict[str, dict[int, int]] = defaultdict(dict)  # of each channel: how far each rank has come
+        entries: dict[tuple[str, int], list[tuple[int, int]]] = defaultdict(list)
+        for time, rank, operation in entered:
+            far = self._members[operation.channel]
+            far[rank] = max(operation.order, far.get(rank, 0))
+            if operation.collective in MEETINGS and operation.nbytes:
+                entries[operation.channel, operation.order].append((time, rank))
+        self.last = {
+            key: Late(times[-1][1], times[-1][0] - times[-2][0])
+            for key, times in entries.items()
+            if len(times) == len(self._members[key[0]]) > 1
+        }
+
+    @property
+    def length(self) -> float:
+        """How long the timeline is, in us."""
+        return max(self.us(each, each.span[1]) for each in self.recordings)
+
+    def us(self, recording: Recording, ns: int) -> float:
+        """Return a time of a rank's clock in us since the beginning of the timeline."""
+        return (self._at(recording, ns) - self._origin) / 1000
+
+    def _at(self, recording: Recording, ns: int) -> int:
+        return ns + self.offsets[recording.rank].ns
+
+    def stuck(self) -> list[Stuck]:
+        """Return the operations that are still running on some ranks."""
+        found: dict[tuple[str, int], Stuck] = {}
+        for recording in self.recordings:
+            for each in (one for one in recording.operations if one.state == "running"):
+                far = self._members[each.channel]
+                missing = sorted(rank for rank, order in far.items() if order < each.order)
+                stuck = found.setdefault((each.channel, each.order), Stuck(each, [], missing))
+                stuck.running.append(recording.rank)
+        return list(found.values())
+
+
+def parts(a_round: Round, end: int) -> Iterator[tuple[str, int, int]]:
+    """Yield what a round was spent on, from when and until when; a round that has not ended ends with its operation."""
+    times = a_round.times if len(a_round.times) == 4 else (*a_round.times, end)
+    if a_round.name.startswith("round"):
+        for name, (start, stop) in zip(_IN_A_ROUND, pairwise(times), strict=False):
+            yield name, start, stop
+    else:
+        yield PACKING, times[0], times[-1]
+
+
+def computing(operations: Sequence[tuple[int, int]], until: int) -> Iterator[tuple[int, int]]:
+    """Yield the gaps between operations, given by when they started and ended, in the order in which they started."""
+    reached = operations[0][0] if operations else until
+    for start, end in [*operations, (until, until)]:
+        if start > reached:
+            yield reached, start
+        reached = max(reached, end)
+
+
+def spent(recording: Recording) -> Counter[str]:
+    """Return how many ns a rank spent on what: computing, that is in no operation, and on each part of rounds."""
+    spans = sorted((each.start, recording.end_of(each)) for each in recording.operations)
+    found = Counter({COMPUTING: sum(end - start for start, end in computing(spans, recording.clock_ns))})
+    for each in recording.operations:
+        for a_round in each.rounds:
+            for name, start, end in parts(a_round, recording.end_of(each)):
+                found[name] += end - start
+    return found

@@ -1,0 +1,158 @@
+"""A training loop that is stopped, and goes on from its checkpoint; that ranks die is in tests/test_ulfm.py."""
+
+import os
+import signal
+
+import numpy as np
+import pytest
+from support import refused
+
+import mpiagg
+
+
+class Training:
+    """Descends a quadratic of each rank's own, with momentum."""
+
+    def __init__(self, comm):
+        self.comm = comm
+        self.weights, self.velocity = np.zeros(5), np.zeros(5)
+        self.steps = []
+
+    def step(self, step):
+        gradient = self.weights - np.arange(5) - self.comm.rank - step % 3
+        mpiagg.allreduce(gradient, "avg", out=gradient, comm=self.comm)
+        self.velocity = 0.9 * self.velocity + gradient
+        self.weights -= 0.1 * self.velocity
+        self.steps.append(step)
+
+    def state_dict(self):
+        return {"weights": self.weights, "velocity": self.velocity}
+
+    def load_state_dict(self, state):
+        self.weights, self.velocity = state["weights"].copy(), state["velocity"].copy()
+
+
+@pytest.fixture
+def folder(world, tmp_path_factory):
+    """A folder that all ranks share."""
+    return world.bcast(str(tmp_path_factory.mktemp("loop")) if world.rank == 0 else None)
+
+
+def trained(steps, **options):
+    with mpiagg.Loop(Training, **options) as loop:
+        loop.run(steps)
+    return loop
+
+
+def test_takes_every_step_once(size):
+    with mpiagg.Loop(Training) as loop:
+        assert loop.trained is None
+        loop.run(7)
+        assert (loop.step, loop.stopped, loop.failures, loop.comm.size) == (7, False, [], size)
+        loop.run(9)
+        assert loop.trained.steps == [*range(9)]
+
+
+def test_a_run_of_no_steps_makes_what_is_trained():
+    with mpiagg.Loop(Training) as loop:
+        loop.run(0)
+        assert loop.trained.steps == []
+
+
+def test_goes_on_from_a_checkpoint_as_if_nothing_had_happened(folder, bits):
+    whole = trained(12)
+    first = trained(5, checkpoint=folder)
+    second = trained(12, checkpoint=folder)
+    assert first.trained.steps + second.trained.steps == [*range(12)]
+    assert bits(second.trained.weights) == bits(whole.trained.weights)
+    assert trained(12, checkpoint=folder).trained.steps == []
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
+def test_a_signal_to_one_rank_stops_all_at_the_same_step(folder, size, bits, number):
+    def make(comm):
+        training = Training(comm)
+        step = training.step
+
+        def signalled(index):
+            if comm.rank == size - 1 and index == 3:
+                os.kill(os.getpid(), number)
+            step(index)
+
+        training.step = signalled
+        return training
+
+    before = signal.getsignal(number)
+    stopped = mpiagg.Loop(make, checkpoint=folder)
+    stopped.run(10)
+    assert (stopped.stopped, stopped.step) == (True, 4)
+    assert signal.getsignal(number) == before
+    stopped.free()
+    resumed = trained(10, checkpoint=folder)
+    assert (resumed.stopped, resumed.trained.steps) == (False, [*range(4, 10)])
+    assert bits(resumed.trained.weights) == bits(trained(10).trained.weights)
+
+
+def test_a_checkpoint_is_saved_every_few_steps(folder, world):
+    class Fault(Exception):
+        pass
+
+    class Faulty(Training):
+        def step(self, step):
+            if step == 8:
+                raise Fault
+            super().step(step)
+
+    loop = mpiagg.Loop(Faulty, checkpoint=folder, checkpoint_every=3)
+    with pytest.raises(Fault):
+        loop.run(10)
+    loop.free()
+    assert trained(10, checkpoint=folder).trained.steps == [*range(6, 10)]
+
+
+def test_signals_are_left_alone_without_a_checkpoint():
+    class Looking(Training):
+        def step(self, step):
+            super().step(step)
+            self.handler = signal.getsignal(signal.SIGUSR1)
+
+    before = signal.getsignal(signal.SIGUSR1)
+    with mpiagg.Loop(Looking) as loop:
+        loop.run(1)
+        assert loop.trained.handler == before
+
+
+def test_another_checkpoint_is_refused(folder):
+    mpiagg.save_checkpoint(folder, {"weights": np.ones(3)})
+    loop = mpiagg.Loop(Training, checkpoint=folder)
+    refused(ValueError, "not of a Loop", loop.run, 3)
+    loop.free()
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"commit_every": 0}, "commit_every must be an integer of at least 1"),
+        ({"commit_every": 1.5}, "commit_every must be an integer"),
+        ({"checkpoint": "x", "checkpoint_every": 0}, "checkpoint_every must be an integer of at least 1"),
+        ({"checkpoint_every": 2}, "no checkpoint"),
+    ],
+)
+def test_bad_numbers_are_refused(options, words):
+    refused(ValueError, words, mpiagg.Loop, Training, **options)
+
+
+def test_ranks_that_pass_other_numbers_are_told(rank, size):
+    if size > 1:
+        refused(mpiagg.MismatchError, "commit_every", mpiagg.Loop, Training, commit_every=1 + (rank == 0))
+    loop = mpiagg.Loop(Training)
+    refused(ValueError, "steps must be an integer", loop.run, -1)
+    if size > 1:
+        refused(mpiagg.MismatchError, "Loop.run", loop.run, 5 + (rank == 0))
+    loop.free()
+
+
+def test_without_ulfm_communicators_cannot_be_shrunk(comm):
+    duplicate = mpiagg.Comm(comm)
+    refused(mpiagg.Error, "mpiexec --with-ft ulfm", duplicate.shrink)
+    duplicate.Free()

@@ -1,0 +1,56 @@
+"""The scripts in slurm/, submitted as they are, on two nodes."""
+
+import json
+import re
+
+import numpy as np
+import pytest
+
+@pytest.fixture
+def submit(slurm, mpi_type):
+    """Return a function that submits a script for the MPI library at hand."""
+    return lambda script, *arguments, **keywords: slurm.submit(script, *arguments, MPI_TYPE=mpi_type, **keywords)
+
+
+def test_cpu_script_trains(slurm, submit, tmp_path):
+    # The demo draws its loss curve into the folder that the job starts in.
+    job = slurm.wait(submit("cpu.sbatch", options=[f"--chdir={tmp_path}"]))
+    assert job.state == "COMPLETED", job.printed
+    assert re.search(r"test accuracy\W+0\.9", job.printed)
+    assert re.search(r"2 ranks: weights .*, largest error 0\.0", job.printed)
+
+
+def test_gpu_script_gets_gpus(slurm, submit):
+    # The cluster's GPUs are only counted, so nothing runs on them; but Slurm takes what the script asks for.
+    options = ["--ntasks-per-node=2", "--cpus-per-task=1", "--gpus-per-node=2"]
+    number = submit("gpu.sbatch", options=options)
+    job = slurm.wait(number)
+    assert slurm.facts(number, "TresPerNode") == ["gres:gpu:2"]
+    assert "2 on 1 node" in job.printed
+
+
+def test_sweep_saves_each_measurement(slurm, submit, tmp_path):
+    arguments = ["--message-size", "64:1K", "--factor", "16", "--time-limit", "0.1", "--algorithm", "ring"]
+    job = slurm.wait(submit("sweep.sbatch", *arguments, COLLECTIVES="allreduce", options=["--ntasks-per-node=1"]))
+    assert job.state == "COMPLETED", job.printed
+    for nodes in (1, 2):
+        saved = json.loads((tmp_path / f"allreduce-{nodes}x1.json").read_text())
+        assert [row["size"] for row in saved["rows"] if row["algorithm"] == "ring"] == [64, 1024]
+        assert saved["ranks"] == nodes
+        assert all(row["wrong"] == 0 for row in saved["rows"])
+
+
+def test_sweep_fails_where_a_measurement_does(slurm, submit):
+    job = slurm.wait(submit("sweep.sbatch", COLLECTIVES="nonsense", options=["--nodes=1", "--ntasks-per-node=1"]))
+    assert job.state == "FAILED"
+    assert "'nonsense' is not one of" in job.printed
+
+
+def test_tasks_of_an_array_save_their_own(slurm, submit, tmp_path):
+    job = slurm.wait(submit("array.sbatch", "--epochs", "1", options=["--array=3,5", "--ntasks-per-node=1"]))
+    assert job.state == "COMPLETED"
+    names = ["local-sgd-0", "sparsified-topk-1"]
+    assert sorted(path.stem for path in tmp_path.glob("*.json")) == names
+    for name in names:
+        settings = json.loads((tmp_path / f"{name}.json").read_text())["settings"]
+        assert f"{settings['aggregator']}-{settings['seed']}" == name

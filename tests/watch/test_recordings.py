@@ -1,0 +1,241 @@
+"""Recordings: they are read as they were written, and whatever is wrong with one is told and named."""
+
+import copy
+import json
+import os
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from mpiagg.watch import Recorder, Subject, Trail, done, dumps, failed, recordings
+from mpiagg.watch.recordings import MOST_TEXT, Operation, Recording, Round, read, read_all, recording_of
+
+ROUNDS = [["packing", 110, 110, 110, 120], ["round 1", 120, 130, 150, 160]]
+OPERATION = {
+    "channel": "00deadbeef001234",
+    "order": 1,
+    "what": "allreduce by ring",
+    "collective": "allreduce",
+    "nbytes": 4096,
+    "start": 100,
+    "end": 200,
+    "state": "done",
+    "thread": "MainThread",
+    "rounds": ROUNDS,
+}
+STUCK = {**OPERATION, "order": 2, "start": 200, "end": None, "state": "running", "rounds": [["round 1", 210, 220]]}
+CONTENT = {
+    "format": "mpiagg recording",
+    "version": 1,
+    "rank": 1,
+    "size": 4,
+    "host": "node0",
+    "pid": 77,
+    "boot": "b0",
+    "clock_ns": 1000,
+    "wall_ns": 5000,
+    "reason": "asked",
+    "dropped": 3,
+    "operations": [OPERATION, STUCK],
+}
+
+
+def test_a_recording_is_read_as_it_was_written(tmp_path):
+    path = tmp_path / "rank-1.json"
+    path.write_text(json.dumps(CONTENT))
+    rounds = Round("packing", (110, 110, 110, 120)), Round("round 1", (120, 130, 150, 160))
+    first = Operation(
+        *("00deadbeef001234", 1, "allreduce by ring", "allreduce", 4096, 100, 200, "done", "MainThread", rounds)
+    )
+    stuck = Operation(
+        *("00deadbeef001234", 2, "allreduce by ring", "allreduce", 4096, 200, None, "running", "MainThread"),
+        (Round("round 1", (210, 220)),),
+    )
+    found = read(path)
+    assert found == Recording(1, 4, "node0", 77, "b0", 1000, 5000, "asked", 3, (first, stuck))
+    assert (found.end_of(first), found.end_of(stuck), found.span) == (200, 1000, (100, 1000))
+
+
+def test_what_a_process_writes_down_can_be_read():
+    recorder = Recorder("rounds")
+    trail = Trail("00deadbeef001234", 0, 2)
+    for end in (done, failed, lambda _: None):
+        end(recorder.begin(Subject(trail, "allreduce by ring", "allreduce", 8), True))
+    written = json.loads(json.dumps(dumps.recording(recorder, 0, 2, "raised ValueError: two\nlines")))
+    found = recording_of(written)
+    assert [each.state for each in found.operations] == ["done", "failed", "running"]
+    assert [each.order for each in found.operations] == [1, 2, 3]
+    assert found.reason == "raised ValueError: two\N{REPLACEMENT CHARACTER}lines"
+
+
+def changed(**fields):
+    """Return a file's content whose second operation differs; ... takes a field away."""
+    operation = {name: value for name, value in {**OPERATION, **fields}.items() if value is not ...}
+    return {**CONTENT, "operations": [OPERATION, operation]}
+
+
+WRONG = [
+    ([], "it is no recording: format must be 'mpiagg recording'"),
+    ({"traceEvents": []}, "it is no recording"),
+    ({**CONTENT, "format": "mpiagg tuning"}, "it is no recording"),
+    *(({**CONTENT, "version": version}, "version must be 1, not ") for version in (2, True, 1.0, None, "1", [1])),
+    ({**CONTENT, "more": 1}, "unknown field 'more'"),
+    ({name: value for name, value in CONTENT.items() if name != "boot"}, "'boot' is missing"),
+    *(({**CONTENT, "rank": rank}, "rank must be an integer from 0 to 3") for rank in (4, -1, True, 1.0, None, "1")),
+    *(({**CONTENT, "size": size}, "size must be an integer from 1") for size in (0, 2**25, False)),
+    ({**CONTENT, "host": 7}, "host must be a text"),
+    ({**CONTENT, "reason": "x" * (MOST_TEXT + 1)}, "reason must be a text of at most 65,536 characters"),
+    *(({**CONTENT, name: -1}, f"{name} must be an integer") for name in ("pid", "clock_ns", "wall_ns", "dropped")),
+    ({**CONTENT, "clock_ns": 2**63}, "clock_ns must be an integer"),
+    ({**CONTENT, "operations": {}}, "operations must be a list of at most 65,536"),
+    ({**CONTENT, "operations": [OPERATION, 5]}, "operation 2: it must be an object"),
+    (changed(state=...), "operation 2: 'state' is missing"),
+    *(
+        (changed(channel=name), "operation 2: channel must be 16 hexadecimal")
+        for name in (1, "xyz", "0" * 17, "A" * 16)
+    ),
+    *((changed(order=order), "operation 2: order must be an integer from 1") for order in (0, True, "2")),
+    (changed(what=None), "operation 2: what must be a text"),
+    *((changed(collective=word), "operation 2: collective must be null or one of") for word in ("alltoall", 1, [])),
+    (changed(nbytes=1.5), "operation 2: nbytes must be an integer"),
+    *(
+        (changed(state=state), "operation 2: state must be one of running, done, failed")
+        for state in ("over", [], None)
+    ),
+    (changed(end=None), "operation 2: end must be null if, and only if"),
+    (changed(state="running"), "operation 2: end must be null if, and only if"),
+    (changed(end=99), "operation 2: end must be an integer from 100"),
+    (changed(rounds=None), "operation 2: rounds must be a list"),
+    *((changed(rounds=[each]), "operation 2: round 1: it must be a list") for each in (5, [], ["round 1"], [""] * 6)),
+    (changed(rounds=[[1, 110, 110, 110, 110]]), "operation 2: round 1: its name must be a text"),
+    (changed(rounds=[["round 1", 110, 110, True, 110]]), "operation 2: round 1: a time must be an integer"),
+    (changed(rounds=[["round 1", 110, 120, 115, 130]]), "operation 2: rounds must follow one another"),
+    (changed(rounds=[["round 1", 90, 120, 120, 130]]), "operation 2: rounds must follow one another"),
+    (changed(rounds=[["round 1", 110, 120, 120, 230]]), "operation 2: rounds must follow one another"),
+    (changed(rounds=ROUNDS[::-1]), "operation 2: rounds must follow one another"),
+    (changed(rounds=[["round 1", 110, 120]]), "operation 2: rounds must have four times"),
+    (changed(rounds=[["a", 110], ["b", 120]], end=None, state="running"), "operation 2: rounds must have four times"),
+]
+
+
+@pytest.mark.parametrize(("content", "words"), WRONG)
+def test_what_is_wrong_is_told_with_the_file_and_the_field(tmp_path, content, words):
+    path = tmp_path / "wrong.json"
+    path.write_text(json.dumps(content))
+    with pytest.raises(ValueError) as caught:
+        read(path)
+    assert str(caught.value).startswith(f"recording {str(path)!r}: ")
+    assert words in str(caught.value)
+    assert len(str(caught.value)) < 500 + len(str(path))
+
+
+@pytest.mark.parametrize(
+    ("data", "words"),
+    [
+        (b"", "it is not JSON, or cut short"),
+        (json.dumps(CONTENT).encode()[:-20], "it is not JSON, or cut short"),
+        (b"\xff\x00\xff", "it is not JSON"),
+        (b"[" * 100_000, "it is nested too deeply"),
+        (b"9" * 10_000, "recording "),
+    ],
+)
+def test_what_is_no_json_is_told(tmp_path, data, words):
+    path = tmp_path / "rank-0.json"
+    path.write_bytes(data)
+    with pytest.raises(ValueError, match=words):
+        read(path)
+
+
+def test_a_file_that_is_too_long_is_not_read(tmp_path, monkeypatch):
+    path = tmp_path / "rank-1.json"
+    path.write_text(json.dumps(CONTENT))
+    length = path.stat().st_size
+    monkeypatch.setattr(recordings, "MOST_FILE_BYTES", length)
+    assert read(path).rank == 1
+    monkeypatch.setattr(recordings, "MOST_FILE_BYTES", length - 1)
+    with pytest.raises(ValueError, match="it has more than"):
+        read(path)
+
+
+def test_only_files_are_read(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    for name in ("pipe", "nothing", ""):
+        with pytest.raises(ValueError, match="there is no such file"):
+            read(tmp_path / name)
+
+
+def test_nothing_reaches_the_terminal_that_it_would_obey():
+    found = recording_of({**CONTENT, "host": "a\x1b[31mb\ud800", "reason": "é\u202e\n"})
+    assert found.host == "a\N{REPLACEMENT CHARACTER}[31mb\N{REPLACEMENT CHARACTER}"
+    assert found.reason == "é\N{REPLACEMENT CHARACTER}\N{REPLACEMENT CHARACTER}"
+
+
+JUNK = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=20) | st.sampled_from([2**62, 2**80]),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=9), inner, max_size=3),
+    max_leaves=5,
+)
+
+
+def places(value, path=()):
+    """Yield the paths to everything in a JSON value."""
+    yield path
+    for key in value if isinstance(value, dict) else range(len(value)) if isinstance(value, list) else ():
+        yield from places(value[key], (*path, key))
+
+
+@given(st.sampled_from(list(places(CONTENT))[1:]), JUNK)
+def test_whatever_stands_in_a_file_only_value_errors_come_out(path, junk):
+    content = copy.deepcopy(CONTENT)
+    inner = content
+    for key in path[:-1]:
+        inner = inner[key]
+    inner[path[-1]] = junk
+    try:
+        found = recording_of(content)
+    except ValueError:
+        return
+    assert isinstance(found, Recording)
+    assert found.span[0] <= found.span[1]
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.integers(0, 10**4), st.binary(max_size=8))
+def test_whatever_happens_to_a_file_only_value_errors_come_out(tmp_path, where, junk):
+    path = tmp_path / "rank-1.json"
+    data = json.dumps(CONTENT).encode()
+    where %= len(data)
+    for damaged in (data[:where], data[:where] + junk + data[where + len(junk) :]):
+        path.write_bytes(damaged)
+        try:
+            read(path)
+        except ValueError as error:
+            assert str(path) in str(error)  # noqa: PT017 - it may also be fine
+
+
+def write(folder, **fields):
+    folder.mkdir(exist_ok=True)
+    path = folder / f"rank-{fields['rank']}.json"
+    path.write_text(json.dumps({**CONTENT, **fields}))
+    return path
+
+
+def test_recordings_of_a_job_come_from_files_and_folders(tmp_path):
+    write(tmp_path / "a", rank=2)
+    write(tmp_path / "a", rank=1)
+    (tmp_path / "a" / "trace.json").write_text("{}")
+    other = write(tmp_path / "b", rank=0)
+    assert [each.rank for each in read_all([tmp_path / "a", other])] == [0, 1, 2]
+
+
+def test_recordings_that_are_not_of_one_job_are_refused(tmp_path):
+    write(tmp_path / "a", rank=2)
+    with pytest.raises(ValueError, match="there are no recordings"):
+        read_all([])
+    with pytest.raises(ValueError, match=r"holds no recordings; they are named rank-\*.json"):
+        read_all([tmp_path])
+    with pytest.raises(ValueError, match=r"rank 2 is there twice: .*a/rank-2.json.* and .*b/rank-2.json"):
+        read_all([tmp_path / "a", write(tmp_path / "b", rank=2)])
+    with pytest.raises(ValueError, match=r"is of 4 ranks and .*rank-1.json' of 5: not one job"):
+        read_all([tmp_path / "a", write(tmp_path / "c", rank=1, size=5)])
