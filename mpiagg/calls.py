@@ -54,7 +54,7 @@ class Call(NamedTuple):
             case = Case(operation.collective, operation.nbytes, operation.layout, memory)
             device = device_of(self.x if self.out is None else self.out)
             operation = replace(operation, choice=pick("auto", None, case, device=device))
-        tag = self.channel.new_tag(operation.choice.lanes)
+        tag = self.channel.tags.in_turn(operation.choice.lanes, operation.signature)
         return prepare(self.channel, operation, self.x, self.out, tag, memory=memory)
 
 

@@ -350,7 +350,7 @@ def _run(
 def _prepare(arguments: Arguments, comm: MPI.Intracomm | None, timeout: float | None) -> ArrayPlan:
     channel = channel_of(comm)
     call, timeout = _agreed(arguments, channel, timeout)
-    plan = prepare(channel, *call, tag=channel.new_tag(call.operation.choice.lanes))
+    plan = prepare(channel, *call, tag=channel.tags.in_turn(call.operation.choice.lanes))
     plan.timeout = timeout
     return plan
 

@@ -68,7 +68,7 @@ class _Ground:
 
     def __init__(self, channel: Channel, operation: Operation, buffer: Array, tag: int) -> None:
         self.channel, self.operation, self.buffer = channel, operation, buffer
-        self.tag = channel.tag_of(operation.signature) if tag == SHARED_TAG else tag
+        self.tag = channel.tags.shared(operation.signature) if tag == SHARED_TAG else tag
         self.node = channel.node
         # Of a chunk for each rank, two elements at least go through memory at a time.
         self.segment = max(operation.choice.segment or SEGMENT, 2 * operation.size * buffer.itemsize)

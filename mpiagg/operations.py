@@ -158,7 +158,7 @@ def bind_operation(
     if device is not None and o.choice.elsewhere is not None:
         o = replace(o, choice=o.choice._replace(algorithm=o.choice.elsewhere, elsewhere=None))
     wire = None if o.choice.wire is None else Wire(device_of(buffer).codec(o.choice.wire), residual)
-    tag = channel.tag_of(o.signature) if tag == SHARED_TAG else tag
+    tag = channel.tags.shared(o.signature) if tag == SHARED_TAG else tag
     return bind(channel, o.schedule(), buffer, o.lanes(), o.reduction, label=o.label, tag=tag, wire=wire)
 
 

@@ -245,7 +245,7 @@ class Plan(Generic[Result]):
 
     def _refused(self) -> Error:
         """Return why the plan cannot run; on other ranks it may, so that it counts as an operation all the same."""
-        failed(self._begin(self._subject, False))  # noqa: FBT003 - it is called so
+        failed(self._begin(self._subject, False))
         return self._unusable()
 
     def _unusable(self) -> Error:
@@ -283,7 +283,9 @@ class Plan(Generic[Result]):
         if self._freed:
             return
         if not self._idle:
-            raise self._in_use()
+            if not self._channel.failures.broken:
+                raise self._in_use()
+            self._releases = ()  # messages to the dead, which may never end
         self._freed = True
         self._idle, self._rounds, self._run = False, (), _nothing
         releases, self._releases = self._releases, ()

@@ -14,7 +14,8 @@ HERE = Path(__file__).parent
 
 
 SMALL_JOBS_ONLY = (
-    *("aggregation_errors", "awareness", "comm_buffers", "ddp_errors", "ddp_face", "ddp_join", "ddp_shared"),
+    *("aggregation_errors", "awareness", "checkpoints", "comm_buffers", "ddp_errors", "ddp_face", "ddp_finite"),
+    *("ddp_join", "ddp_shared"),
     *("device_aggregation", "device_collectives", "device_nccl", "errors", "placement"),
     *("gossip_overlap", "leaks", "low_precision_errors", "memory", "power_sgd_state", "requests", "sparsified_state"),
 )

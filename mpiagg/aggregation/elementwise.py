@@ -56,7 +56,7 @@ class Elementwise(Aggregation):
             if own is not None and own.dtype != group.working and not self._takes_as_it_is(own):
                 own = None
             vector = group.pack(tensors) if own is None else own
-            program = self._bind(vector, self._channel.new_tag(self._tags(vector)))
+            program = self._bind(vector, self._channel.tags.in_turn(self._tags(vector)))
             if own is None:
                 parts += [partial(group.pack, tensors), program, partial(group.unpack, vector, tensors)]
             else:

@@ -47,7 +47,7 @@ class Exchange(ABC):
 
     def __init__(self, channel: Channel, how: Reduction, device: Device) -> None:
         self._channel, self._how, self._device = channel, how, device
-        self._tag = channel.new_tag()
+        self._tag = channel.tags.in_turn()
 
     @abstractmethod
     def take(self, starts: Array, kept: Array) -> None:

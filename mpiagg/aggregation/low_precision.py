@@ -330,7 +330,7 @@ class LowPrecisionDecentralized(Remembering[Replicas]):
             return own
 
         with_each(state, look)
-        told = gather(self._channel.comm, b"" if fit else b"-", "load a state")
+        told = gather(self._channel.comm, b"" if fit else b"-", "load a state", self._channel.trail)
         if any(told):
             state = with_each(state, lambda own: {**own, "replicas": None} if "replicas" in own else own)
         return super()._carried(state)

@@ -73,7 +73,7 @@ class Mixing(Elementwise):
 
         self._channel.agree_on(check_all)
         # What runs in the background must not meet the messages of the calls beside it.
-        self._tag = self._channel.new_tag(MOST_LANES)
+        self._tag = self._channel.tags.in_turn(MOST_LANES)
 
     @abstractmethod
     def _phases(self) -> tuple[Phase, ...]:

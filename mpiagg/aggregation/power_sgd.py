@@ -145,7 +145,7 @@ class PowerSGD(Remembering["_Memory"]):
         """Return the program of the mean over the ranks, in place."""
         choice = choose(Case(Collective.ALLREDUCE, vector.nbytes, self._channel.layout), device_of(vector))
         how = reduction("avg", vector.dtype, self._channel.size)
-        tag = self._channel.new_tag(choice.lanes)
+        tag = self._channel.tags.in_turn(choice.lanes)
         return self._collective(vector, Collective.ALLREDUCE, how, choice, tag=tag)
 
 

@@ -81,7 +81,9 @@ def save_checkpoint(path: str | os.PathLike[str], state: Mapping[str, Any], comm
     number, first = json.loads(_from_first(channel, start, purpose))
     placed = _placed(arrays, digests, channel.rank, first if channel.rank else ())
     record = _written(channel, folder, number, tree, placed)
-    files = [Record(*json.loads(each)) for each in gather(channel.comm, json.dumps(record).encode(), purpose)]
+    files = [
+        Record(*json.loads(each)) for each in gather(channel.comm, json.dumps(record).encode(), purpose, channel.trail)
+    ]
 
     def finish() -> bytes:
         publish(folder, number, files)
@@ -177,7 +179,7 @@ def _from_first(channel: Channel, call: Callable[[], bytes], purpose: str) -> by
         return purpose
 
     channel.agree_on(make)
-    return gather(channel.comm, data, purpose)[0]
+    return gather(channel.comm, data, purpose, channel.trail)[0]
 
 
 def _placed(

@@ -53,7 +53,8 @@ mpiagg demo --kill-rank 2 --at-step 50   goes on without that rank
     "--kill-rank", type=click.IntRange(min=0), help="A rank that dies, of which the others are to go on; with Open MPI."
 )
 @click.option("--at-step", type=click.IntRange(min=0), default=50, help="In which step it dies, from 0 on.")
-def demo(  # noqa: PLR0913 - as many as there are options
+def demo(
+    *,
     ranks: int,
     plot: Path,
     json_file: Path | None,
@@ -82,11 +83,17 @@ def demo(  # noqa: PLR0913 - as many as there are options
         # scikit-learn takes a second to import, which a process that only starts the ranks need not spend.
         from mpiagg.cli import summary, surviving, training  # noqa: PLC0415
 
-        with summary.progress(settings.epochs, shown=world.rank == 0) as advance:
-            if kill_rank is None:
-                result = training.work(settings, world, after_epoch=advance)
-            else:
-                result = surviving.work(settings, world, surviving.Death(kill_rank, at_step), after_epoch=advance)
+        death = None if kill_rank is None else surviving.Death(kill_rank, at_step)
+        try:
+            with summary.progress(settings.epochs, shown=world.rank == 0) as advance:
+                if death is None:
+                    result = training.work(settings, world, after_epoch=advance)
+                else:
+                    result = surviving.work(settings, world, death, after_epoch=advance)
+        except click.ClickException as error:  # the same on all ranks
+            if world.rank == 0:
+                error.show()
+            return error.exit_code
         return 0 if result is None else summary.report(result, plot, json_file)
 
     job.run(ranks, work, () if kill_rank is None else launch.SURVIVING)

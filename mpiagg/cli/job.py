@@ -81,7 +81,8 @@ def initialise() -> str | None:
         with warnings.catch_warnings():
             # mpi4py warns of suspicious launchers too; what it suspects is found out below.
             warnings.simplefilter("ignore", RuntimeWarning)
-            MPI.Init_thread()
+            # As its import would: mpi4py has read MPI4PY_RC_THREAD_LEVEL.
+            MPI.Init_thread(getattr(MPI, f"THREAD_{mpi4py.rc.thread_level.upper()}"))
         atexit.register(MPI.Finalize)
     return launch.wrong_launch(vendor, MPI.COMM_WORLD.size)
 

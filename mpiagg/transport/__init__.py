@@ -1,8 +1,9 @@
 """How chunks cross between ranks."""
 
+from mpiagg.transport.channels import channel_of
 from mpiagg.transport.gates import SIGNATURE_BITS, Gate
 from mpiagg.transport.memory import LINE, NOWHERE, Block, Position, SharedMemory, Window
-from mpiagg.transport.messages import SHARED_TAG, Channel, channel_of
+from mpiagg.transport.messages import SHARED_TAG, Channel
 from mpiagg.transport.nodes import Node
 from mpiagg.transport.process import CHECK, process
 from mpiagg.transport.waiting import DEFAULT_TIMEOUT, YIELDS, YIELDS_IN_A_CROWD, check_timeout, wait_patiently

@@ -1,13 +1,11 @@
 """How a chunk crosses: persistent point-to-point messages of mpi4py, on a private communicator.
 
 Every communicator that mpiagg is used on has one :class:`Channel`: a duplicate that no one else sends on, the
-tags in use on it, and what must be freed with it. It hangs on the communicator as an MPI attribute, so it is found
-again from any handle, is not copied to duplicates, and goes when the communicator is freed.
+tags in use on it, and what must be freed with it.
 """
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import os
 from collections import OrderedDict
@@ -21,7 +19,7 @@ from mpiagg.arrays import HOST, Accelerator, Array, Device
 from mpiagg.arrays.devices import Nccl
 from mpiagg.errors import DeviceError, Error, MismatchError, PlanError, RankFailedError
 from mpiagg.launchers import refuse_copies
-from mpiagg.schedules import MOST_LANES, Layout
+from mpiagg.schedules import Layout
 from mpiagg.tables import DIGEST_BYTES, Settings, settings
 from mpiagg.transport.awareness import awareness
 from mpiagg.transport.device_memory import warn_of_sharing
@@ -30,6 +28,7 @@ from mpiagg.transport.gates import Gate
 from mpiagg.transport.memory import Block, SharedMemory
 from mpiagg.transport.nodes import Node
 from mpiagg.transport.process import process
+from mpiagg.transport.tags import Tags
 from mpiagg.transport.texts import complete, gather
 from mpiagg.watch import CARD_BYTES, Card, Subject, Trail, who_says_what
 
@@ -117,9 +116,7 @@ class Channel:
         self.cached: OrderedDict[Hashable, Any] = OrderedDict()
         self.known: dict[Hashable, Any] = {}
         upper = MPI.COMM_WORLD.Get_attr(MPI.TAG_UB)
-        # The upper half is for tags that are signatures, the lower for those that are given in turn.
-        self._last_tag = (int(upper) if upper is not None else 32767) // 2
-        self._tag = MOST_LANES
+        self.tags = Tags(int(upper) if upper is not None else 32767)
         self._compare_settings()
         self.failures.comms.remove(comm)  # the caller's, of which we know nothing from now on
 
@@ -223,25 +220,6 @@ class Channel:
                 warn_of_sharing(self.node, device)
         return self.device_memory
 
-    def tag_of(self, signature: int) -> int:
-        """Return the first of the tags of blocking operations with a signature.
-
-        Ranks that are in different operations wait for each other's messages then, instead of taking them for theirs.
-        """
-        return self._last_tag + signature % (self._last_tag // MOST_LANES) * MOST_LANES
-
-    def new_tag(self, count: int = 1) -> int:
-        """Return the first of ``count`` tags, or of two; all ranks get the same, if they ask in the same order.
-
-        Tags come round again after as many as MPI has (at least 32767), when their last users are long done.
-        """
-        count = max(count, 2)  # vectors of devices take turns on two
-        if self._tag + count > self._last_tag:
-            self._tag = MOST_LANES
-        first = self._tag
-        self._tag += count
-        return first
-
     def send_init(self, chunk: Array, peer: int, tag: int) -> Iterator[MPI.Prequest]:
         """Prepare to send a contiguous chunk to ``peer``: one request for each ``MOST_BYTES``."""
         for piece in _pieces(chunk):
@@ -327,7 +305,6 @@ class Channel:
         """
         if self.comm == MPI.COMM_NULL:
             return
-        _channels.pop(id(self), None)
         self.cached.clear()
         for thing in list(self.open.values()):
             with contextlib.suppress(PlanError):
@@ -363,56 +340,7 @@ class Channel:
             watchdog.leave(self.trail)
 
 
-def channel_of(comm: MPI.Intracomm | None) -> Channel:
-    """Return the channel of a communicator, None being the world; the first call on it makes it, and is collective.
-
-    Raises
-    ------
-    TypeError
-        If it is not an intracommunicator of mpi4py.
-    ValueError
-        If it is null or freed.
-    """
-    comm = MPI.COMM_WORLD if comm is None else comm
-    if not isinstance(comm, MPI.Intracomm):
-        raise TypeError(f"comm must be an mpi4py.MPI.Intracomm, not {type(comm).__name__}")
-    if comm == MPI.COMM_NULL:
-        raise ValueError("comm is the null communicator, or was freed")
-    keyval = _keyval()
-    channel = comm.Get_attr(keyval)
-    if not isinstance(channel, Channel):
-        channel = Channel(comm)
-        comm.Set_attr(keyval, channel)
-        _channels[id(channel)] = channel
-    return channel
-
-
 def _pieces(chunk: Array) -> Iterator[Array]:
     flat = chunk.view("u1")
     for start in range(0, flat.size, MOST_BYTES):
         yield flat[start : start + MOST_BYTES]
-
-
-_channels: dict[int, Channel] = {}
-_KEYVAL: list[int] = []
-
-
-def _keyval() -> int:
-    if not _KEYVAL:
-        _KEYVAL.append(MPI.Comm.Create_keyval(delete_fn=_forget))
-        atexit.register(_free_all)
-    return _KEYVAL[0]
-
-
-def _forget(comm: MPI.Comm, keyval: int, channel: Channel) -> None:
-    """Free the channel of a communicator that is being freed."""
-    del comm, keyval
-    channel.free()
-
-
-def _free_all() -> None:
-    """Free what is still open, in the order in which it was made, before MPI is finalised."""
-    if MPI.Is_finalized():
-        return
-    for channel in list(_channels.values()):
-        channel.free()

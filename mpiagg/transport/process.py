@@ -63,8 +63,9 @@ def process() -> Process:
     if MPI.COMM_WORLD.Get_size() == 1:
         return Process(recorder, ending, None)
     ending.install()
-    watched = os.environ.get(WATCH) != "0"
-    return Process(recorder, ending, Watchdog(recorder, warn, DEFAULT_TIMEOUT, ending.give_up) if watched else None)
+    if os.environ.get(WATCH) == "0":
+        return Process(recorder, ending, None)
+    return Process(recorder, ending, Watchdog(recorder, warn, DEFAULT_TIMEOUT, ending.give_up, ending.dump))
 
 
 def _seconds(name: str, default: float) -> float:

@@ -1,7 +1,8 @@
 """How a rank that fails ends the job, so that nobody waits for it.
 
 An error that nobody has caught, in whichever thread, prints the rank and the traceback, and ends all processes of the
-job. So does SIGTERM, unless the program has a handler of its own. ``MPIAGG_ABORT=0`` leaves all that to the program.
+job. So does SIGTERM, unless the program has a handler of its own. ``MPIAGG_ABORT=0`` leaves all that to the program. On
+SIGUSR2 a process writes down what it has done, and goes on.
 """
 
 from __future__ import annotations
@@ -44,20 +45,24 @@ class Ending:
     def __init__(self, recorder: Recorder, rank: int, size: int, abort: Callable[[int], object]) -> None:
         self._recorder, self._rank, self._size, self._abort = recorder, rank, size, abort
         self._begun = threading.Lock()
-        self._previous = sys.excepthook
+        self._handlers: dict[int, Callable[[int, FrameType | None], None]] = {
+            signal.SIGTERM: self._terminated,
+            signal.SIGUSR2: self._asked,
+        }
 
     def install(self) -> None:
         """Be there for errors that nobody catches, and for signals."""
         atexit.register(self._leave)
         if os.environ.get(ABORT) == "0" or hasattr(sys, "ps1"):
             return
-        self._previous, sys.excepthook = sys.excepthook, self._uncaught
+        sys.excepthook = self._uncaught
         threading.excepthook = self._uncaught_in_thread
         if threading.current_thread() is not threading.main_thread():
             return
-        if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
-            self._listen_to_signals()
-            signal.signal(signal.SIGTERM, self._terminated)
+        self._listen_to_signals()
+        for number, handler in self._handlers.items():
+            if signal.getsignal(number) is signal.SIG_DFL:
+                signal.signal(number, handler)
 
     def dump(self, reason: str) -> str:
         """Write down what this process has done; return in words where, or nothing."""
@@ -91,11 +96,17 @@ class Ending:
 
         def listen() -> None:
             while data := ours.recv(1):
-                if data[0] == signal.SIGTERM and signal.getsignal(signal.SIGTERM) == self._terminated:
-                    self._terminated(signal.SIGTERM, None)
+                handler = self._handlers.get(data[0])
+                current: object = signal.getsignal(data[0])
+                if handler is not None and current == handler:
+                    handler(data[0], None)
 
         self._pair = ours, theirs
         threading.Thread(target=listen, name="mpiagg signals", daemon=True).start()
+
+    def _asked(self, number: int, frame: FrameType | None) -> None:
+        del number, frame
+        self.dump("signal SIGUSR2")
 
     def _terminated(self, number: int, frame: FrameType | None) -> None:
         where = stack(outside=frame is not None)  # or else it is another thread that says so

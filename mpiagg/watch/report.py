@@ -116,7 +116,8 @@ def report(answers: Sequence[Answer]) -> Report:
     """Put together what is known of all ranks of a communicator, in the order of the ranks."""
     fault = _mismatch(answers) or _lost(answers)
     stuck = _stuck_in(answers)
-    what = next((answer.of(stuck) for answer in answers if _waits_in(answer, stuck)), None)
+    states = [answer for answer in answers if isinstance(answer, State)]
+    what = next((state.of(stuck) for state in states if _waits_in(state, stuck)), None)
     first = f"operation {stuck} of {len(answers)} ranks, {what.what}:" if what else "no rank is in an operation:"
     lines = [f"  rank {rank}: {_in_words(answer, what)}" for rank, answer in enumerate(answers)]
     if len(lines) > MOST_SHOWN:

@@ -55,11 +55,20 @@ class Watchdog:
         Seconds without progress after which it warns, and after which no wait may last on.
     give_up : callable
         Ends the job; called with the reason, where nobody waits who could raise an error.
+    dump : callable
+        Writes down what this process has done; called with the reason.
     """
 
-    def __init__(self, recorder: Recorder, warn: float, timeout: float, give_up: Callable[[str], object]) -> None:
+    def __init__(
+        self,
+        recorder: Recorder,
+        warn: float,
+        timeout: float,
+        give_up: Callable[[str], object],
+        dump: Callable[[str], object],
+    ) -> None:
         self.recorder = recorder
-        self._warn, self._timeout, self._give_up = warn, timeout, give_up
+        self._warn, self._timeout, self._give_up, self._dump = warn, timeout, give_up, dump
         self._trails: dict[str, tuple[Trail, Sequence[Card]]] = {}
         self._seen: dict[int, _Seen] = {}
         self._reports: dict[str, tuple[float, Report]] = {}
@@ -141,6 +150,8 @@ class Watchdog:
                 with ThreadPoolExecutor(AT_ONCE) as pool:
                     answers = list(pool.map(lambda card: self._state_of(name, card), cards))
                     found = report(answers)
+                    if aloud:
+                        list(pool.map(lambda card: _tell(card, {"tell": "dump", "channel": name}), cards))
                     if found.fault is not None:
                         told = {"tell": type(found.fault).__name__, "text": str(found.fault), "channel": name}
                         list(pool.map(lambda card: _tell(card, told), cards))
@@ -175,6 +186,8 @@ class Watchdog:
             found = self._gather(known[0].name, aloud=bool(question.get("aloud")))
             kind = "" if found.fault is None else type(found.fault).__name__
             return {"table": found.table, "tell": kind, "text": str(found.fault or "")}
+        if question.get("tell") == "dump":
+            self._dump("a rank has asked, which waits")
         fault = _fault(question)
         if fault is not None:
             known[0].fault = known[0].fault or fault
@@ -223,7 +236,8 @@ def _operation(entry: Entry) -> str:
 
 def _fault(told: Told) -> Error | None:
     kind, text = told.get("tell"), told.get("text")
-    return _FAULTS[kind](text) if kind in _FAULTS and isinstance(kind, str) and isinstance(text, str) else None
+    fault = _FAULTS.get(kind) if isinstance(kind, str) else None
+    return fault(text) if fault is not None and isinstance(text, str) else None
 
 
 def _tell(card: Card, told: Told) -> None:

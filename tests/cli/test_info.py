@@ -157,6 +157,12 @@ def test_the_first_of_them_tells_it_for_all(mpiagg):
     assert mpiagg("info", SLURM_STEP_NUM_TASKS="4", SLURM_PROCID="1") == (0, "", "")
 
 
+def test_the_thread_level_is_the_users(mpiagg):
+    done = mpiagg("info", MPI4PY_RC_THREAD_LEVEL="serialized")
+    assert done.status == 0
+    assert "Warning: rank 0: MPI is initialised for thread level serialized" in done.out
+
+
 def test_those_who_are_to_work_alone_are_well(mpiagg):
     done = mpiagg("info", SLURM_STEP_NUM_TASKS="4", SLURM_PROCID="1", MPIAGG_ALONE="1")
     assert done.status == 0

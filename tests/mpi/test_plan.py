@@ -5,12 +5,11 @@ from itertools import product
 
 import numpy as np
 import pytest
+from support import fill_recorder
 
 import mpiagg
 from mpiagg import plan as plan_module
-from mpiagg.transport import channel_of, process
-from mpiagg.watch import Subject, Trail, failed
-from mpiagg.watch.recorder import LENGTH
+from mpiagg.transport import channel_of
 
 pytestmark = pytest.mark.mpi
 
@@ -283,8 +282,7 @@ def test_the_steady_state_allocates_nothing(comm, algorithm):
         run(one_lane, two_lanes, times=3)
         tracemalloc.start()
         try:
-            for _ in range(LENGTH):  # the recorder's ring is full from now on
-                failed(process().recorder.begin(Subject(Trail("", 0, 1), ""), True))  # noqa: FBT003 - as plans call it
+            fill_recorder()
             run(one_lane, two_lanes, times=5)
             before = tracemalloc.get_traced_memory()[0]
             tracemalloc.reset_peak()

@@ -76,7 +76,7 @@ def test_plans_at_every_length(comm, rank, size, memory, collective, place):  # 
         counts = counts_of(collective, length, size)
         buffer = memory(place, length)
         wanted = operation(channel, collective, counts, root=size - 1 if collective == "reduce" else 0)
-        program = bind_operation(channel, wanted, buffer, channel.new_tag())
+        program = bind_operation(channel, wanted, buffer, channel.tags.in_turn())
         with Plan(channel, program, result=buffer, label=wanted.label) as plan:
             for turn in range(2 if length > 10_000 else 3):
                 vectors = vectors_of(size, length, turn=turn)
@@ -156,7 +156,7 @@ def test_what_a_choice_has_for_vectors_elsewhere(comm, rank, size, compare, memo
     with mpiagg.allreduce_init(other, out=other, comm=comm, algorithm="tree") as plan:
         messages = plan.nbytes
         scratch = LINE if mapped else messages
-    for tag in (channel.new_tag(), 0):
+    for tag in (channel.tags.in_turn(), 0):
         program = bind_operation(channel, wanted, buffer, tag) if tag else bind_operation(channel, wanted, buffer)
         with Plan(channel, program, result=buffer, label=wanted.label) as plan:
             # A call may meet other vectors each time, so what messages would need counts.
@@ -195,7 +195,7 @@ def run_uneven(comm, collective, counts, *, buffer, segment=None, lanes=1, dtype
     wanted = operation(
         channel, collective, counts, dtype=dtype, root=root, choice=Choice("shared", lanes, segment=segment)
     )
-    for turn, tag in enumerate((channel.new_tag(lanes), 0)):
+    for turn, tag in enumerate((channel.tags.in_turn(lanes), 0)):
         vectors = vectors_of(channel.size, buffer.size, dtype, turn)
         program = bind_operation(channel, wanted, buffer, tag) if tag else bind_operation(channel, wanted, buffer)
         with Plan(channel, program, result=buffer, label=wanted.label) as plan:

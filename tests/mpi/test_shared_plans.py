@@ -10,7 +10,6 @@ from mpi4py import MPI
 from restated import result, same_bits, values
 
 import mpiagg
-from mpiagg.plan import Plan
 from mpiagg.transport import Gate, channel_of
 
 pytestmark = pytest.mark.mpi

@@ -8,7 +8,7 @@ from mpi4py import MPI
 
 import mpiagg
 from mpiagg.schedules import MOST_LANES
-from mpiagg.transport import channel_of, messages, wait_patiently
+from mpiagg.transport import channel_of, channels, messages, wait_patiently
 
 pytestmark = pytest.mark.mpi
 
@@ -38,20 +38,20 @@ def test_pieces_cover_a_chunk(monkeypatch):
 
 def test_tags_follow_one_another_and_come_round(comm):
     channel = channel_of(comm)
-    assert channel.new_tag() == MOST_LANES
-    assert channel.new_tag(5) == MOST_LANES + 2
-    assert channel.new_tag() == MOST_LANES + 7
-    channel._tag = channel._last_tag - 2
-    first = channel.new_tag(3)
+    assert channel.tags.in_turn() == MOST_LANES
+    assert channel.tags.in_turn(5) == MOST_LANES + 2
+    assert channel.tags.in_turn() == MOST_LANES + 7
+    channel.tags.next = channel.tags.turns - 2
+    first = channel.tags.in_turn(3)
     assert first == MOST_LANES
-    assert channel.new_tag() == MOST_LANES + 3  # and two at least, for vectors of devices
+    assert channel.tags.in_turn() == MOST_LANES + 3  # and two at least, for vectors of devices
     upper = comm.Get_attr(MPI.TAG_UB)
-    assert channel._last_tag <= upper
+    assert channel.tags.shared(-1) + MOST_LANES <= upper + 1
 
 
 def test_plans_work_where_tags_come_round(comm, size):
     channel = channel_of(comm)
-    channel._tag = channel._last_tag - 1
+    channel.tags.next = channel.tags.turns - 1
     for _ in range(3):
         with mpiagg.allreduce_init(np.ones(6), comm=comm, lanes=2) as plan:
             assert plan().tolist() == [size] * 6
@@ -63,11 +63,11 @@ def test_the_channel_is_found_again_and_goes_with_its_communicator(world):
     assert channel_of(comm) is channel
     assert channel.comm != comm
     assert (channel.rank, channel.size) == (comm.rank, comm.size)
-    assert id(channel) in messages._channels
+    assert id(channel) in channels._channels
     plan = mpiagg.allreduce_init(np.ones(3), comm=comm)
     mpiagg.allreduce(np.ones(3), comm=comm)
     comm.Free()
-    assert id(channel) not in messages._channels
+    assert id(channel) not in channels._channels
     assert channel.comm == MPI.COMM_NULL
     assert not channel.open
     assert not channel.cached

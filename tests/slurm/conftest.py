@@ -4,6 +4,7 @@ import importlib.machinery
 import importlib.util
 import os
 import re
+import shutil
 import subprocess
 import sys
 import time
@@ -135,7 +136,7 @@ def mpi_type(configuration):
     if vendor not in TYPES:
         pytest.skip(f"how srun starts ranks of {vendor} is not known here")
     tried = subprocess.run(
-        ["srun", f"--mpi={TYPES[vendor]}", "true"],
+        [shutil.which("srun"), f"--mpi={TYPES[vendor]}", "true"],
         env={**os.environ, "SLURM_CONF": configuration},
         capture_output=True,
         text=True,

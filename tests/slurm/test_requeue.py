@@ -28,7 +28,7 @@ def goes_on(job, restarts):
     assert ["goes on from a checkpoint" in start for start in starts] == [False] + [True] * restarts
     stops = [int(re.search(r"stopped after step (\d+)", start)[1]) for start in starts[:-1]]
     assert stops == sorted(set(stops))
-    assert 0 < stops[0]
+    assert stops[0] > 0
     assert stops[-1] < STEPS
     assert f"ended after step {STEPS}" in starts[-1]
 

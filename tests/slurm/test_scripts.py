@@ -3,8 +3,8 @@
 import json
 import re
 
-import numpy as np
 import pytest
+
 
 @pytest.fixture
 def submit(slurm, mpi_type):

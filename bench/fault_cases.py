@@ -1,0 +1,205 @@
+"""The faults that bench/faults.py brings about: how each is made, and what is expected of the ranks then.
+
+Nothing here starts a job or knows MPI; bench/fault_rank.py does on each rank what a case says.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from signal import SIGCONT, SIGINT, SIGKILL, SIGSTOP, SIGTERM
+from typing import Final, Literal, NamedTuple
+
+ODD: Final = 1
+"""The rank that does what the others do not."""
+
+By = Literal["at once", "warning", "return", "deadline"]
+"""When it must be over: at once; once ranks have looked for why they wait; soon after a late rank has come; when no
+wait may last on."""
+
+RIGHT, WRONG, NOTICED = "right", "wrong", "noticed"
+
+
+class Expected(NamedTuple):
+    """What must come of a fault.
+
+    Attributes
+    ----------
+    how : {"error", "end", "go on"}
+        The speakers have an error of one of the kinds; the job ends before that with a word from the speakers; or all
+        ranks go on, with right results.
+    by : str
+        When it must be over.
+    words : str
+        A regular expression: what the error, the last words or the warning must say.
+    kinds : tuple of str
+        The classes of the error.
+    speakers : {"all", "others", "odd", "some"}
+        Who has to say it.
+    """
+
+    how: Literal["error", "end", "go on"]
+    by: By
+    words: str = ""
+    kinds: tuple[str, ...] = ()
+    speakers: Literal["all", "others", "odd", "some"] = "all"
+
+    def in_words(self) -> str:
+        """Return what is expected, for those who read the table."""
+        who = {"all": "all ranks", "others": "the others", "odd": f"rank {ODD}", "some": "a rank"}[self.speakers]
+        when = {
+            "at once": "at once",
+            "warning": "at the warning",
+            "return": "when it has come",
+            "deadline": "by the deadline",
+        }[self.by]
+        if self.how == "error":
+            return f"{' or '.join(self.kinds)} on {who}, {when}"
+        if self.how == "end":
+            return f"the job ends {when}; {who} says why"
+        return f"goes on {when}, with right results{'; warned of' if self.words else ''}"
+
+
+class Case(NamedTuple):
+    """A fault, and a way in which it comes.
+
+    Attributes
+    ----------
+    fault, way : str
+        What goes wrong, and in which call or state.
+    expected : Expected
+    environment : mapping of str to str
+        What the ranks have beside their usual one.
+    signals : tuple
+        What is sent to the odd rank: by how many warnings' times after it has said that it is there, and what.
+    launch : {"mpiexec", "alone", "other"}
+        Started by the library's mpiexec, as so many processes that srun seems to have started, or by the mpiexec of
+        another library.
+    little_shm : bool
+        Whether the job has a /dev/shm of its own that can be filled.
+    """
+
+    fault: str
+    way: str
+    expected: Expected
+    environment: Mapping[str, str] = {}  # noqa: RUF012 - a default that nobody changes
+    signals: tuple[tuple[float, int], ...] = ()
+    launch: Literal["mpiexec", "alone", "other"] = "mpiexec"
+    little_shm: bool = False
+
+    @property
+    def name(self) -> str:
+        """The name by which it is chosen."""
+        return f"{self.fault}: {self.way}"
+
+
+_ODD: Final = rf"\branks? [\d, ]*\b{ODD}\b"
+"""Words that name the odd rank, alone or with others."""
+
+BEFORE_THE_FIRST: Final = "the first call"
+"""The way in which a fault comes before the ranks have had to do with each other."""
+
+CALLS: Final = ("short", "long", "nonblocking", "Comm", "check=True", "plan")
+"""Short arrays meet at gates, and long ones go by messages; ``nonblocking`` and ``Comm`` are the face of mpi4py."""
+
+MISMATCHES: Final = ("shape", "dtype", "op", "root", "algorithm", "collective", "order")
+
+_COMPARED: Final = ("check=True", "plan")
+"""Where ranks compare what they are about to do before they do it."""
+
+_SIGNALS: Final = {"SIGINT": SIGINT, "SIGTERM": SIGTERM, "SIGKILL": SIGKILL}
+_STATES: Final = ("computing", "waiting", "in MPI_Allreduce")
+
+
+def cases() -> Iterator[Case]:
+    """Yield all cases."""
+    yield from _stalls()
+    yield from _mismatches()
+    yield from _errors()
+    yield from _signals()
+    yield from _bad_data()
+    yield from _surroundings()
+
+
+def _stalls() -> Iterator[Case]:
+    late = rf"rank {ODD}: has not come"
+    for way in ("short", "long", "nonblocking", "Comm", "check=True", "plan"):
+        yield Case("missing", way, Expected("error", "deadline", late, ("StallError",), "others"))
+    # Before that, the ranks do not know where to ask each other.
+    yield Case("missing", BEFORE_THE_FIRST, Expected("error", "deadline", "in vain", ("StallError",), "others"))
+    yield Case("missing", "native", Expected("end", "deadline", r"waited .* in vain", speakers="some"))
+    for way in ("short", "long", "nonblocking", "Comm", "check=True", "plan", "native"):
+        yield Case("late", way, Expected("go on", "return", late))
+    yield Case("late", BEFORE_THE_FIRST, Expected("go on", "return"))
+
+
+def _mismatches() -> Iterator[Case]:
+    for fault in MISMATCHES:
+        for way in CALLS:
+            if fault == "algorithm" and way in {"nonblocking", "Comm"}:
+                continue  # MPI's face has no word for it
+            by: By = "at once" if way in _COMPARED else "warning"
+            yield Case(fault, way, Expected("error", by, _ODD, ("MismatchError",)))
+    yield Case("algorithm", "MPIAGG_ALGORITHM", Expected("error", "at once", _ODD, ("MismatchError",)))
+    yield Case("shape", "DDP", Expected("error", "at once", _ODD, ("MismatchError",)))
+    yield Case("order", "DDP", Expected("error", "at once", _ODD, ("MismatchError",)))
+
+
+def _errors() -> Iterator[Case]:
+    said = rf"rank {ODD} of \d+, on \S+, raised "
+    raised = Expected("end", "at once", said + "RuntimeError: on purpose", speakers="odd")
+    yield Case("exception", f"before {BEFORE_THE_FIRST}", Expected("end", "deadline", "RuntimeError", speakers="odd"))
+    yield Case("exception", "before a call", raised)
+    yield Case(
+        "exception",
+        "in a call, by NumPy",
+        Expected("end", "at once", said + "FloatingPointError", speakers="odd"),
+    )
+    # mpi4py prints it and aborts: MPI has called it, and cannot take an exception.
+    in_operator = Expected("end", "at once", "RuntimeError: on purpose", speakers="odd")
+    yield Case("exception", "in a call, in an operator of the user's", in_operator)
+    yield Case("exception", "after a call", raised)
+    yield Case("exception", "in a thread", Expected("end", "at once", said + r"RuntimeError in \S", speakers="odd"))
+    yield Case("out of memory", "np.ones", Expected("end", "at once", said + r"\w*MemoryError", speakers="odd"))
+    left = rf"rank {ODD} (has left|is gone)"
+    yield Case("sys.exit(0)", "before a call", Expected("error", "warning", left, ("StallError",), "others"))
+    yield Case("sys.exit(3)", "before a call", Expected("error", "warning", left, ("StallError",), "others"))
+
+
+def _signals() -> Iterator[Case]:
+    words = {
+        "SIGINT": rf"rank {ODD} of \d+, on \S+, raised KeyboardInterrupt",
+        "SIGTERM": rf"rank {ODD} of \d+, on \S+, received SIGTERM",
+        "SIGKILL": "",
+    }
+    for name, number in _SIGNALS.items():
+        for state in _STATES:
+            # Python hears of SIGINT when the MPI library returns.
+            by: By = "deadline" if name == "SIGINT" and state == _STATES[-1] else "at once"
+            yield Case(name, state, Expected("end", by, words[name], speakers="odd"), signals=((0.3, number),))
+    silent = rf"rank {ODD} does not answer"
+    stall = Expected("error", "deadline", silent.replace("rank 1", "rank 1:"), ("StallError",), "others")
+    yield Case("SIGSTOP", "for ever", stall, signals=((0.3, SIGSTOP),))
+    resumed = Expected("go on", "return", silent.replace("rank 1", "rank 1:"))
+    yield Case("SIGSTOP", "SIGCONT before the deadline", resumed, signals=((0.3, SIGSTOP), (3.0, SIGCONT)))
+
+
+def _bad_data() -> Iterator[Case]:
+    yield Case("NaN", "DDP(check_finite=True)", Expected("error", "at once", _ODD, ("NonFiniteError",)))
+    checkpoint = Expected("error", "at once", rf"checkpoint|rank {ODD} raised", ("ValueError", "MismatchError"))
+    yield Case("truncated checkpoint", "the file of a rank", checkpoint)
+    yield Case("truncated checkpoint", "the manifest", Expected("error", "at once", "checkpoint", ("ValueError",)))
+    table = Expected("error", "at once", "tuning table .* not JSON", ("ValueError",))
+    yield Case("truncated tuning table", "on all ranks", table)
+    one = Expected("error", "at once", rf"tuning table|rank {ODD} raised", ("ValueError", "MismatchError"))
+    yield Case("truncated tuning table", "on one rank", one)
+
+
+def _surroundings() -> Iterator[Case]:
+    shared = Expected("error", "at once", "/dev/shm", ("MemoryError",))
+    yield Case("full /dev/shm", "mpiagg.empty", shared, little_shm=True)
+    for way in ("short", "long", "plan"):
+        yield Case("full /dev/shm", way, Expected("go on", "at once"), little_shm=True)
+    alone = Expected("error", "at once", r"one of \d+ that .* started .*What would help", ("Error",))
+    yield Case("wrong launcher", "srun for another MPI", alone, launch="alone")
+    # One library's ranks see jobs of one, and the other's are ended by the library when MPI starts.
+    yield Case("wrong launcher", "another library's mpiexec", Expected("end", "at once"), launch="other")

@@ -1,0 +1,412 @@
+"""What a rank does in a job of bench/faults.py: it works, brings a fault about, and notes what it sees.
+
+    python bench/fault_rank.py FAULT WAY FOLDER
+
+All that it prints goes to ``FOLDER/<process>.err``, and what it sees, with the time, to ``FOLDER/<process>.said``.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+from bench.fault_cases import BEFORE_THE_FIRST, MISMATCHES, ODD, RIGHT, WRONG
+
+if TYPE_CHECKING:
+    import numpy as np
+
+WARN: Final = float(os.environ["MPIAGG_WARN"])
+LATE: Final = 2.5 * WARN
+"""Seconds that a late rank is late."""
+
+FOREVER: Final = 1000.0
+SHORT, LONG = 100, 200_003
+PACE: Final = 0.01
+
+
+class Asked(NamedTuple):
+    """A collective call."""
+
+    collective: str = "allreduce"
+    length: int = SHORT
+    dtype: str = "float32"
+    op: str = "sum"
+    root: int = 0
+    algorithm: str = "auto"
+
+
+class Rank:
+    """This process: what it works with, and its notes.
+
+    Parameters
+    ----------
+    folder : Path
+        Where the ranks' notes are.
+    way : str
+        In which call or state the fault comes.
+    """
+
+    def __init__(self, folder: Path, way: str) -> None:
+        self.folder, self.way = folder, way
+        self._file = (folder / f"{os.getpid()}.said").open("w", buffering=1)
+
+    def note(self, event: str, **more: object) -> None:
+        """Write down what happens."""
+        self._file.write(json.dumps({"time": time.monotonic(), "event": event, **more}) + "\n")
+
+    def start(self) -> None:
+        """Start MPI."""
+        import mpiagg  # noqa: PLC0415 - nothing may be printed before this process's output goes where it should
+        from mpi4py import MPI  # noqa: PLC0415
+
+        self.mpi, self.mpiagg, self.world = MPI, mpiagg, MPI.COMM_WORLD
+        self.rank, self.size = self.world.Get_rank(), self.world.Get_size()
+        self.odd = self.rank == ODD
+        self.note("rank", rank=self.rank)
+
+    def get_acquainted(self) -> None:
+        """Make the communicators, so that a later fault meets ranks that know each other."""
+        self.comm = self.mpiagg.Comm(self.world)
+        self.check(self.call(Asked()), Asked())
+
+    def check(self, result: np.ndarray[Any, Any], asked: Asked) -> None:
+        """Note whether a result is right."""
+        total, root = self.size * (self.size + 1) // 2, asked.root + 1
+        right: int | list[list[int]] = {"sum": total, "max": self.size}[asked.op]
+        if asked.collective == "broadcast":
+            right = root
+        self.note("result", result=RIGHT if (result == right).all() else WRONG)
+
+    def array(self, asked: Asked) -> np.ndarray[Any, Any]:
+        """Return what this rank passes."""
+        import numpy as np  # noqa: PLC0415
+
+        return np.full(asked.length, self.rank + 1, asked.dtype)
+
+    def call(self, asked: Asked, **more: object) -> np.ndarray[Any, Any]:
+        """Make a call by the face of arrays."""
+        return getattr(self.mpiagg, asked.collective)(self.array(asked), **self._keywords(asked), **more)  # type: ignore[no-any-return]
+
+    @staticmethod
+    def _keywords(asked: Asked) -> dict[str, object]:
+        kind: dict[str, object] = {"root": asked.root} if asked.collective == "broadcast" else {"op": asked.op}
+        return {**kind, "algorithm": asked.algorithm}
+
+    def begin(self, asked: Asked) -> Callable[[], np.ndarray[Any, Any]]:
+        """Begin a call in this case's way, and return what ends it and returns the result."""
+        x = self.array(asked)
+        if self.way == "nonblocking":
+            request = self._by_mpi(asked, x, "I")
+            return lambda: request.Wait() and x
+        if self.way == "Comm":
+            self._by_mpi(asked, x, "")
+            return lambda: x
+        if self.way == "plan":
+            make = getattr(self.mpiagg, f"{asked.collective}_init")
+            return make(x, **self._keywords(asked))  # type: ignore[no-any-return]
+        result = self.call(asked, check=True) if self.way == "check=True" else self.call(asked)
+        return lambda: result
+
+    def _by_mpi(self, asked: Asked, x: np.ndarray[Any, Any], prefix: str) -> Any:
+        """Call the communicator, or begin to."""
+        if asked.collective == "broadcast":
+            return getattr(self.comm, f"{prefix}bcast" if prefix else "Bcast")(x, root=asked.root)
+        op = {"sum": self.mpi.SUM, "max": self.mpi.MAX}[asked.op]
+        return getattr(self.comm, f"{prefix}allreduce" if prefix else "Allreduce")(self.mpi.IN_PLACE, x, op)
+
+    def perform(self, *calls: Asked) -> None:
+        """Make calls in this case's way, all begun before the first is waited for where that can be; note results."""
+        for asked, end in [(asked, self.begin(asked)) for asked in calls]:
+            self.check(end(), asked)
+
+    @contextmanager
+    def observed(self) -> Iterator[None]:
+        """Note an error in this block, and raise it again when those who have something to say have said it."""
+        try:
+            yield
+        except Exception as error:
+            self.note("error", kind=type(error).__name__, text=str(error))
+            (self.folder / f"{os.getpid()}.finished").touch()
+            self._wait_for_others()
+            raise
+
+    def _wait_for_others(self) -> None:
+        """Wait until all ranks that can are at an end: who raises ends the job, and would cut the others short."""
+        speakers = int(os.environ["FAULTS_SPEAKERS"])
+        deadline = time.monotonic() + float(os.environ["FAULTS_PATIENCE"])
+        while len(list(self.folder.glob("*.finished"))) < speakers and time.monotonic() < deadline:
+            time.sleep(PACE)
+
+    def go_on(self) -> None:
+        """Work on as if nothing had happened."""
+        for _ in range(2):
+            self.check(self.call(Asked()), Asked())
+        self.note("done")
+        (self.folder / f"{os.getpid()}.finished").touch()
+
+
+def good(rank: Rank, fault: str = "") -> Asked:
+    """Return what all ranks should call, in this case's way."""
+    asked = Asked("broadcast") if fault == "root" else Asked()
+    if rank.way == "native":
+        return asked._replace(algorithm="native")
+    if rank.way in {"long", "nonblocking"}:
+        return asked._replace(length=LONG, algorithm="tree" if fault == "root" or fault == "collective" else "ring")
+    return asked
+
+
+def mismatch(rank: Rank, fault: str) -> None:
+    """Call something else on one rank."""
+    asked = good(rank, fault)
+    other = {
+        "shape": asked._replace(length=asked.length + 1),
+        "dtype": asked._replace(dtype="int32"),  # of as many bytes
+        "op": asked._replace(op="max"),
+        "root": asked._replace(root=ODD),
+        "algorithm": asked._replace(algorithm="recursive_doubling"),
+        "collective": asked._replace(collective="broadcast"),
+        "order": asked._replace(length=2 * asked.length),
+    }[fault]
+    rank.note("fault")
+    with rank.observed():
+        if fault == "order":
+            rank.perform(*((other, asked) if rank.odd else (asked, other)))
+        else:
+            rank.perform(other if rank.odd else asked)
+        rank.go_on()
+
+
+def missing(rank: Rank, fault: str) -> None:
+    """Have one rank never come."""
+    del fault
+    rank.note("fault")
+    if rank.odd:
+        time.sleep(FOREVER)
+    with rank.observed():
+        if rank.way == BEFORE_THE_FIRST:
+            rank.get_acquainted()
+        else:
+            rank.perform(good(rank))
+
+
+def late(rank: Rank, fault: str) -> None:
+    """Have one rank come when the others have been warned."""
+    del fault
+    rank.note("fault")
+    if rank.odd:
+        time.sleep(LATE)
+    with rank.observed():
+        if rank.way == BEFORE_THE_FIRST:
+            rank.get_acquainted()
+        else:
+            rank.perform(good(rank))
+        rank.go_on()
+
+
+def in_ddp(rank: Rank, fault: str) -> None:
+    """Give DDP other parameters on one rank."""
+    import numpy as np  # noqa: PLC0415
+
+    shapes: Sequence[Any] = ((4, 3), (5,))
+    if rank.odd:
+        shapes = ((4, 3), (6,)) if fault == "shape" else ((5,), (4, 3))
+    rank.note("fault")
+    with rank.observed():
+        rank.mpiagg.DDP([np.ones(shape, np.float32) for shape in shapes]).free()
+        rank.go_on()
+
+
+def exception(rank: Rank, fault: str) -> None:
+    """Raise an exception on one rank that nobody catches."""
+    del fault
+    rank.note("fault")
+    if rank.odd:
+        raise_somewhere(rank)
+    with rank.observed():
+        if rank.way == f"before {BEFORE_THE_FIRST}":
+            rank.get_acquainted()
+        if rank.way == "in a call, in an operator of the user's":
+            rank.comm.Allreduce(rank.mpi.IN_PLACE, rank.array(Asked()), rank.mpi.Op.Create(add))
+        rank.go_on()
+
+
+def add(a: Any, b: Any, datatype: Any) -> None:
+    """Add, in an operator of MPI's."""
+    import numpy as np  # noqa: PLC0415
+
+    del datatype
+    b_array = np.frombuffer(b, np.float32)
+    b_array += np.frombuffer(a, np.float32)
+
+
+def raise_somewhere(rank: Rank) -> None:
+    """Raise where this case wants it."""
+    import numpy as np  # noqa: PLC0415
+
+    def fail(*_: object) -> None:
+        raise RuntimeError("on purpose")
+
+    if rank.way == "after a call":
+        rank.check(rank.call(Asked()), Asked())
+    elif rank.way == "in a call, by NumPy":
+        with np.errstate(all="raise"):
+            # By messages, so that this rank adds itself.
+            rank.mpiagg.allreduce(np.full(SHORT, 3e38, np.float32), algorithm="recursive_doubling")
+    elif rank.way == "in a call, in an operator of the user's":
+        rank.comm.Allreduce(rank.mpi.IN_PLACE, rank.array(Asked()), rank.mpi.Op.Create(fail))
+    elif rank.way == "in a thread":
+        threading.Thread(target=fail).start()
+        time.sleep(FOREVER)
+    fail()
+
+
+def out_of_memory(rank: Rank, fault: str) -> None:
+    """Ask for more memory than there is, on one rank."""
+    import numpy as np  # noqa: PLC0415
+
+    del fault
+    rank.note("fault")
+    if rank.odd:
+        np.ones(2**50)
+    with rank.observed():
+        rank.go_on()
+
+
+def leave(rank: Rank, fault: str) -> None:
+    """Have the program of one rank end before its time."""
+    rank.note("fault")
+    if rank.odd:
+        sys.exit(3 if "3" in fault else 0)
+    with rank.observed():
+        rank.go_on()
+
+
+def signalled(rank: Rank, fault: str) -> None:
+    """Be where a signal comes; who starts the ranks sends it."""
+    waiting = rank.way in {"waiting", "in MPI_Allreduce"}
+    if rank.odd:
+        rank.note("here")
+    if rank.odd is not waiting:
+        # One waits for the other: who computes is to be there while the signal comes, and a little longer.
+        until = time.monotonic() + (WARN if fault == "SIGSTOP" else FOREVER)
+        while time.monotonic() < until:
+            time.sleep(PACE)
+    with rank.observed():
+        rank.perform(Asked(algorithm="native" if rank.way == "in MPI_Allreduce" else "auto"))
+        rank.go_on()
+
+
+def nan(rank: Rank, fault: str) -> None:
+    """Have a gradient of one rank be no number."""
+    import numpy as np  # noqa: PLC0415
+
+    del fault
+    rank.note("fault")
+    with rank.observed(), rank.mpiagg.DDP([np.ones(4), np.ones(5)], check_finite=True) as ddp:
+        ddp.sync_gradients([np.ones(4), np.full(5, np.nan if rank.odd else 1.0)])
+
+
+def checkpoint(rank: Rank, fault: str) -> None:
+    """Load a checkpoint that was cut short."""
+    del fault
+    place = rank.folder / "checkpoint"
+    rank.mpiagg.save_checkpoint(place, {"w": rank.array(Asked())})
+    if rank.rank == 0:
+        for path in place.rglob("mpiagg-checkpoint.json" if rank.way == "the manifest" else f"{ODD}.bin"):
+            os.truncate(path, path.stat().st_size // 2)
+    rank.world.Barrier()
+    rank.note("fault")
+    with rank.observed():
+        rank.mpiagg.load_checkpoint(place)
+        rank.go_on()
+
+
+def full_shm(rank: Rank, fault: str) -> None:
+    """Fill the file system of shared memory."""
+    del fault
+    if rank.rank == 0:
+        with suppress(OSError), Path("/dev/shm/full").open("wb", buffering=0) as file:  # noqa: S108 - of this job alone
+            while file.write(bytes(2**16)):
+                pass
+    rank.world.Barrier()
+    rank.note("fault")
+    with rank.observed():
+        if rank.way == "mpiagg.empty":
+            rank.mpiagg.empty(2**26)
+        else:
+            rank.comm = rank.mpiagg.Comm(rank.world)
+            rank.perform(good(rank))
+        rank.go_on()
+
+
+def at_first(rank: Rank, fault: str) -> None:
+    """Meet what the surroundings have in store: it shows in the first call."""
+    del fault
+    rank.note("fault")
+    with rank.observed():
+        rank.get_acquainted()
+        rank.go_on()
+
+
+def surroundings(fault: str, way: str, folder: Path) -> None:
+    """Make the surroundings wrong, before MPI starts; the launcher has told this process who it is."""
+    from mpiagg.launchers import launch  # noqa: PLC0415 - it does not know MPI
+
+    found = launch()
+    odd = found is not None and found.rank == ODD
+    if way == "MPIAGG_ALGORITHM":
+        os.environ[way] = "tree" if odd else "ring"
+    if fault == "truncated tuning table" and (odd or way == "on all ranks"):
+        path = folder / "table.json"
+        path.write_text('{"format": "mpiagg tuning", "version": 1, "rows": [')
+        os.environ["MPIAGG_TUNING"] = str(path)
+
+
+FAULTS: Final[dict[str, Callable[[Rank, str], None]]] = {
+    **dict.fromkeys(MISMATCHES, mismatch),
+    "missing": missing,
+    "late": late,
+    "exception": exception,
+    "out of memory": out_of_memory,
+    **dict.fromkeys(("sys.exit(0)", "sys.exit(3)"), leave),
+    **dict.fromkeys(("SIGINT", "SIGTERM", "SIGKILL", "SIGSTOP"), signalled),
+    "NaN": nan,
+    "truncated checkpoint": checkpoint,
+    "truncated tuning table": at_first,
+    "full /dev/shm": full_shm,
+    "wrong launcher": at_first,
+}
+
+AT_FIRST: Final = (BEFORE_THE_FIRST, f"before {BEFORE_THE_FIRST}", "MPIAGG_ALGORITHM")
+"""Ways in which ranks do not know each other yet."""
+
+
+def main(fault: str, way: str, folder: Path) -> None:
+    """Do what this rank does."""
+    with (folder / f"{os.getpid()}.err").open("w") as file:
+        for stream in (1, 2):
+            os.dup2(file.fileno(), stream)
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # who starts jobs in the background has it ignored
+    rank = Rank(folder, way)
+    surroundings(fault, way, folder)
+    rank.start()
+    act = FAULTS[fault]
+    if way == "DDP":
+        act = in_ddp
+    elif way == "MPIAGG_ALGORITHM":
+        act = at_first
+    if act is not at_first and act is not full_shm and way not in AT_FIRST:
+        rank.get_acquainted()
+    act(rank, fault)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], sys.argv[2], Path(sys.argv[3]))

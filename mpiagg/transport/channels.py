@@ -1,0 +1,63 @@
+"""The channel of each communicator.
+
+It hangs on the communicator as an MPI attribute, so it is found again from any handle, is not copied to duplicates, and
+goes when the communicator is freed.
+"""
+
+from __future__ import annotations
+
+import atexit
+
+from mpi4py import MPI
+
+from mpiagg.transport.messages import Channel
+
+
+def channel_of(comm: MPI.Intracomm | None) -> Channel:
+    """Return the channel of a communicator, None being the world; the first call on it makes it, and is collective.
+
+    Raises
+    ------
+    TypeError
+        If it is not an intracommunicator of mpi4py.
+    ValueError
+        If it is null or freed.
+    """
+    comm = MPI.COMM_WORLD if comm is None else comm
+    if not isinstance(comm, MPI.Intracomm):
+        raise TypeError(f"comm must be an mpi4py.MPI.Intracomm, not {type(comm).__name__}")
+    if comm == MPI.COMM_NULL:
+        raise ValueError("comm is the null communicator, or was freed")
+    keyval = _keyval()
+    channel = comm.Get_attr(keyval)
+    if not isinstance(channel, Channel):
+        channel = Channel(comm)
+        comm.Set_attr(keyval, channel)
+        _channels[id(channel)] = channel
+    return channel
+
+
+_channels: dict[int, Channel] = {}
+_KEYVAL: list[int] = []
+
+
+def _keyval() -> int:
+    if not _KEYVAL:
+        _KEYVAL.append(MPI.Comm.Create_keyval(delete_fn=_forget))
+        atexit.register(_free_all)
+    return _KEYVAL[0]
+
+
+def _forget(comm: MPI.Comm, keyval: int, channel: Channel) -> None:
+    """Free the channel of a communicator that is being freed."""
+    del comm, keyval
+    _channels.pop(id(channel), None)
+    channel.free()
+
+
+def _free_all() -> None:
+    """Free what is still open, in the order in which it was made, before MPI is finalised."""
+    if MPI.Is_finalized():
+        return
+    for channel in list(_channels.values()):
+        channel.free()

@@ -1,0 +1,202 @@
+"""Ranks that die, and others that go on: ``mpiexec --with-ft ulfm ... survivors.py FOLDER CASE``.
+
+Who comes to the end writes what it has seen to FOLDER, as ``R.json``, R being its rank of the world.
+"""
+
+import json
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+from mpi4py import MPI
+
+import mpiagg
+from mpiagg.cli.aggregators import AGGREGATORS
+from mpiagg.transport import channel_of
+
+WORLD = MPI.COMM_WORLD
+
+
+def die():
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+# -- calls
+
+CALLS = {
+    "gates": lambda comm: mpiagg.allreduce(np.ones(10), comm=comm),
+    "messages": lambda comm: mpiagg.allreduce(np.ones(10), algorithm="ring", comm=comm),
+    "long": lambda comm: mpiagg.broadcast(np.ones(300_000), algorithm="tree", comm=comm),
+    "native": lambda comm: mpiagg.allreduce(np.ones(10), algorithm="native", comm=comm),
+    "meeting": lambda comm: channel_of(comm).agree("go on"),
+    "memory": lambda comm: mpiagg.empty(100, comm=comm),
+    "mpi4py": lambda comm: comm.Allreduce(MPI.IN_PLACE, np.ones(100_000)),
+    "request": lambda comm: comm.Iallreduce(MPI.IN_PLACE, np.ones(10)).Wait(),
+}
+
+
+def lose(comm, victims, first):
+    """Lose ranks in a call; return what the others are told, then and in every other call, and a new communicator."""
+    comms = {name: mpiagg.Comm(comm) for name in CALLS}
+    plans = {name: mpiagg.allreduce_init(np.ones(9), comm=each) for name, each in comms.items()}
+    for name, call in CALLS.items():
+        call(comms[name])
+    comm.Barrier()
+    if comm.rank in victims:
+        die()
+    told = {}
+    start = time.perf_counter()
+    for name in (first, *CALLS):
+        for call in (CALLS[name], lambda _, name=name: plans[name]()):
+            try:
+                call(comms[name])
+            except mpiagg.RankFailedError as error:
+                told.setdefault(name, []).append(sorted(error.ranks))
+                assert "died" in str(error)
+            else:
+                told.setdefault(name, []).append(None)
+    seconds = time.perf_counter() - start
+    new = {}
+    for name, each in comms.items():
+        plans[name].free()
+        new[name] = each.shrink()
+        each.Free()
+        for algorithm in ("auto", "ring"):
+            found = mpiagg.allreduce(np.full(50, new[name].rank + 1.0), algorithm=algorithm, comm=new[name])
+            assert (found == sum(range(new[name].size + 1))).all(), found
+    kept = new.pop(first)
+    for each in new.values():
+        each.Free()
+    return {"told": told, "seconds": seconds, "size": kept.size}, kept
+
+
+def calls():
+    """Lose one rank in a call at gates, two at a time in one of messages, then others."""
+    comm, seen = mpiagg.Comm(WORLD), []
+    for victims, first in ({3}, "gates"), ({0, 2}, "messages"), ({0}, "meeting"):
+        found, comm = lose(comm, victims, first)
+        seen.append(found)
+    return seen
+
+
+# -- training
+
+
+class Training:
+    """One training with every aggregation, each with weights of its own."""
+
+    names = (
+        *("allreduce", "error-feedback", "sparsified-topk", "sparsified-randomk", "power-sgd"),
+        *("local-sgd", "local-sgd-outer", "decentralized", "neighbor-average", "low-precision"),
+    )
+    deaths = {1: 7, 3: 13}
+
+    def __init__(self, comm):
+        self.comm = comm
+        self.weights = {name: np.ones((12, 9)) for name in self.names}
+        self.aggregations = {name: AGGREGATORS[name].make(comm, "auto") for name in self.names}
+        self.ddps = {
+            name: mpiagg.DDP([self.weights[name]], comm, aggregation)
+            for name, aggregation in self.aggregations.items()
+            if aggregation.aggregates == "gradients"
+        }
+
+    def step(self, step):
+        if self.deaths.get(WORLD.rank) == step:
+            die()
+        for name, aggregation in self.aggregations.items():
+            gradient = gradient_of(WORLD.rank, step, self.weights[name])
+            if name in self.ddps:
+                self.ddps[name].sync_gradients([gradient])
+            self.weights[name] -= 0.1 * gradient
+            if name not in self.ddps:
+                aggregation.aggregate([self.weights[name]])
+
+    def state_dict(self):
+        kept = {name: aggregation.state_dict() for name, aggregation in self.aggregations.items()}
+        return {"weights": self.weights, "aggregations": kept}
+
+    def load_state_dict(self, state):
+        for name in self.names:
+            self.weights[name][...] = state["weights"][name]
+            self.aggregations[name].load_state_dict(state["aggregations"][name])
+        for ddp in self.ddps.values():
+            ddp.broadcast_parameters()
+
+    def free(self):
+        for each in (*self.ddps.values(), *self.aggregations.values()):
+            each.free()
+
+
+def gradient_of(rank, step, weights):
+    return np.random.default_rng([rank, step]).normal(size=weights.shape) + 0.1 * weights
+
+
+def mean(comm, array):
+    return MPI.Intracomm(comm).allreduce(array) / comm.size
+
+
+def residuals_of(aggregation):
+    """Return what a rank has kept back of the only tensor, as one vector; zeros if nothing is."""
+    (memory,) = aggregation.state_dict().get("memories", [{"state": {}}])
+    kept = next((memory["state"][key] for key in ("errors", "kept", "residuals") if key in memory["state"]), [])
+    return np.concatenate([np.ravel(each) for each in kept]) if kept else np.zeros(12 * 9)
+
+
+def training():
+    """Train while two ranks die, one after the other, and show that the averages of the others are right."""
+    loop = mpiagg.Loop(Training, WORLD, commit_every=3)
+    loop.run(20)
+    trained, comm = loop.trained, loop.comm
+    # What came in must have gone out, or be kept for later: over the ranks that are left.
+    for name, ddp in trained.ddps.items():
+        for step in range(100, 103):
+            gradient = gradient_of(WORLD.rank, step, trained.weights[name])
+            wanted = mean(comm, gradient.ravel() + residuals_of(trained.aggregations[name]))
+            gradients = [gradient]
+            ddp.sync_gradients(gradients)
+            found = gradients[0].ravel() + mean(comm, residuals_of(trained.aggregations[name]))
+            np.testing.assert_allclose(found, wanted, atol=1e-6, err_msg=name)
+    # Mixing keeps the mean, but for rounding to 8 bits, and brings all to it.
+    spreads = {}
+    for name in ("local-sgd", "decentralized", "neighbor-average", "low-precision"):
+        weights = trained.weights[name].copy()
+        weights += WORLD.rank
+        wanted = mean(comm, weights)
+        for _ in range(40):
+            trained.aggregations[name].aggregate([weights])
+            near = 1e-2 if name == "low-precision" else 1e-12
+            np.testing.assert_allclose(mean(comm, weights), wanted, atol=near, err_msg=name)
+        spreads[name] = float(np.abs(weights - wanted).max())
+    exact = trained.weights["allreduce"]
+    everyone = MPI.Intracomm(comm).allgather({name: trained.weights[name].tobytes() for name in trained.ddps})
+    seen = {
+        "steps": loop.step,
+        "size": comm.size,
+        "lost": [list(failure.ranks) for failure in loop.failures],
+        "same": all(each == everyone[0] for each in everyone),
+        "spreads": spreads,
+        "difference": float(np.abs(exact - alone()).max()),
+    }
+    trained.free()
+    loop.free()
+    return seen
+
+
+def alone():
+    """Return the weights that all-reduced gradients lead to, computed by one process."""
+    weights = np.ones((12, 9))
+    for step in range(20):
+        # Commits are after every third step: who dies in step 7 has taken part up to step 5.
+        alive = [0, 1, 2, 3] if step < 6 else [0, 2, 3] if step < 12 else [0, 2]
+        weights -= 0.1 * np.mean([gradient_of(rank, step, weights) for rank in alive], axis=0)
+    return weights
+
+
+if __name__ == "__main__":
+    folder, case = sys.argv[1:]
+    seen = {"calls": calls, "training": training}[case]()
+    (Path(folder) / f"{WORLD.rank}.json").write_text(json.dumps(seen))

@@ -1,0 +1,95 @@
+"""How a process ends before its time: what it prints, once, and with which status."""
+
+import signal
+import subprocess
+import sys
+
+import pytest
+
+START = """
+import os, signal, sys, threading, time
+from mpiagg.watch import Ending, Recorder
+
+def abort(status):
+    print("aborts", flush=True)
+    os._exit(status)
+
+ending = Ending(Recorder(), 2, 4, abort)
+ending.install()
+def fail():
+    raise ValueError("on purpose")
+"""
+
+
+def run(body, tmp_path, **environment):
+    environment = {"MPIAGG_RECORD_DIR": str(tmp_path / "recordings"), "PATH": "", **environment}
+    path = tmp_path / "script.py"
+    path.write_text(START + body)
+    return subprocess.run(
+        [sys.executable, str(path)], env=environment, capture_output=True, text=True, timeout=60, check=False
+    )
+
+
+@pytest.mark.parametrize(
+    ("body", "reason", "place"),
+    [
+        ("fail()", "raised ValueError: on purpose", "in fail"),
+        ("threading.Thread(target=fail, name='w').start(); time.sleep(60)", "raised ValueError in w", "in fail"),
+        ("raise KeyboardInterrupt", "raised KeyboardInterrupt", "in <module>"),
+        ("raise MemoryError", "raised MemoryError", "in <module>"),
+        ("ending.give_up('waited in vain')", "waited in vain", "in <module>"),
+    ],
+)
+def test_the_rank_and_the_traceback_are_printed_once_and_the_job_ends(tmp_path, body, reason, place):
+    ended = run(body, tmp_path)
+    assert ended.returncode == 1
+    assert ended.stdout == "aborts\n"
+    assert ended.stderr.startswith("mpiagg: rank 2 of 4, on ")
+    assert ended.stderr.count(reason) in {1, 2}  # the traceback may say it, too
+    assert ended.stderr.count("mpiagg: rank 2") == 1
+    assert place in ended.stderr
+    assert f"its last operations are in {tmp_path / 'recordings' / 'rank-2.json'}" in ended.stderr
+
+
+@pytest.mark.parametrize(
+    "wait",
+    [
+        "time.sleep(60)",
+        # As a call of the MPI library's does: Python sees no signal before it is over.
+        "import ctypes; ctypes.CDLL(None).poll(None, 0, 0) or [ctypes.CDLL(None).sleep(30) for _ in range(99)]",
+    ],
+)
+def test_a_termination_ends_it_at_once_wherever_it_is(tmp_path, wait):
+    ended = run(f"threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGTERM)).start()\n{wait}\n", tmp_path)
+    assert ended.returncode == 128 + signal.SIGTERM
+    assert ended.stderr.count("received SIGTERM") == 1
+    assert ended.stdout == ""  # the launcher ends the others
+
+
+def test_a_record_is_written_when_it_is_asked_for(tmp_path):
+    path = tmp_path / "recordings" / "rank-2.json"
+    ended = run(f"os.kill(os.getpid(), signal.SIGUSR2)\nwhile not os.path.exists({str(path)!r}): pass", tmp_path)
+    assert (ended.returncode, ended.stdout, ended.stderr) == (0, "", "")
+
+
+def test_a_handler_of_the_programs_own_is_left_alone(tmp_path):
+    body = "signal.signal(signal.SIGTERM, lambda *_: print('mine')); os.kill(os.getpid(), signal.SIGTERM)"
+    ended = run(f"{body}; time.sleep(0.1)", tmp_path)
+    assert (ended.returncode, ended.stdout, ended.stderr) == (0, "mine\n", "")
+
+
+def test_a_program_may_handle_its_errors_itself(tmp_path):
+    ended = run("fail()", tmp_path, MPIAGG_ABORT="0")
+    assert ended.returncode == 1
+    assert ended.stdout == ""
+    assert ended.stderr.startswith("Traceback")
+
+
+def test_an_abort_that_hangs_is_not_waited_for(tmp_path):
+    soon = "from mpiagg.watch import ending as module\nmodule.LAST_RESORT = 0.1\n"
+    assert run(f"{soon}ending._abort = lambda _: time.sleep(60)\nfail()", tmp_path).returncode == 1
+
+
+def test_a_good_end_is_left_alone(tmp_path):
+    ended = run("sys.exit(3)", tmp_path)
+    assert (ended.returncode, ended.stdout, ended.stderr) == (3, "", "")

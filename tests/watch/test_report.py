@@ -1,0 +1,126 @@
+"""What follows from what ranks tell: who is missing, who disagrees, who is lost; and that nothing told is trusted."""
+
+import json
+from contextlib import suppress
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mpiagg.errors import MismatchError, StallError
+from mpiagg.watch.report import GONE, MOST_SHOWN, SILENT, Operation, State, report
+
+
+def state(*recent, status="runs", waits="", elsewhere="", stack=("train.py:42 in step",), entered=None):
+    operations = tuple(Operation(*each) for each in recent)
+    count = max((each.order for each in operations), default=0) if entered is None else entered
+    return State(status, count, operations, waits, elsewhere, stack)
+
+
+SUM, MAX = "allreduce of 3 float32, op sum", "allreduce of 3 float32, op max"
+
+
+def test_who_has_not_come_is_named_with_where_it_is():
+    there = state((1, SUM, False), (2, SUM, True), waits="8 bytes to arrive from rank 2")
+    late = state((1, SUM, False), stack=("model.py:88 in forward", "train.py:40 in main"))
+    table, fault = report([there, there, late])
+    assert fault is None
+    first, *ranks = table.splitlines()
+    assert first == f"operation 2 of 3 ranks, {SUM}:"
+    assert ranks[0] == "  rank 0: in it, waits for 8 bytes to arrive from rank 2, at train.py:42 in step"
+    assert ranks[2] == (
+        "  rank 2: has not come: it has entered 1 operations, and computes"
+        " at model.py:88 in forward < train.py:40 in main"
+    )
+
+
+def test_who_is_in_another_communicator_is_told():
+    table, fault = report([state((1, SUM, True)), state(elsewhere="broadcast of 9 uint8, root 0")])
+    assert fault is None
+    assert "has not come: it has entered 0 operations, and is in broadcast of 9 uint8, root 0 on another" in table
+
+
+@pytest.mark.parametrize(
+    ("answers", "words"),
+    [
+        ([state((1, SUM, True)), state((1, MAX, True))], f"in operation 1: rank 0: {SUM}; rank 1: {MAX}"),
+        ([state((1, SUM, True)), state((1, MAX, False), (2, SUM, True))], f"rank 0: {SUM}; rank 1: {MAX}"),
+        ([state((1, SUM, True))] * 2 + [state((1, MAX, True))], f"ranks 0, 1: {SUM}; rank 2: {MAX}"),
+        ([state((2, SUM, True)), state((1, SUM, False), (2, MAX, False), (3, SUM, True))], "in operation 2"),
+    ],
+)
+def test_a_mismatch_is_certain(answers, words):
+    fault = report(answers).fault
+    assert isinstance(fault, MismatchError)
+    assert words in str(fault)
+
+
+@pytest.mark.parametrize(
+    ("answer", "words"),
+    [
+        (GONE, "rank 1 is gone"),
+        (state(status="raised ValueError: no"), "rank 1 raised ValueError: no"),
+        (state(status="has left: its program is at its end"), "rank 1 has left"),
+    ],
+)
+def test_who_cannot_come_any_more_is_certain(answer, words):
+    table, fault = report([state((1, SUM, True)), answer])
+    assert isinstance(fault, StallError)
+    assert words in str(fault)
+    assert words.removeprefix("rank 1 ") in table
+
+
+def test_who_may_come_yet_is_no_fault():
+    # What is only late, silent, or ahead is no reason to give up.
+    ahead = state((1, SUM, False), (2, MAX, True))
+    table, fault = report([state((1, SUM, True)), SILENT, ahead, state()])
+    assert fault is None
+    assert "rank 1: does not answer" in table
+    assert f"rank 2: has done it, and is in operation 2, {MAX}" in table
+
+
+def test_a_table_of_many_ranks_shows_those_that_matter():
+    answers = [state((1, SUM, True)) for _ in range(1000)]
+    answers[777] = SILENT
+    table = report(answers).table
+    assert len(table.splitlines()) == MOST_SHOWN + 2
+    assert "rank 777: does not answer" in table
+    assert table.endswith(f"and {1000 - MOST_SHOWN} more ranks")
+
+
+TEXTS = st.text(max_size=20)
+OPERATIONS = st.builds(Operation, st.integers(0, 4), TEXTS, st.booleans())
+STATES = st.builds(
+    State,
+    st.one_of(st.just("runs"), TEXTS),
+    st.integers(0, 4),
+    st.lists(OPERATIONS, max_size=4).map(tuple),
+    TEXTS,
+    TEXTS,
+    st.lists(TEXTS, max_size=3).map(tuple),
+)
+
+
+@given(STATES)
+def test_what_is_told_arrives(told):
+    assert State.parse(json.loads(json.dumps(told.as_json()))) == told
+
+
+@given(st.lists(st.one_of(STATES, st.sampled_from([GONE, SILENT])), min_size=1, max_size=5))
+def test_every_rank_has_a_line(answers):
+    found = report(answers)
+    assert all(f"  rank {rank}: " in found.table for rank in range(len(answers)))
+
+
+JSON = st.recursive(
+    st.one_of(st.none(), st.booleans(), st.integers(), st.floats(), st.text()),
+    lambda inner: st.one_of(st.lists(inner, max_size=3), st.dictionaries(st.text(), inner, max_size=3)),
+    max_leaves=6,
+)
+
+
+@given(st.one_of(JSON, st.fixed_dictionaries(dict.fromkeys(State._fields, JSON))))
+def test_what_is_no_state_is_a_value_error(told: Any):
+    with suppress(ValueError):
+        assert isinstance(State.parse(told), State)

@@ -1,0 +1,128 @@
+"""Watchdogs of several ranks, here in one process: who warns of what, who tells whom, and what is raised then."""
+
+import threading
+
+import pytest
+
+from mpiagg.errors import MismatchError, StallError
+from mpiagg.watch import Recorder, Subject, Trail, Watchdog, done
+
+NAME = "00112233445566aa"
+
+
+class Rank:
+    """A rank of a job that has only a recorder and a watchdog."""
+
+    def __init__(self, rank, size, warn=0.0, timeout=1000.0):
+        self.recorder, self.trail = Recorder(), Trail(NAME, rank, size)
+        self.given_up = threading.Event()
+        self.dumped = threading.Event()
+        self.watchdog = Watchdog(
+            self.recorder, warn, timeout, lambda _: self.given_up.set(), lambda _: self.dumped.set()
+        )
+
+    def enter(self, what, waits=None):
+        subject = Subject(self.trail, what)
+        subject.waits = waits
+        subject.thread = threading.get_ident()
+        return self.recorder.begin(subject, True)
+
+
+@pytest.fixture
+def ranks():
+    made = [Rank(rank, 3) for rank in range(3)]
+    cards = [each.watchdog.card for each in made]
+    for each in made:
+        each.watchdog.join(each.trail, cards)
+    return made
+
+
+def test_every_rank_gets_the_same_report(ranks):
+    for each in ranks[:2]:
+        each.enter("a sum", lambda: "rank 2")
+    found = [each.watchdog.report(each.trail) for each in ranks]
+    assert found[0] == found[1] == found[2]
+    assert "rank 1: in it, waits for rank 2" in found[0].table
+    assert "rank 2: has not come" in found[0].table
+    assert ranks[0].trail.fault is None
+
+
+def test_a_mismatch_is_told_to_all(ranks):
+    for each, what in zip(ranks, ("a sum", "a sum", "a maximum"), strict=True):
+        each.enter(what)
+    found = ranks[1].watchdog.report(ranks[1].trail)
+    assert isinstance(found.fault, MismatchError)
+    for each in ranks:
+        with pytest.raises(MismatchError, match=r"ranks 0, 1: a sum; rank 2: a maximum"):
+            each.trail.check()
+
+
+def test_who_has_raised_is_told(ranks):
+    ranks[0].enter("a sum")
+    ranks[2].recorder.status = "raised ValueError: no"
+    assert ranks[1].trail.explain()
+    with pytest.raises(StallError, match="rank 2 raised ValueError: no"):
+        ranks[0].trail.check()
+
+
+def test_another_rank_takes_over_where_the_first_does_not_answer(ranks):
+    for each in ranks[1:]:
+        each.enter("a sum")
+    cards = [each.watchdog.card for each in ranks]
+    gone = cards[0]._replace(port=1)
+    for each in ranks[1:]:
+        each.watchdog.join(each.trail, [gone, *cards[1:]])
+    found = ranks[2].watchdog.report(ranks[2].trail)
+    assert "rank 0: is gone" in found.table
+    assert "rank 0 is gone" in str(ranks[1].trail.fault)
+
+
+def test_a_communicator_that_is_not_known_is_not_told_of(ranks):
+    ranks[0].watchdog.leave(ranks[0].trail)
+    assert "rank 0: does not answer" in ranks[1].watchdog.report(ranks[1].trail).table
+    assert ranks[0].watchdog.report(ranks[0].trail).table == ""
+
+
+@pytest.mark.parametrize("question", [{}, {"ask": "state"}, {"channel": 3}, {"ask": "report", "channel": "x"}])
+def test_what_is_no_question_is_a_value_error(ranks, question):
+    with pytest.raises(ValueError, match="no such communicator"):
+        ranks[0].watchdog.answer(question)
+
+
+def test_a_fault_that_is_none_changes_nothing(ranks):
+    for tell, text in (("KeyboardInterrupt", "x"), (["StallError"], "x"), ("StallError", 3)):
+        told = {"tell": tell, "text": text}
+        assert ranks[0].watchdog.answer({**told, "channel": NAME}) == {}
+    assert ranks[0].trail.fault is None
+
+
+def test_what_does_not_get_on_is_warned_of_once_in_a_while(capfd):
+    rank = Rank(0, 1, warn=1e-9)
+    rank.watchdog.join(rank.trail, [rank.watchdog.card])
+    first = object()
+    entry = rank.enter("a sum", lambda: first)
+    for _ in range(3):
+        rank.watchdog.look()
+    while "operation 1 of 1 ranks" not in (told := capfd.readouterr().err + (locals().get("told") or "")):
+        rank.watchdog.look()
+    assert "mpiagg: rank 0 has waited 0 s in operation 1, a sum for <object" in told
+    assert rank.dumped.is_set()
+    done(entry)
+    assert rank.recorder.running == []
+
+
+def test_what_goes_on_is_not_warned_of(capfd):
+    rank = Rank(0, 1, warn=1e-9)
+    rank.enter("a sum", object)  # another object each time is progress
+    rank.recorder.begin(Subject(rank.trail, "a plan that runs while its caller computes"), False)
+    for _ in range(10):
+        rank.watchdog.look()
+    assert capfd.readouterr().err == ""
+
+
+def test_a_wait_that_nobody_can_leave_ends_the_job():
+    rank = Rank(0, 1, timeout=-10.0)
+    rank.enter("the MPI library's own")
+    rank.watchdog.look()
+    rank.watchdog.look()
+    assert rank.given_up.wait(10)
