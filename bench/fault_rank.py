@@ -18,7 +18,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from bench.fault_cases import BEFORE_THE_FIRST, MISMATCHES, ODD, RIGHT, WRONG
+from bench.fault_cases import BEFORE_THE_FIRST, MAKING, MISMATCHES, ODD, RIGHT, WRONG
 
 if TYPE_CHECKING:
     import numpy as np
@@ -74,8 +74,8 @@ class Rank:
 
     def get_acquainted(self) -> None:
         """Make the communicators, so that a later fault meets ranks that know each other."""
-        self.comm = self.mpiagg.Comm(self.world)
         self.check(self.call(Asked()), Asked())
+        self.comm = self.mpiagg.Comm(self.world)
 
     def check(self, result: np.ndarray[Any, Any], asked: Asked) -> None:
         """Note whether a result is right."""
@@ -191,10 +191,7 @@ def missing(rank: Rank, fault: str) -> None:
     if rank.odd:
         time.sleep(FOREVER)
     with rank.observed():
-        if rank.way == BEFORE_THE_FIRST:
-            rank.get_acquainted()
-        else:
-            rank.perform(good(rank))
+        come(rank)
 
 
 def late(rank: Rank, fault: str) -> None:
@@ -204,11 +201,18 @@ def late(rank: Rank, fault: str) -> None:
     if rank.odd:
         time.sleep(LATE)
     with rank.observed():
-        if rank.way == BEFORE_THE_FIRST:
-            rank.get_acquainted()
-        else:
-            rank.perform(good(rank))
+        come(rank)
         rank.go_on()
+
+
+def come(rank: Rank) -> None:
+    """Do what the odd rank does not, or not yet."""
+    if rank.way == MAKING:
+        rank.mpiagg.Comm(rank.world).Free()
+    elif rank.way == BEFORE_THE_FIRST:
+        rank.get_acquainted()
+    else:
+        rank.perform(good(rank))
 
 
 def in_ddp(rank: Rank, fault: str) -> None:
@@ -233,9 +237,18 @@ def exception(rank: Rank, fault: str) -> None:
     with rank.observed():
         if rank.way == f"before {BEFORE_THE_FIRST}":
             rank.get_acquainted()
+        if rank.way == "in a call, by NumPy":
+            overflow(rank)
         if rank.way == "in a call, in an operator of the user's":
             rank.comm.Allreduce(rank.mpi.IN_PLACE, rank.array(Asked()), rank.mpi.Op.Create(add))
         rank.go_on()
+
+
+def overflow(rank: Rank) -> None:
+    """Add what is too large for its dtype; by an algorithm with messages, in which every rank adds."""
+    import numpy as np  # noqa: PLC0415
+
+    rank.mpiagg.allreduce(np.full(SHORT, 3e38, np.float32), algorithm="recursive_doubling")
 
 
 def add(a: Any, b: Any, datatype: Any) -> None:
@@ -258,8 +271,7 @@ def raise_somewhere(rank: Rank) -> None:
         rank.check(rank.call(Asked()), Asked())
     elif rank.way == "in a call, by NumPy":
         with np.errstate(all="raise"):
-            # By messages, so that this rank adds itself.
-            rank.mpiagg.allreduce(np.full(SHORT, 3e38, np.float32), algorithm="recursive_doubling")
+            overflow(rank)
     elif rank.way == "in a call, in an operator of the user's":
         rank.comm.Allreduce(rank.mpi.IN_PLACE, rank.array(Asked()), rank.mpi.Op.Create(fail))
     elif rank.way == "in a thread":

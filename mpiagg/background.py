@@ -16,6 +16,7 @@ from typing import Any, Final, Protocol
 import numpy as np
 from mpi4py import MPI
 
+from mpiagg.errors import RankFailedError
 from mpiagg.plan import Plan
 
 RUNNING_PAUSE: Final = 2e-4
@@ -86,6 +87,8 @@ class Driver:
     def _drive(self, driven: Driven) -> bool:
         try:
             return driven.drive_if_free()
+        except RankFailedError:  # which the program can survive, when it comes to wait for this
+            return False
         except Exception:  # noqa: BLE001 - who is driven keeps it for its own wait; who waits by MPI's must see it too
             threading.excepthook(threading.ExceptHookArgs((*sys.exc_info(), self._thread)))
             return False

@@ -117,7 +117,7 @@ class Comm(MPI.Intracomm):
             alive, new = survivors(self), None
             with suppress(RankFailedError):  # yet another
                 new = self._of(alive)
-            if all_agree(alive, new is not None) and new is not None:
+            if all_agree(alive, word=new is not None) and new is not None:
                 return new
 
     # -- blocking calls

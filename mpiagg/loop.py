@@ -169,7 +169,7 @@ class Loop:
             survived = True
         except RankFailedError as error:
             self.failures.append(error)
-        return all_agree(self.comm, survived) if active() else survived
+        return all_agree(self.comm, word=survived) if active() else survived
 
     def _train(self, steps: int) -> None:
         if self._flags is None:

@@ -285,7 +285,7 @@ class Plan(Generic[Result]):
         if not self._idle:
             if not self._channel.failures.broken:
                 raise self._in_use()
-            self._releases = ()  # messages to the dead, which may never end
+            self._releases, self._running = (), None  # messages to the dead, which may never end
         self._freed = True
         self._idle, self._rounds, self._run = False, (), _nothing
         releases, self._releases = self._releases, ()

@@ -53,11 +53,15 @@ class Job:
         return "\n".join(told)
 
 
-def run_job(folder, ranks, tests, seconds=JOB_SECONDS, leave_out=()):
-    """Run ``tests`` on a number of ranks and return the job; no process of it is left afterwards."""
+def run_job(folder, ranks, tests, *, seconds=JOB_SECONDS, leave_out=(), only=""):
+    """Run ``tests`` on a number of ranks and return the job; no process of it is left afterwards.
+
+    ``leave_out`` are files, and ``only`` is an expression of marks.
+    """
     mark = uuid.uuid4().hex
     arguments = ["-m", "mpi4py", str(HERE / "rank.py"), str(folder), str(tests), "-x", "-q"]
     arguments += [f"--ignore={path}" for path in leave_out]
+    arguments += ["-m", only] if only else []
     arguments += ["-c", str(HERE.parent / "pyproject.toml"), "--timeout=60", "--timeout-method=thread"]
     with subprocess.Popen(
         command(ranks, arguments),

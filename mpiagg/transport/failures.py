@@ -14,9 +14,11 @@ from contextlib import contextmanager, suppress
 from functools import cache
 from typing import Final
 
+import numpy as np
 from mpi4py import MPI
 
 from mpiagg.errors import Error, RankFailedError
+from mpiagg.transport.texts import complete
 from mpiagg.watch import ranks_in_words
 
 ENABLED: Final = "OMPI_MCA_mpi_ft_enable"
@@ -141,18 +143,29 @@ def survivors(comm: MPI.Intracomm) -> MPI.Intracomm:
     ------
     Error
         If this job does not go on when ranks die.
+    StallError
+        If a rank that is alive does not come within the timeout.
     """
     if not active():
         raise Error(NEEDED)
     plain = MPI.Intracomm(comm)
     if failed_ranks(plain):
         plain.Revoke()  # whoever is still in a call on it comes here, too
+    all_agree(plain, word=True)  # only to have all of them here: the next call has no deadline
     return MPI.Intracomm(plain.Shrink())
 
 
-def all_agree(comm: MPI.Intracomm, word: bool) -> bool:
-    """Return whether all ranks are alive and say yes: the same on all that are alive; collective, also after deaths."""
+def all_agree(comm: MPI.Intracomm, *, word: bool) -> bool:
+    """Return whether all ranks are alive and say yes: the same on all that are alive; collective, also after deaths.
+
+    Raises
+    ------
+    StallError
+        If a rank that is alive does not come within the timeout.
+    """
+    agreed = np.array([word], np.intc)
     try:
-        return bool(comm.Agree(int(word)))
+        complete(comm.Iagree(agreed), "agree on who is alive")
     except MPI.Exception:
         return False
+    return bool(agreed[0])

@@ -314,6 +314,8 @@ class Channel:
                 self._abandon()
             else:
                 self._free_together()
+        if (watchdog := process().watchdog) is not None:
+            watchdog.leave(self.trail)
 
     def _abandon(self) -> None:
         """Leave what can only be freed by all ranks: one of them has died."""
@@ -336,8 +338,6 @@ class Channel:
         if not self.open:
             self.node.free()
             self.comm.Free()
-        if (watchdog := process().watchdog) is not None:
-            watchdog.leave(self.trail)
 
 
 def _pieces(chunk: Array) -> Iterator[Array]:

@@ -373,6 +373,7 @@ def test_messages_of_the_user_do_not_meet_ours(comm, carried):
     assert len(carried) == 7
 
 
+@pytest.mark.few_ranks
 def test_two_hundred_communicators_made_and_freed():
     for turn in range(200):
         comm = mpiagg.Comm(NATIVE)

@@ -272,6 +272,7 @@ def test_a_started_plan_in_which_something_raises_is_not_done(world, size):
 # -- memory
 
 
+@pytest.mark.few_ranks
 @pytest.mark.parametrize("algorithm", [*mpiagg.algorithms("allreduce"), "native"])
 def test_the_steady_state_allocates_nothing(comm, algorithm):
     x = np.ones(20_000)

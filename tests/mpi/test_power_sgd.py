@@ -231,6 +231,7 @@ def sent_by_allreduce(*vectors):
     return total
 
 
+@pytest.mark.few_ranks
 def test_what_is_sent_for_a_resnet_is_what_the_paper_says():
     mine = [np.ones(shape, np.float32) for shape in resnet18()]
     numbers = sum(x.size for x in mine)

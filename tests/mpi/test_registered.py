@@ -24,6 +24,7 @@ def alone(size):
     return size == 1
 
 
+@pytest.mark.few_ranks
 def test_arrays_are_like_numpys(comm, alone):
     for shape, dtype in product((0, 5, (), (3,), (2, 3), (0, 4), np.int64(4), (np.int8(2), 2)), ("f", "e", "?", "D")):
         x, wanted = mpiagg.empty(shape, dtype, comm=comm), np.empty(shape, dtype)
@@ -44,6 +45,7 @@ def test_defaults(size, alone):
     assert mpiagg.allreduce(x, out=x).tolist() == [size] * 9
 
 
+@pytest.mark.few_ranks
 @pytest.mark.parametrize(
     ("arguments", "error", "words"),
     [
@@ -237,6 +239,7 @@ def mapped():
         return len(re.findall("rw-s", maps.read()))
 
 
+@pytest.mark.few_ranks
 def test_communicators_take_their_memory_along(world, size):
     def make_and_free():
         comm = world.Dup()
@@ -302,6 +305,7 @@ def test_without_memory_all_goes_by_messages(comm, rank, size, monkeypatch):
     assert not windows(comm)
 
 
+@pytest.mark.few_ranks
 def test_memory_that_runs_out(comm, rank, size, monkeypatch, alone):
     length = 9000
     vectors = [values(other, length) for other in range(size)]

@@ -138,6 +138,7 @@ ARRAYS = {"one shot": (4, False), "in place": (9000, True), "by mail": (5000, Fa
 KINDS = list(ARRAYS) if MPI.COMM_WORLD.size <= 4 else ["in place"]
 
 
+@pytest.mark.few_ranks
 @pytest.mark.parametrize("how", ["error", "Ctrl-C"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_call_that_fails_on_one_rank(broken, world, rank, size, monkeypatch, kind, how):  # noqa: PLR0917 - fixtures and parameters

@@ -13,6 +13,7 @@ from mpiagg.transport import channel_of, channels, messages, wait_patiently
 pytestmark = pytest.mark.mpi
 
 
+@pytest.mark.few_ranks
 @pytest.mark.parametrize("algorithm", [*mpiagg.algorithms("allreduce"), "auto"])
 @pytest.mark.parametrize("most", [1, 8, 12])
 def test_long_messages_are_cut(comm, rank, size, monkeypatch, algorithm, most):  # noqa: PLR0917 - fixtures and parameters

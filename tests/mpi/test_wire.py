@@ -182,6 +182,7 @@ def test_error_feedback_loses_nothing(wire, divide_before):
     assert np.abs(total_out - total_in).max() > 1e-4
 
 
+@pytest.mark.few_ranks
 @given(st.lists(st.floats(-1e3, 1e3, width=32), min_size=1, max_size=40), st.floats(0.1, 10))
 def test_what_is_left_stays_small(values, scale):
     with mpiagg.ErrorFeedback(mpiagg.AllReduce(op="sum", wire="u8")) as aggregation:

@@ -87,19 +87,24 @@ class Cluster:
         """Return what Slurm says of a job under a name, for each task of an array."""
         return re.findall(rf"\b{name}=(\S+)", self.run("scontrol", "show", "job", "--oneliner", job))
 
-    def wait_until(self, what, job, seconds=JOB_SECONDS):
-        """Wait until something is so of a job."""
-        deadline = time.monotonic() + seconds
+    def ended(self, job):
+        return set(self.facts(job, "JobState")) <= ENDED
+
+    def wait_until(self, what, job):
+        """Wait until something is so of a job, and fail if the job ends before."""
+        deadline = time.monotonic() + JOB_SECONDS
         while not what():
-            told = self.run("scontrol", "show", "job", job)
-            assert time.monotonic() < deadline, f"it took too long:\n{told}\n{self.printed(job)}"
+            over = self.ended(job)
+            if what():
+                return
+            assert not over, self.printed(job)
+            assert time.monotonic() < deadline, f"{self.run('scontrol', 'show', 'job', job)}\n{self.printed(job)}"
             time.sleep(0.1)
 
     def wait(self, job):
-        """Wait until a job has ended."""
-        self.wait_until(lambda: set(self.facts(job, "JobState")) <= ENDED, job)
-        (state, *others) = self.facts(job, "JobState")
-        assert not set(others) - {state}
+        """Wait until a job has ended, with all its tasks if it is an array."""
+        self.wait_until(lambda: self.ended(job), job)
+        (state,) = set(self.facts(job, "JobState"))
         return Job(state, int(self.facts(job, "Restarts")[0]), self.printed(job))
 
 
