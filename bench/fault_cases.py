@@ -5,7 +5,7 @@ Nothing here starts a job or knows MPI; bench/fault_rank.py does on each rank wh
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from signal import SIGCONT, SIGINT, SIGKILL, SIGSTOP, SIGTERM
 from typing import Final, Literal, NamedTuple
 
@@ -67,8 +67,6 @@ class Case(NamedTuple):
     fault, way : str
         What goes wrong, and in which call or state.
     expected : Expected
-    environment : mapping of str to str
-        What the ranks have beside their usual one.
     signals : tuple
         What is sent to the odd rank: by how many warnings' times after it has said that it is there, and what.
     launch : {"mpiexec", "alone", "other"}
@@ -81,7 +79,6 @@ class Case(NamedTuple):
     fault: str
     way: str
     expected: Expected
-    environment: Mapping[str, str] = {}  # noqa: RUF012 - a default that nobody changes
     signals: tuple[tuple[float, int], ...] = ()
     launch: Literal["mpiexec", "alone", "other"] = "mpiexec"
     little_shm: bool = False
@@ -203,7 +200,7 @@ def _bad_data() -> Iterator[Case]:
 
 
 def _surroundings() -> Iterator[Case]:
-    shared = Expected("error", "at once", "/dev/shm", ("MemoryError",))
+    shared = Expected("error", "at once", "bytes of shared memory", ("MemoryError",))
     yield Case("full /dev/shm", "mpiagg.empty", shared, little_shm=True)
     for way in ("short", "long", "plan"):
         yield Case("full /dev/shm", way, Expected("go on", "at once"), little_shm=True)

@@ -38,7 +38,6 @@ FRESH: Final = 2.0
 
 PACE: Final = 0.02
 LITTLE: Final = "64m"
-MOST_SAID: Final = 2000
 
 
 class Limits(NamedTuple):
@@ -117,6 +116,8 @@ class Outcome(NamedTuple):
         How many processes outlived it.
     shm : tuple of str
         What it left in its own /dev/shm.
+    brought_about : bool
+        Whether the job came to where the fault is.
     """
 
     status: int | None
@@ -125,6 +126,7 @@ class Outcome(NamedTuple):
     launcher: str = ""
     left: int = 0
     shm: tuple[str, ...] = ()
+    brought_about: bool = True
 
 
 # -- judging
@@ -132,7 +134,7 @@ class Outcome(NamedTuple):
 
 def complaints(case: Case, ranks: int, outcome: Outcome, limits: Limits) -> list[str]:
     """Return in words what is wrong with an outcome; nothing, if it is as expected."""
-    found = []
+    found = [] if outcome.brought_about else ["the fault did not come about"]
     if outcome.status is None:
         found.append(f"it had to be ended after {outcome.seconds:.1f} s")
     elif outcome.seconds > limits.of(case):
@@ -258,16 +260,14 @@ def can_mount() -> bool:
 def _environment(case: Case, ranks: int, limits: Limits, folder: Path) -> dict[str, str]:
     silent = case.expected.speakers in {"others", "odd"}
     paths = [str(TOP), *filter(None, [os.environ.get("PYTHONPATH")])]
-    usual = {name: value for name, value in os.environ.items() if not name.startswith("MPIAGG_")}
     return {
-        **{**launch.environment(), **usual},
+        **{name: value for name, value in launch.environment().items() if not name.startswith("MPIAGG_")},
         "PYTHONPATH": os.pathsep.join(paths),
         "MPIAGG_WARN": f"{limits.warn:g}",
         "MPIAGG_TIMEOUT": f"{limits.timeout:g}",
         "MPIAGG_RECORD_DIR": str(folder / "recordings"),
         "FAULTS_SPEAKERS": str(ranks - 1 if silent else ranks),
         "FAULTS_PATIENCE": f"{limits.timeout + FRESH:g}",
-        **case.environment,
     }
 
 
@@ -310,7 +310,7 @@ def _outcome(folder: Path, status: int | None, ended: float, left: int) -> Outco
     sent = folder / "signalled"
     faults = [float(sent.read_text())] if sent.exists() else []
     faults += [event["time"] for _, event in events if event["event"] == "fault"]
-    fault = min(faults, default=min((event["time"] for _, event in events), default=ended))
+    fault = min(faults, default=ended)
     pids = sorted(int(path.stem) for path in folder.glob("*.said"))
     said = [
         _said([event for other, event in events if other == pid], folder / f"{pid}.err", fault, folder) for pid in pids
@@ -324,6 +324,7 @@ def _outcome(folder: Path, status: int | None, ended: float, left: int) -> Outco
         _without_places((folder / "launcher").read_text(errors="replace"), folder),
         left,
         tuple(name for name in shm.read_text().split() if name != "full") if shm.exists() else (),
+        brought_about=bool(faults),
     )
 
 
@@ -344,6 +345,11 @@ def _said(events: Sequence[dict[str, Any]], printed: Path, fault: float, folder:
 
 def _without_places(text: str, folder: Path) -> str:
     """Return a text without the names of this machine and of its folders."""
-    for name, instead in ((str(folder), "FOLDER"), (str(TOP), "."), (sys.prefix, "VENV"), (socket.gethostname(), "node")):
+    for name, instead in (
+        (str(folder), "FOLDER"),
+        (str(TOP), "."),
+        (sys.prefix, "VENV"),
+        (socket.gethostname(), "node"),
+    ):
         text = text.replace(name, instead)
     return text

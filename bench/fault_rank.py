@@ -7,150 +7,28 @@ All that it prints goes to ``FOLDER/<process>.err``, and what it sees, with the 
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import Any, Final
 
-from bench.fault_cases import BEFORE_THE_FIRST, MAKING, MISMATCHES, ODD, RIGHT, WRONG
-
-if TYPE_CHECKING:
-    import numpy as np
+from bench.fault_cases import BEFORE_THE_FIRST, MAKING, MISMATCHES, ODD
+from bench.fault_witness import PACE, SHORT, Asked, Rank
 
 WARN: Final = float(os.environ["MPIAGG_WARN"])
 LATE: Final = 2.5 * WARN
 """Seconds that a late rank is late."""
 
 FOREVER: Final = 1000.0
-SHORT, LONG = 100, 200_003
-PACE: Final = 0.01
+LONG: Final = 200_003
+LEFT: Final = 3 * 2**20
+"""Bytes that are left of a file system that is full; less than a window of this package has."""
 
-
-class Asked(NamedTuple):
-    """A collective call."""
-
-    collective: str = "allreduce"
-    length: int = SHORT
-    dtype: str = "float32"
-    op: str = "sum"
-    root: int = 0
-    algorithm: str = "auto"
-
-
-class Rank:
-    """This process: what it works with, and its notes.
-
-    Parameters
-    ----------
-    folder : Path
-        Where the ranks' notes are.
-    way : str
-        In which call or state the fault comes.
-    """
-
-    def __init__(self, folder: Path, way: str) -> None:
-        self.folder, self.way = folder, way
-        self._file = (folder / f"{os.getpid()}.said").open("w", buffering=1)
-
-    def note(self, event: str, **more: object) -> None:
-        """Write down what happens."""
-        self._file.write(json.dumps({"time": time.monotonic(), "event": event, **more}) + "\n")
-
-    def start(self) -> None:
-        """Start MPI."""
-        import mpiagg  # noqa: PLC0415 - nothing may be printed before this process's output goes where it should
-        from mpi4py import MPI  # noqa: PLC0415
-
-        self.mpi, self.mpiagg, self.world = MPI, mpiagg, MPI.COMM_WORLD
-        self.rank, self.size = self.world.Get_rank(), self.world.Get_size()
-        self.odd = self.rank == ODD
-        self.note("rank", rank=self.rank)
-
-    def get_acquainted(self) -> None:
-        """Make the communicators, so that a later fault meets ranks that know each other."""
-        self.check(self.call(Asked()), Asked())
-        self.comm = self.mpiagg.Comm(self.world)
-
-    def check(self, result: np.ndarray[Any, Any], asked: Asked) -> None:
-        """Note whether a result is right."""
-        total, root = self.size * (self.size + 1) // 2, asked.root + 1
-        right: int | list[list[int]] = {"sum": total, "max": self.size}[asked.op]
-        if asked.collective == "broadcast":
-            right = root
-        self.note("result", result=RIGHT if (result == right).all() else WRONG)
-
-    def array(self, asked: Asked) -> np.ndarray[Any, Any]:
-        """Return what this rank passes."""
-        import numpy as np  # noqa: PLC0415
-
-        return np.full(asked.length, self.rank + 1, asked.dtype)
-
-    def call(self, asked: Asked, **more: object) -> np.ndarray[Any, Any]:
-        """Make a call by the face of arrays."""
-        return getattr(self.mpiagg, asked.collective)(self.array(asked), **self._keywords(asked), **more)  # type: ignore[no-any-return]
-
-    @staticmethod
-    def _keywords(asked: Asked) -> dict[str, object]:
-        kind: dict[str, object] = {"root": asked.root} if asked.collective == "broadcast" else {"op": asked.op}
-        return {**kind, "algorithm": asked.algorithm}
-
-    def begin(self, asked: Asked) -> Callable[[], np.ndarray[Any, Any]]:
-        """Begin a call in this case's way, and return what ends it and returns the result."""
-        x = self.array(asked)
-        if self.way == "nonblocking":
-            request = self._by_mpi(asked, x, "I")
-            return lambda: request.Wait() and x
-        if self.way == "Comm":
-            self._by_mpi(asked, x, "")
-            return lambda: x
-        if self.way == "plan":
-            make = getattr(self.mpiagg, f"{asked.collective}_init")
-            return make(x, **self._keywords(asked))  # type: ignore[no-any-return]
-        result = self.call(asked, check=True) if self.way == "check=True" else self.call(asked)
-        return lambda: result
-
-    def _by_mpi(self, asked: Asked, x: np.ndarray[Any, Any], prefix: str) -> Any:
-        """Call the communicator, or begin to."""
-        if asked.collective == "broadcast":
-            return getattr(self.comm, f"{prefix}bcast" if prefix else "Bcast")(x, root=asked.root)
-        op = {"sum": self.mpi.SUM, "max": self.mpi.MAX}[asked.op]
-        return getattr(self.comm, f"{prefix}allreduce" if prefix else "Allreduce")(self.mpi.IN_PLACE, x, op)
-
-    def perform(self, *calls: Asked) -> None:
-        """Make calls in this case's way, all begun before the first is waited for where that can be; note results."""
-        for asked, end in [(asked, self.begin(asked)) for asked in calls]:
-            self.check(end(), asked)
-
-    @contextmanager
-    def observed(self) -> Iterator[None]:
-        """Note an error in this block, and raise it again when those who have something to say have said it."""
-        try:
-            yield
-        except Exception as error:
-            self.note("error", kind=type(error).__name__, text=str(error))
-            (self.folder / f"{os.getpid()}.finished").touch()
-            self._wait_for_others()
-            raise
-
-    def _wait_for_others(self) -> None:
-        """Wait until all ranks that can are at an end: who raises ends the job, and would cut the others short."""
-        speakers = int(os.environ["FAULTS_SPEAKERS"])
-        deadline = time.monotonic() + float(os.environ["FAULTS_PATIENCE"])
-        while len(list(self.folder.glob("*.finished"))) < speakers and time.monotonic() < deadline:
-            time.sleep(PACE)
-
-    def go_on(self) -> None:
-        """Work on as if nothing had happened."""
-        for _ in range(2):
-            self.check(self.call(Asked()), Asked())
-        self.note("done")
-        (self.folder / f"{os.getpid()}.finished").touch()
 
 
 def good(rank: Rank, fault: str = "") -> Asked:
@@ -159,7 +37,7 @@ def good(rank: Rank, fault: str = "") -> Asked:
     if rank.way == "native":
         return asked._replace(algorithm="native")
     if rank.way in {"long", "nonblocking"}:
-        return asked._replace(length=LONG, algorithm="tree" if fault == "root" or fault == "collective" else "ring")
+        return asked._replace(length=LONG, algorithm="tree" if fault in {"root", "collective"} else "ring")
     return asked
 
 
@@ -342,12 +220,14 @@ def checkpoint(rank: Rank, fault: str) -> None:
 
 
 def full_shm(rank: Rank, fault: str) -> None:
-    """Fill the file system of shared memory."""
+    """Fill the file system of shared memory, but for what the MPI library needs: Open MPI crashes in full ones."""
     del fault
     if rank.rank == 0:
-        with suppress(OSError), Path("/dev/shm/full").open("wb", buffering=0) as file:  # noqa: S108 - of this job alone
+        full = Path("/dev/shm/full")  # noqa: S108 - of this job alone
+        with suppress(OSError), full.open("wb", buffering=0) as file:
             while file.write(bytes(2**16)):
                 pass
+        os.truncate(full, full.stat().st_size - LEFT)
     rank.world.Barrier()
     rank.note("fault")
     with rank.observed():
@@ -409,6 +289,8 @@ def main(fault: str, way: str, folder: Path) -> None:
     signal.signal(signal.SIGINT, signal.default_int_handler)  # who starts jobs in the background has it ignored
     rank = Rank(folder, way)
     surroundings(fault, way, folder)
+    if fault == "wrong launcher":
+        rank.note("fault")  # MPI may end this process when it starts
     rank.start()
     act = FAULTS[fault]
     if way == "DDP":

@@ -2,9 +2,9 @@
 
     python -m bench.faults [--ranks 2,4,5] [--only NAME] [-o FILE.json]
 
-It runs at the top of the repository, with this Python and the mpiexec of the MPI library that mpi4py loads. Each case is
-a job of its own with small deadlines. ``not ok`` is what hangs, has a wrong result, leaves processes behind, or does not
-say what it should; then the exit status is 1. docs/faults.md is made of what is saved, by docs/make_faults.py.
+It runs at the top of the repository, with this Python and the mpiexec of the MPI library that mpi4py loads. Each case
+is a job of its own with small deadlines. ``not ok`` is what hangs, has a wrong result, leaves processes behind, or does
+not say what it should; then the exit status is 1. docs/make_faults.py makes docs/faults.md of what is saved.
 """
 
 from __future__ import annotations

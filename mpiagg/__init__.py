@@ -11,6 +11,7 @@ What needs MPI is imported when it is first asked for, so that the algorithms ca
 from a process that is no part of an MPI job.
 """
 
+import sys
 from importlib import import_module
 from typing import TYPE_CHECKING
 
@@ -137,6 +138,9 @@ _HOMES = {
     "mpiagg.registered": ("empty",),
 }
 _HOME = {name: home for home, names in _HOMES.items() for name in names}
+
+if "mpi4py.MPI" in sys.modules:
+    import_module("mpiagg.transport")  # from now on, a rank that fails ends the job
 
 
 def __getattr__(name: str) -> object:

@@ -20,7 +20,7 @@ from mpiagg.background import threads_allowed
 from mpiagg.calls import Call
 from mpiagg.errors import RankFailedError
 from mpiagg.requests import Prequest, Request
-from mpiagg.transport import channel_of
+from mpiagg.transport import channel_of, meet
 from mpiagg.transport.failures import all_agree, survivors
 from mpiagg.tuning import Memory
 
@@ -60,6 +60,8 @@ class Comm(MPI.Intracomm):
     def __new__(cls, comm: MPI.Comm | None = None) -> Self:
         """Duplicate the communicator."""
         plain = MPI.Intracomm(comm)
+        if plain:
+            meet(plain)
         return cls._of(plain.Dup() if plain else plain)
 
     @classmethod
@@ -75,18 +77,22 @@ class Comm(MPI.Intracomm):
 
     def Dup(self, info: MPI.Info | None = None) -> Self:
         """Duplicate the communicator."""
+        meet(self)
         return self._of(super().Dup(info))
 
     def Clone(self) -> Self:
         """Duplicate the communicator."""
+        meet(self)
         return self._of(super().Clone())
 
     def Dup_with_info(self, info: MPI.Info) -> Self:
         """Duplicate the communicator with hints."""
+        meet(self)
         return self._of(super().Dup_with_info(info))
 
     def Create(self, group: MPI.Group) -> Self:
         """Create a communicator from a group."""
+        meet(self)
         return self._of(super().Create(group))
 
     def Create_group(self, group: MPI.Group, tag: int = 0) -> Self:
@@ -95,10 +101,12 @@ class Comm(MPI.Intracomm):
 
     def Split(self, color: int = 0, key: int = 0) -> Self:
         """Split the communicator by color and key."""
+        meet(self)
         return self._of(super().Split(color, key))
 
     def Split_type(self, split_type: int, key: int = 0, info: MPI.Info = MPI.INFO_NULL) -> Self:
         """Split the communicator by where its ranks are."""
+        meet(self)
         return self._of(super().Split_type(split_type, key, info))
 
     def shrink(self) -> Self:

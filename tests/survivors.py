@@ -30,7 +30,7 @@ def die():
 CALLS = {
     "gates": lambda comm: mpiagg.allreduce(np.ones(10), comm=comm),
     "messages": lambda comm: mpiagg.allreduce(np.ones(10), algorithm="ring", comm=comm),
-    "long": lambda comm: mpiagg.broadcast(np.ones(300_000), algorithm="tree", comm=comm),
+    "long": lambda comm: mpiagg.allreduce(np.ones(300_000), algorithm="tree", comm=comm),
     "native": lambda comm: mpiagg.allreduce(np.ones(10), algorithm="native", comm=comm),
     "meeting": lambda comm: channel_of(comm).agree("go on"),
     "memory": lambda comm: mpiagg.empty(100, comm=comm),

@@ -22,6 +22,7 @@ from mpiagg.program import Program, in_turn
 from mpiagg.schedules import Collective
 from mpiagg.transport import SHARED_TAG, channel_of
 from mpiagg.tuning import Choice
+from mpiagg.watch import Subject
 
 Self = TypeVar("Self", bound="Aggregation")
 
@@ -137,13 +138,16 @@ class Aggregation(ABC):
         """Free the aggregation."""
         self.free()
 
-    def _plan(self, program: Program) -> Plan[None]:
-        """Return a plan that counts what it sends."""
+    def _plan(self, program: Program, vector: Array | None = None) -> Plan[None]:
+        """Return a plan that counts what it sends; ``vector`` is what it works on, if that is one, for reports."""
 
         def count() -> None:
             self.bytes_sent += plan.sent_bytes
 
-        plan = Plan(self._channel, in_turn(program, count), result=None, label=type(self).__name__)
+        name = type(self).__name__
+        what = name if vector is None else f"{name} of {vector.size} {vector.dtype}"
+        subject = Subject(self._channel.trail, what, nbytes=0 if vector is None else vector.nbytes)
+        plan = Plan(self._channel, in_turn(program, count), result=None, label=name, subject=subject)
         return plan
 
     def _check_dtype(self, dtype: np.dtype[Any]) -> None:

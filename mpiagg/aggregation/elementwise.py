@@ -114,7 +114,7 @@ class Elementwise(Aggregation):
             vector = group.pack(tensors)
             # Once ranks map each other's devices, other plans are right, on all of them at the same call.
             mapped = group.device is not HOST and self._channel.device_memory is not None
-            plan = packing.plan(vector, (variant, mapped), lambda memory: self._plan(bind(memory)))
+            plan = packing.plan(vector, (variant, mapped), lambda memory: self._plan(bind(memory), memory))
             plan()
             group.unpack(vector, tensors)
         settle(*(tensors if any(group.device is not HOST for group in packing.groups) else ()))

@@ -1,11 +1,11 @@
 """How chunks cross between ranks."""
 
-from mpiagg.transport.channels import channel_of
+from mpiagg.transport.channels import channel_of, meet
 from mpiagg.transport.gates import SIGNATURE_BITS, Gate
 from mpiagg.transport.memory import LINE, NOWHERE, Block, Position, SharedMemory, Window
 from mpiagg.transport.messages import SHARED_TAG, Channel
 from mpiagg.transport.nodes import Node
-from mpiagg.transport.process import CHECK, process
+from mpiagg.transport.process import CHECK, ending, process
 from mpiagg.transport.waiting import DEFAULT_TIMEOUT, YIELDS, YIELDS_IN_A_CROWD, check_timeout, wait_patiently
 
 __all__ = [
@@ -25,7 +25,10 @@ __all__ = [
     "SharedMemory",
     "Window",
     "channel_of",
+    "meet",
     "check_timeout",
     "process",
     "wait_patiently",
 ]
+
+ending()

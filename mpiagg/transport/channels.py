@@ -10,7 +10,10 @@ import atexit
 
 from mpi4py import MPI
 
-from mpiagg.transport.messages import Channel
+from mpiagg.errors import StallError
+from mpiagg.transport.messages import MAKE, Channel
+from mpiagg.transport.process import ending
+from mpiagg.transport.texts import complete, meeting
 
 
 def channel_of(comm: MPI.Intracomm | None) -> Channel:
@@ -37,6 +40,25 @@ def channel_of(comm: MPI.Intracomm | None) -> Channel:
     return channel
 
 
+def meet(comm: MPI.Intracomm) -> None:
+    """Wait for all ranks of a communicator, on which they are about to make another; with a deadline.
+
+    Raises
+    ------
+    StallError
+        If a rank does not come within the timeout.
+    RankFailedError
+        If a rank has died.
+    """
+    channel = comm.Get_attr(_keyval())
+    if isinstance(channel, Channel):
+        channel.gather(b"", MAKE)
+        return
+    plain = MPI.Intracomm(comm)
+    with meeting(MAKE, None) as subject:
+        complete(plain.Ibarrier(), MAKE, subject)
+
+
 _channels: dict[int, Channel] = {}
 _KEYVAL: list[int] = []
 
@@ -59,5 +81,8 @@ def _free_all() -> None:
     """Free what is still open, in the order in which it was made, before MPI is finalised."""
     if MPI.Is_finalized():
         return
-    for channel in list(_channels.values()):
-        channel.free()
+    try:
+        for channel in list(_channels.values()):
+            channel.free()
+    except StallError as error:  # what follows waits for all ranks, too, and has no deadline
+        ending().give_up(f"{error}, at the end of the program")

@@ -77,7 +77,6 @@ class Failures:
         self.comms = [comm]
         self.broken = False
         self._size = comm.Get_size()
-        self._ranks: tuple[int, ...] = ()
         self._looked = 0.0
 
     def look(self) -> None:
@@ -103,16 +102,12 @@ class Failures:
             self.broken = True
         deadline = time.monotonic() + PATIENCE
         # Another rank may have known first, and revoked.
-        while not self._ranks and time.monotonic() < deadline:
-            self._ranks = failed_ranks(self.comms[0])
-            time.sleep(0 if self._ranks else 1e-3)
-        return RankFailedError(self._in_words(), self._ranks)
-
-    def _in_words(self) -> str:
-        if not self._ranks:
-            return "another rank has given the communicator up; comm.shrink() gives a new one"
-        dead = f"{ranks_in_words(self._ranks)} of {self._size} {'has' if len(self._ranks) == 1 else 'have'} died"
-        return f"{dead}; comm.shrink() gives a communicator of the others"
+        while not (ranks := failed_ranks(self.comms[0])) and time.monotonic() < deadline:
+            time.sleep(1e-3)
+        if not ranks:
+            return RankFailedError("another rank has given the communicator up; comm.shrink() gives a new one")
+        dead = f"{ranks_in_words(ranks)} of {self._size} {'has' if len(ranks) == 1 else 'have'} died"
+        return RankFailedError(f"{dead}; comm.shrink() gives a communicator of the others", ranks)
 
     def raise_for(self, error: BaseException) -> None:
         """Raise RankFailedError, if an error comes of a death."""

@@ -18,7 +18,7 @@ from mpiagg.arrays import HOST, Accelerator, Array, Device, address, device_of
 from mpiagg.errors import DeviceError
 from mpiagg.transport.device_memory import DeviceWindow
 from mpiagg.transport.nodes import Node
-from mpiagg.transport.texts import complete
+from mpiagg.transport.texts import complete, meeting
 
 PAGE: Final = 4096
 LINE: Final = 64
@@ -253,8 +253,9 @@ class SharedMemory:
         """Return what every rank of the node tells the others."""
         mine = np.array(words, np.int64)
         everyone = np.empty((self._node.size, mine.size), np.int64)
-        with self._node.failures.told():
-            complete(self._node.comm.Iallgather(mine, everyone), "set up shared memory")
+        purpose = "set up shared memory on a node"
+        with self._node.failures.told(), meeting(purpose, self._node.trail) as subject:
+            complete(self._node.comm.Iallgather(mine, everyone), purpose, subject)
         return [tuple(row) for row in everyone.tolist()]
 
     def _cut(self, nbytes: int) -> Position:

@@ -29,8 +29,8 @@ from mpiagg.transport.memory import Block, SharedMemory
 from mpiagg.transport.nodes import Node
 from mpiagg.transport.process import process
 from mpiagg.transport.tags import Tags
-from mpiagg.transport.texts import complete, gather
-from mpiagg.watch import CARD_BYTES, Card, Subject, Trail, who_says_what
+from mpiagg.transport.texts import complete, gather, meeting
+from mpiagg.watch import CARD_BYTES, Card, Trail, who_says_what
 
 MOST_BYTES: Final = 2**30
 """Longer messages are cut: MPI counts are 32-bit integers in many libraries."""
@@ -40,6 +40,9 @@ MOST_KNOWN: Final = 1024
 
 SHARED_TAG: Final = 0
 """Stands for the tags of blocking calls: they follow one another, so those of the same operation can share them."""
+
+MAKE: Final = "make a communicator"
+"""What ranks come together for before calls of the MPI library that wait for all of them without a deadline."""
 
 NAME_BYTES: Final = 8
 """Bytes of a channel's name."""
@@ -100,14 +103,15 @@ class Channel:
     def _set_up(self, comm: MPI.Intracomm) -> None:
         """Make what belongs to the channel, on a communicator of mpi4py's own class; collective."""
         # What follows are calls of the MPI library's that wait without a deadline; so all come together first.
-        complete(comm.Ibarrier(), "set up a communicator", Subject(self.trail, "the making of a communicator"))
+        with meeting(MAKE, self.trail) as subject:
+            complete(comm.Ibarrier(), MAKE, subject)
         refuse_copies(MPI.COMM_WORLD.Get_size(), MPI.get_vendor()[0])
         # Created, not duplicated: the caller's attributes stay with the caller.
         group = comm.Get_group()
         self.comm = MPI.Intracomm(comm.Create(group))
         group.Free()
         self.failures.comms.append(self.comm)
-        self.node = Node(self.comm, self.failures)
+        self.node = Node(self.comm, self.failures, self.trail)
         self.memory = SharedMemory(self.node)
         self.device_memory: SharedMemory | None = None
         self.nccl: Nccl | None = None
@@ -328,6 +332,8 @@ class Channel:
 
     def _free_together(self) -> None:
         """Free what all ranks free together, but for what might hang."""
+        with meeting("free a communicator", self.trail) as subject:
+            complete(self.comm.Ibarrier(), "free a communicator", subject)
         # What an error has left running on one rank alone must not keep the others waiting for it here.
         if self.nccl is not None:
             self.nccl.close(abort=bool(self.open))

@@ -10,7 +10,7 @@ from typing import Final, NamedTuple
 from mpi4py import MPI
 
 from mpiagg.transport.waiting import DEFAULT_TIMEOUT
-from mpiagg.watch import CARD_BYTES, Ending, Recorder, Watchdog
+from mpiagg.watch import CARD_BYTES, KEEPS, Ending, Recorder, Watchdog
 
 WARN: Final = "MPIAGG_WARN"
 """The environment variable for the seconds after which a wait is warned of; 30 by default, 0 for never."""
@@ -49,6 +49,18 @@ class Process(NamedTuple):
 
 
 @cache
+def ending() -> Ending:
+    """Return how this process ends before its time; from now on an error that nobody catches ends the job."""
+    there = MPI.Is_initialized() and not MPI.Is_finalized()
+    rank, size = (MPI.COMM_WORLD.Get_rank(), MPI.COMM_WORLD.Get_size()) if there else (0, 1)
+    keeps = os.environ.get(RECORD) or "operations"
+    made = Ending(Recorder(keeps if keeps in KEEPS else "operations"), rank, size, _abort)
+    if size > 1:
+        made.install()
+    return made
+
+
+@cache
 def process() -> Process:
     """Return what watches over this process; the first call sets it up.
 
@@ -57,15 +69,12 @@ def process() -> Process:
     ValueError
         If an environment variable does not say what it must.
     """
-    recorder = Recorder(os.environ.get(RECORD) or "operations")
-    warn = _seconds(WARN, 30.0)
-    ending = Ending(recorder, MPI.COMM_WORLD.Get_rank(), MPI.COMM_WORLD.Get_size(), _abort)
-    if MPI.COMM_WORLD.Get_size() == 1:
-        return Process(recorder, ending, None)
-    ending.install()
-    if os.environ.get(WATCH) == "0":
-        return Process(recorder, ending, None)
-    return Process(recorder, ending, Watchdog(recorder, warn, DEFAULT_TIMEOUT, ending.give_up, ending.dump))
+    warn, keeps, end = _seconds(WARN, 30.0), os.environ.get(RECORD) or "operations", ending()
+    if keeps not in KEEPS:
+        raise ValueError(f"{RECORD}={keeps!r} must be one of {', '.join(KEEPS)}")
+    watched = end.size > 1 and os.environ.get(WATCH) != "0"
+    watchdog = Watchdog(end.recorder, warn, DEFAULT_TIMEOUT, end.give_up, end.dump) if watched else None
+    return Process(end.recorder, end, watchdog)
 
 
 def _seconds(name: str, default: float) -> float:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import numpy as np
 from mpi4py import MPI
 
@@ -30,20 +33,31 @@ def gather(comm: MPI.Intracomm, data: bytes, purpose: str, trail: Trail | None =
     StallError
         If a rank does not come within the timeout.
     """
-    subject = None if trail is None else Subject(trail, f"a meeting of all ranks to {purpose}")
-    entry = None if subject is None else process().recorder.begin(subject, True)
-    try:
+    with meeting(purpose, trail) as subject:
         lengths = np.empty(comm.Get_size(), np.int64)
         complete(comm.Iallgather(np.array([len(data)], np.int64), lengths), purpose, subject)
         everything = bytearray(lengths.sum())
         complete(comm.Iallgatherv([data, MPI.BYTE], [everything, lengths.tolist(), MPI.BYTE]), purpose, subject)
-    except BaseException:
-        if entry is not None:
-            failed(entry)
-        raise
-    if entry is not None:
-        done(entry)
     return [bytes(everything[start:stop]) for start, stop in ranges(cuts_of(lengths.tolist()))]
+
+
+@contextmanager
+def meeting(purpose: str, trail: Trail | None) -> Iterator[Subject]:
+    """Enter a meeting of all ranks as an operation, for those who watch over it; without a trail, of no communicator.
+
+    Yields
+    ------
+    Subject
+        The operation.
+    """
+    subject = Subject(Trail("", 0, 1) if trail is None else trail, f"a meeting of all ranks to {purpose}")
+    entry = process().recorder.begin(subject, True)
+    try:
+        yield subject
+    except BaseException:
+        failed(entry)
+        raise
+    done(entry)
 
 
 def complete(request: MPI.Request, purpose: str, subject: Subject | None = None) -> None:

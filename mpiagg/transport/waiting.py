@@ -6,6 +6,7 @@ import os
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Final
 
 from mpiagg.errors import StallError
@@ -20,7 +21,16 @@ YIELDS_IN_A_CROWD: Final = 200
 LONGEST_SLEEP: Final = 1e-3
 """Seconds that it sleeps at most between two tests."""
 
-DEFAULT_TIMEOUT: Final = float(os.environ.get("MPIAGG_TIMEOUT", "1800"))
+
+def _default_timeout() -> float:
+    text = os.environ.get("MPIAGG_TIMEOUT") or "1800"
+    with suppress(ValueError):
+        if (seconds := float(text)) > 0:
+            return seconds
+    raise ValueError(f"MPIAGG_TIMEOUT={text!r} must be a number of seconds above 0")
+
+
+DEFAULT_TIMEOUT: Final = _default_timeout()
 """Seconds that a wait lasts at most; the environment variable MPIAGG_TIMEOUT sets it."""
 
 

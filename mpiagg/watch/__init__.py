@@ -1,7 +1,7 @@
 """What each rank does, who is late, and how a job ends in which one has failed; it knows nothing of MPI."""
 
 from mpiagg.watch.ending import Ending
-from mpiagg.watch.recorder import END, STAMPS, Entry, Recorder, Subject, Trail, clock, done, failed
+from mpiagg.watch.recorder import END, KEEPS, STAMPS, Entry, Recorder, Subject, Trail, clock, done, failed
 from mpiagg.watch.report import ranks_in_words, who_says_what
 from mpiagg.watch.side_channel import CARD_BYTES, Card
 from mpiagg.watch.watchdog import Watchdog
@@ -9,6 +9,7 @@ from mpiagg.watch.watchdog import Watchdog
 __all__ = [
     "CARD_BYTES",
     "END",
+    "KEEPS",
     "STAMPS",
     "Card",
     "Ending",

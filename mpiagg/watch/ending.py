@@ -43,7 +43,7 @@ class Ending:
     """
 
     def __init__(self, recorder: Recorder, rank: int, size: int, abort: Callable[[int], object]) -> None:
-        self._recorder, self._rank, self._size, self._abort = recorder, rank, size, abort
+        self.recorder, self.rank, self.size, self._abort = recorder, rank, size, abort
         self._begun = threading.Lock()
         self._handlers: dict[int, Callable[[int, FrameType | None], None]] = {
             signal.SIGTERM: self._terminated,
@@ -66,7 +66,7 @@ class Ending:
 
     def dump(self, reason: str) -> str:
         """Write down what this process has done; return in words where, or nothing."""
-        path = write(self._recorder, self._rank, self._size, reason)
+        path = write(self.recorder, self.rank, self.size, reason)
         return f"; its last operations are in {path}" if path else ""
 
     def give_up(self, reason: str) -> None:
@@ -74,17 +74,17 @@ class Ending:
         self._end(reason, 1, f"  at {' < '.join(stack(outside=True))}\n")
 
     def _leave(self) -> None:
-        self._recorder.status = "has left: its program is at its end"
+        self.recorder.status = "has left: its program is at its end"
 
     def _uncaught(self, kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-        self._end(f"raised {kind.__name__}: {error}", 1, "".join(traceback.format_exception(kind, error, trace)))
+        self._end(f"raised {_in_words(error)}", 1, "".join(traceback.format_exception(kind, error, trace)))
 
     def _uncaught_in_thread(self, args: threading.ExceptHookArgs) -> None:
         if args.exc_type is SystemExit:
             return
         name = args.thread.name if args.thread else "a thread"
         lines = traceback.format_exception(args.exc_type, args.exc_value, args.exc_traceback)
-        self._end(f"raised {args.exc_type.__name__} in {name}: {args.exc_value}", 1, "".join(lines))
+        self._end(f"raised {_in_words(args.exc_value)} in {name}", 1, "".join(lines))
 
     # -- signals
 
@@ -119,8 +119,8 @@ class Ending:
         if not self._begun.acquire(blocking=False):
             time.sleep(2 * LAST_RESORT)  # another thread is at it
             return
-        self._recorder.status = reason
-        told = f"mpiagg: rank {self._rank} of {self._size}, on {socket.gethostname()}, {reason}"
+        self.recorder.status = reason
+        told = f"mpiagg: rank {self.rank} of {self.size}, on {socket.gethostname()}, {reason}"
         sys.stderr.write(f"{told}{self.dump(reason)}\n{trace}")
         sys.stderr.flush()
         sys.stdout.flush()
@@ -130,3 +130,8 @@ class Ending:
         timer.daemon = True
         timer.start()
         self._abort(status)
+
+
+def _in_words(error: BaseException | None) -> str:
+    """Return the kind of an error, and what it says, if it says anything."""
+    return f"{type(error).__name__}: {error}" if str(error or "") else type(error).__name__

@@ -24,6 +24,9 @@ clock: Final = perf_counter_ns
 LENGTH: Final = 512
 """How many operations are kept; a power of two."""
 
+KEEPS: Final = ("operations", "rounds", "off")
+"""What can be kept."""
+
 Entry = list[Any]
 """A run of an operation: its number here, subject, order, start, end, whether the caller waits for it, and the clock
 within its rounds.
@@ -111,8 +114,8 @@ class Recorder:
     """
 
     def __init__(self, keeps: str = "operations") -> None:
-        if keeps not in {"operations", "rounds", "off"}:
-            raise ValueError(f"what is recorded must be 'operations', 'rounds' or 'off', not {keeps!r}")
+        if keeps not in KEEPS:
+            raise ValueError(f"what is recorded must be one of {', '.join(KEEPS)}, not {keeps!r}")
         self.rounds = keeps == "rounds"
         self._ring: list[Entry | None] = [None] * LENGTH
         self._next = count().__next__

@@ -15,6 +15,7 @@ import socket
 import socketserver
 import struct
 import threading
+import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from fcntl import ioctl
@@ -29,7 +30,7 @@ CARD_BYTES: Final = _CARD.size
 LONGEST: Final = 2**18
 """Bytes of a question or an answer at most."""
 
-PATIENCE: Final = 3.0
+PATIENCE: Final = 2.0
 """Seconds after which who does not answer counts as silent."""
 
 _SIOCGIFADDR: Final = 0x8915
@@ -87,14 +88,15 @@ class Card(NamedTuple):
             If it does not answer in time, or not in the form of an answer.
         """
         here = self.host == socket.gethostname()
-        candidates = ["127.0.0.1", *self.addresses] if here else self.addresses
+        until = time.monotonic() + patience
         faults: list[Exception] = []
+        candidates = ("127.0.0.1", *self.addresses) if here else self.addresses
         for address in candidates if self.port else ():
             try:
-                with socket.create_connection((address, self.port), timeout=patience) as connection:
+                with socket.create_connection((address, self.port), _left(until)) as connection:
                     connection.sendall(self.token)
                     _send(connection, question)
-                    return _receive(connection)
+                    return _receive(connection, until)
             except (OSError, ValueError, RecursionError) as error:  # noqa: PERF203 - on to the next address
                 faults.append(error)
         if faults and all(isinstance(fault, ConnectionRefusedError) for fault in faults):
@@ -146,9 +148,9 @@ class _Handler(socketserver.BaseRequestHandler):
     def handle(self) -> None:
         listener, connection = self.server, self.request
         assert isinstance(listener, Listener)
-        connection.settimeout(PATIENCE)
-        if hmac.compare_digest(_exactly(connection, TOKEN), listener.card.token):
-            _send(connection, listener.answer(_receive(connection)))
+        until = time.monotonic() + PATIENCE
+        if hmac.compare_digest(_exactly(connection, TOKEN, until), listener.card.token):
+            _send(connection, listener.answer(_receive(connection, until)))
 
 
 def _send(connection: socket.socket, told: Told) -> None:
@@ -156,19 +158,25 @@ def _send(connection: socket.socket, told: Told) -> None:
     connection.sendall(_LENGTH.pack(len(data)) + data)
 
 
-def _receive(connection: socket.socket) -> Told:
-    (length,) = _LENGTH.unpack(_exactly(connection, _LENGTH.size))
+def _left(until: float) -> float:
+    """Return the seconds that are left, and a moment more: 0 would mean something else."""
+    return max(until - time.monotonic(), 1e-3)
+
+
+def _receive(connection: socket.socket, until: float) -> Told:
+    (length,) = _LENGTH.unpack(_exactly(connection, _LENGTH.size, until))
     if length > LONGEST:
         raise ValueError(f"a message of {length} bytes")
-    told = json.loads(_exactly(connection, length))
+    told = json.loads(_exactly(connection, length, until))
     if not isinstance(told, dict):
         raise ValueError(f"a message that is a {type(told).__name__}")  # noqa: TRY004 - what was sent is bad
     return told
 
 
-def _exactly(connection: socket.socket, length: int) -> bytes:
+def _exactly(connection: socket.socket, length: int, until: float) -> bytes:
     data = b""
     while len(data) < length:
+        connection.settimeout(_left(until))
         more = connection.recv(length - len(data))
         if not more:
             raise ConnectionError("the connection was closed")

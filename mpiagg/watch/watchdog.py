@@ -10,9 +10,8 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from typing import Final
+from typing import Final, TypeVar
 
 from mpiagg.errors import Error, MismatchError, StallError
 from mpiagg.watch.recorder import (
@@ -40,6 +39,8 @@ FRESH: Final = 2.0
 
 AT_ONCE: Final = 32
 """How many ranks are asked at the same time."""
+
+Result = TypeVar("Result")
 
 _FAULTS: Final[dict[str, type[Error]]] = {"MismatchError": MismatchError, "StallError": StallError}
 
@@ -115,8 +116,8 @@ class Watchdog:
         site = call_site(subject.thread or threading.main_thread().ident or 0)
         called = f"; called at {site}" if site else ""
         say(f"rank {trail.rank} has waited {seconds:.0f} s in {_operation(seen.entry)}{what}{called}")
-        found = self.report(trail, aloud=True)
-        if found.fault is not None:
+        with suppress(RuntimeError):  # at the end of the program no thread can be started any more
+            found = self.report(trail, aloud=True)
             trail.fault = trail.fault or found.fault
 
     # -- the ranks of a communicator
@@ -147,14 +148,13 @@ class Watchdog:
             when, found = self._reports.get(name, (0.0, None))
             if found is None or time.monotonic() - when > FRESH:
                 _, cards = self._trails[name]
-                with ThreadPoolExecutor(AT_ONCE) as pool:
-                    answers = list(pool.map(lambda card: self._state_of(name, card), cards))
-                    found = report(answers)
-                    if aloud:
-                        list(pool.map(lambda card: _tell(card, {"tell": "dump", "channel": name}), cards))
-                    if found.fault is not None:
-                        told = {"tell": type(found.fault).__name__, "text": str(found.fault), "channel": name}
-                        list(pool.map(lambda card: _tell(card, told), cards))
+                answers = _each(lambda card: self._state_of(name, card), cards)
+                found = report(answers)
+                if aloud:
+                    _each(lambda card: _tell(card, {"tell": "dump", "channel": name}), cards)
+                if found.fault is not None:
+                    told = {"tell": type(found.fault).__name__, "text": str(found.fault), "channel": name}
+                    _each(lambda card: _tell(card, told), cards)
                 if aloud and found.fault is None:
                     say(found.table)
                 self._reports[name] = time.monotonic(), found
@@ -221,6 +221,29 @@ class _Seen:
 
     def __init__(self, entry: Entry, awaited: object, since: float, warn: float) -> None:
         self.entry, self.awaited, self.since, self.next = entry, awaited, since, warn
+
+
+def _each(act: Callable[[Card], Result], cards: Sequence[Card]) -> list[Result]:
+    """Return what comes of an act with each card, some of them at the same time."""
+    results: dict[int, Result] = {}
+    left = iter(enumerate(cards))
+    taking = threading.Lock()
+
+    def work() -> None:
+        while True:
+            with taking:
+                number, card = next(left, (-1, None))
+            if card is None:
+                return
+            results[number] = act(card)
+
+    # Not a pool: its threads would have to be waited for at the end of the program, in which we may be.
+    threads = [threading.Thread(target=work, daemon=True) for _ in range(min(AT_ONCE, len(cards)))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return [results[number] for number in range(len(cards))]
 
 
 def say(text: str) -> None:

@@ -2,6 +2,7 @@
 
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -59,6 +60,16 @@ def test_runs_a_command_and_leaves_nothing(run):
     *told, configuration = done.stdout.splitlines()
     assert told == ["1", "node1 5", "node2 5", "node3 5"]
     assert not Path(configuration).parent.exists()
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_it_all(run, number):
+    # The command, which would go on for long, sends the signal when the cluster is up.
+    script = f'echo "$SLURM_CONF" >&2; kill -{number:d} $PPID; exec srun sleep 1000'
+    done = run("run", "--nodes", "1", "sh", "-c", script)
+    assert done.returncode == 128 + number
+    assert "Traceback" not in done.stderr
+    assert not Path(done.stderr.splitlines()[0]).parent.exists()
 
 
 def test_starts_and_stops_in_a_folder_that_is_kept(run, folder):

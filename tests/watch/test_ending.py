@@ -34,7 +34,7 @@ def run(body, tmp_path, **environment):
     ("body", "reason", "place"),
     [
         ("fail()", "raised ValueError: on purpose", "in fail"),
-        ("threading.Thread(target=fail, name='w').start(); time.sleep(60)", "raised ValueError in w", "in fail"),
+        ("threading.Thread(target=fail, name='w').start(); time.sleep(60)", "ValueError: on purpose in w", "in fail"),
         ("raise KeyboardInterrupt", "raised KeyboardInterrupt", "in <module>"),
         ("raise MemoryError", "raised MemoryError", "in <module>"),
         ("ending.give_up('waited in vain')", "waited in vain", "in <module>"),

@@ -39,7 +39,7 @@ def test_off_keeps_nothing(trail):
     recorder = Recorder("off")
     done(recorder.begin(Subject(trail, "a sum"), True))
     assert recorder.entries == []
-    with pytest.raises(ValueError, match="'operations', 'rounds' or 'off', not 'on'"):
+    with pytest.raises(ValueError, match="one of operations, rounds, off, not 'on'"):
         Recorder("on")
 
 

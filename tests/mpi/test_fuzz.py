@@ -1,0 +1,354 @@
+"""Whatever users pass, errors are those meant for them, the same on all ranks, with nobody left waiting.
+
+Odd values come to all ranks, or to one alone where the ranks compare what they are about to do. What needs no ranks is
+in tests/test_fuzz.py.
+"""
+
+from contextlib import suppress
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
+from mpi4py import MPI
+from odd import ALLOWED, every, kept, odd
+
+import mpiagg
+
+pytestmark = pytest.mark.mpi
+
+WORLD = MPI.COMM_WORLD
+RANK, SIZE = WORLD.Get_rank(), WORLD.Get_size()
+NOBODY = -1
+
+COLLECTIVES = {
+    "allreduce": ("x", "op", "out", "algorithm", "lanes", "wire", "timeout", "comm"),
+    "reduce": ("x", "op", "out", "algorithm", "lanes", "root", "timeout", "comm"),
+    "broadcast": ("x", "out", "algorithm", "lanes", "root", "timeout", "comm"),
+    "allgather": ("x", "out", "algorithm", "lanes", "timeout", "comm"),
+    "reduce_scatter": ("x", "op", "out", "algorithm", "lanes", "timeout", "comm"),
+}
+AGGREGATIONS = {
+    "AllReduce": ("comm", "op", "denom", "divide_before", "algorithm", "wire", "by_layer", "backend"),
+    "ParameterServer": ("comm", "root"),
+    "Sparsified": ("comm", "ratio", "selection", "threshold", "seed"),
+    "PowerSGD": ("comm", "rank", "seed"),
+    "Decentralized": ("comm", "peer_selection", "hierarchical", "communication_interval"),
+    "NeighborAverage": ("comm", "neighbors", "weights", "communication_interval"),
+    "LowPrecisionDecentralized": ("comm", "communication_interval"),
+    "LocalSGD": ("comm", "period", "warmup_steps", "outer_learning_rate", "outer_momentum", "wire", "algorithm"),
+    "ErrorFeedback": ("reduction",),
+}
+
+
+def together(examples):
+    """Have all ranks draw the same examples: nothing of it may depend on what the others, or the clock, do."""
+    return settings(
+        max_examples=examples,
+        phases=[Phase.explicit, Phase.generate],
+        suppress_health_check=list(HealthCheck),
+        derandomize=True,
+        database=None,
+    )
+
+
+def some_of(names, most=2):
+    return st.dictionaries(st.sampled_from(names), odd, min_size=1, max_size=most)
+
+
+ranks = st.integers(NOBODY, SIZE - 1)
+"""Who alone passes what is odd; all do, if nobody."""
+
+
+@pytest.fixture(scope="module")
+def comm():
+    comm = mpiagg.Comm(WORLD)
+    yield comm
+    comm.Free()
+
+
+def outcome(call, *arguments, also=(), **keywords):
+    """Make a call; return the error that it raises, which is an allowed one, if it raises one."""
+    before = kept([*arguments, *keywords.values()])
+    try:
+        call(*arguments, **keywords)
+    except (*ALLOWED, *also) as error:
+        assert kept([*arguments, *keywords.values()]) == before
+        return error
+    return None
+
+
+def same(*drawn):
+    """Show that all ranks have drawn the same."""
+    words = repr(drawn)
+    told = WORLD.allgather("" if " at 0x" in words else words)
+    assert len(set(told)) == 1, told
+
+
+def agreed(error, alone=NOBODY):
+    """Show that all ranks have errors of one kind; of what is wrong on one alone, the others hear."""
+    told = WORLD.allgather(f"{type(error).__name__}: {error}")
+    kinds = [each.partition(":")[0] for each in told]
+    if alone == NOBODY:
+        # What each rank alone finds wrong with its own, others hear of as a MismatchError.
+        assert len(set(kinds) - {"MismatchError"}) <= 1, told
+        assert len(set(kinds)) == 1 or "MismatchError" in kinds, told
+    else:
+        others = {kind for rank, kind in enumerate(kinds) if rank != alone}
+        assert others <= {"MismatchError"} or set(kinds) == {"NoneType"}, told
+
+
+def still_works(comm):
+    assert mpiagg.allreduce(np.ones(3), comm=comm)[0] == SIZE
+
+
+# -- arrays
+
+
+@pytest.mark.parametrize("name", COLLECTIVES)
+def test_array_functions(comm, name):
+    @together(40)
+    @given(some_of(COLLECTIVES[name]))
+    def check(changed):
+        same(changed)
+        function = getattr(mpiagg, name)
+        agreed(outcome(function, **{"x": np.arange(6.0), "comm": comm, **changed}))
+
+    check()
+    still_works(comm)
+
+
+@pytest.mark.parametrize("name", COLLECTIVES)
+@pytest.mark.parametrize("form", ["", "_init"])
+def test_one_rank_alone(comm, name, form):
+    function = getattr(mpiagg, f"{name}{form}")
+    known = {"comm": comm} if form else {"comm": comm, "check": True}
+
+    def call(**arguments):
+        made = function(**arguments)
+        if form:
+            with made:
+                made()
+
+    @together(25)
+    @given(ranks, some_of([each for each in COLLECTIVES[name] if each != "comm"]))
+    def check(alone, changed):
+        same(alone, changed)
+        here = changed if alone in (RANK, NOBODY) else {}
+        agreed(outcome(call, **{"x": np.arange(6.0), **known, **here}), alone)
+
+    check()
+    still_works(comm)
+
+
+def test_empty(comm):
+    @together(60)
+    @given(some_of(["shape", "dtype", "comm", "device"]))
+    def check(changed):
+        same(changed)
+        agreed(outcome(mpiagg.empty, **{"shape": 3, "comm": comm, **changed}, also=(MemoryError,)))
+
+    check()
+    still_works(comm)
+
+
+# -- lists of arrays
+
+
+@pytest.mark.parametrize("name", AGGREGATIONS)
+def test_aggregations(comm, name):
+    needed = {
+        "NeighborAverage": {"neighbors": range(SIZE)},
+        "ErrorFeedback": {"reduction": mpiagg.AllReduce(comm, wire="u8")},
+    }.get(name, {})
+    known = {**needed} if name == "ErrorFeedback" else {**needed, "comm": comm}
+
+    def call(**arguments):
+        with getattr(mpiagg, name)(**arguments) as made:
+            made.aggregate([np.ones(4, np.float32), np.ones((3, 2), np.float32)])
+
+    @together(30)
+    @given(ranks, some_of(AGGREGATIONS[name]))
+    def check(alone, changed):
+        same(alone, changed)
+        alone = alone if "comm" not in changed and name != "ErrorFeedback" else NOBODY
+        here = changed if alone in (RANK, NOBODY) else {}
+        agreed(outcome(call, **{**known, **here}), alone)
+
+    check()
+    still_works(comm)
+
+
+@pytest.mark.parametrize("name", AGGREGATIONS)
+def test_what_is_aggregated(comm, name):
+    make = {
+        "NeighborAverage": lambda: mpiagg.NeighborAverage(comm, range(SIZE)),
+        "ErrorFeedback": lambda: mpiagg.ErrorFeedback(mpiagg.AllReduce(comm, wire="u8")),
+    }.get(name, lambda: getattr(mpiagg, name)(comm))
+
+    with make() as made:
+
+        @together(25)
+        @given(ranks, odd | st.lists(odd, min_size=1, max_size=3))
+        def check(alone, tensors):
+            same(alone, tensors)
+            here = tensors if alone in (RANK, NOBODY) else [np.ones(4)]
+            with np.errstate(all="ignore"):
+                agreed(outcome(made.aggregate, here), alone)
+
+        check()
+        for state in every():
+            error = outcome(made.load_state_dict, state)
+            agreed(error)
+    still_works(comm)
+
+
+# -- training
+
+
+def parameters():
+    return [np.ones((2, 3)), np.ones(4)]
+
+
+def test_ddp(comm):
+    def call(**arguments):
+        with mpiagg.DDP(**arguments) as ddp:
+            ddp.sync_gradients([np.ones_like(x) for x in arguments["module"]])
+
+    @together(80)
+    @given(ranks, some_of(["module", "comm", "aggregation", "bucket_bytes", "overlap", "check_finite"]))
+    def check(alone, changed):
+        same(alone, changed)
+        alone = alone if "comm" not in changed else NOBODY
+        here = changed if alone in (RANK, NOBODY) else {}
+        agreed(outcome(call, **{"module": parameters(), "comm": comm, **here}), alone)
+
+    check()
+    still_works(comm)
+
+
+def test_gradients(comm):
+    with mpiagg.DDP(parameters(), comm, check_finite=True) as ddp:
+
+        @together(80)
+        @given(ranks, odd | st.lists(odd, min_size=1, max_size=3) | st.tuples(odd, odd).map(list))
+        def check(alone, gradients):
+            same(alone, gradients)
+            here = gradients if alone in (RANK, NOBODY) else parameters()
+            agreed(outcome(ddp.sync_gradients, here), alone)
+
+        check()
+
+        @together(20)
+        @given(odd)
+        def others(value):
+            same(value)
+            agreed(outcome(ddp.broadcast_parameters, value))
+            agreed(outcome(ddp.to, value))
+
+        others()
+        gradients = parameters()
+        ddp.sync_gradients(gradients)
+        assert all((x == 1).all() for x in gradients)
+
+
+class Trained:
+    def __init__(self, comm):
+        self.comm = comm
+
+    def step(self, _):
+        mpiagg.allreduce(np.ones(2), comm=self.comm)
+
+    def state_dict(self):
+        return {}
+
+    def load_state_dict(self, state):
+        pass
+
+
+def test_loop(comm):
+    def call(steps, **arguments):
+        with mpiagg.Loop(**arguments) as loop:
+            loop.run(steps)
+
+    @together(60)
+    @given(ranks, some_of(["make", "steps", "comm", "commit_every", "checkpoint_every"]))
+    def check(alone, changed):
+        same(alone, changed)
+        if isinstance(changed.get("steps"), int):
+            changed["steps"] = min(changed["steps"], 3)
+        alone = alone if not {"comm", "make"} & set(changed) else NOBODY
+        here = changed if alone in (RANK, NOBODY) else {}
+        agreed(outcome(call, **{"make": Trained, "steps": 2, "comm": comm, **here}), alone)
+
+    check()
+    still_works(comm)
+
+
+# -- checkpoints
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return WORLD.bcast(str(tmp_path_factory.mktemp("fuzz")) if RANK == 0 else None)
+
+
+def test_checkpoints(comm, folder, monkeypatch):
+    monkeypatch.chdir(folder)
+
+    @together(60)
+    @given(ranks, st.sampled_from(["path", "state", "value"]), odd)
+    def check(alone, what, value):
+        same(alone, what, value)
+        here = value if alone in (RANK, NOBODY) else {"path": "there", "state": {"a": 1}, "value": 5}[what]
+        path, state = (here, {"a": 1}) if what == "path" else ("there", here if what == "state" else {"a": here})
+        also = (OSError,) if what == "path" else ()
+        agreed(outcome(mpiagg.save_checkpoint, path, state, comm, also=also), alone)
+        if what == "path":
+            agreed(outcome(mpiagg.load_checkpoint, path, comm, also=also), alone)
+
+    check()
+    mpiagg.save_checkpoint("last", {"a": 3}, comm)
+    assert mpiagg.load_checkpoint("last", comm) == {"a": 3}
+
+
+# -- the communicator
+
+BUFFERS = (None, 5, "x", [], [None], [np.ones(3), "zz"], [np.ones(3), 4], [np.ones(3), 1, 2, 3, 4], np.array([None]))
+METHODS = {
+    "Bcast": (("buf", BUFFERS), ("root", (-1, SIZE, None, "x", 1.5))),
+    "Allreduce": (("sendbuf", BUFFERS), ("recvbuf", BUFFERS), ("op", (None, "sum", 3, MPI.OP_NULL))),
+    "Allgather": (("sendbuf", BUFFERS), ("recvbuf", BUFFERS)),
+    "Reduce_scatter_block": (("sendbuf", BUFFERS), ("recvbuf", BUFFERS), ("op", (None, "sum", MPI.OP_NULL))),
+}
+GOOD = {"buf": np.ones(3), "root": 0, "sendbuf": np.ones(SIZE), "recvbuf": np.ones(SIZE), "op": MPI.SUM}
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_methods_raise_what_mpi4py_raises(comm, name):
+    plain = WORLD.Dup()
+    for argument, values in METHODS[name]:
+        for value in values:
+            known = {each: GOOD[each] for each, _ in METHODS[name]}
+            kinds = []
+            for each in (plain, comm):
+                kind = None
+                try:
+                    getattr(each, name)(**{**known, argument: value})
+                except Exception as error:  # noqa: BLE001 - it is mpi4py's to say
+                    kind = type(error)
+                kinds.append(kind)
+            assert kinds[0] is kinds[1], (argument, value, kinds)
+            agreed(None)
+    plain.Free()
+    still_works(comm)
+
+
+@together(30)
+@given(value=odd)
+def test_communicators_of_anything(value):
+    same(value)
+    error = outcome(mpiagg.Comm, value)
+    agreed(error)
+    with suppress(AttributeError):
+        assert error is not None or value is None
