@@ -98,6 +98,9 @@ BEFORE_THE_FIRST: Final = "the first call"
 MAKING: Final = "the making of a Comm"
 """The way in which a fault comes while ranks that know each other make another communicator."""
 
+RUN, ALIKE, SYNC = "the run of a plan", "runs of plans alike", "DDP.sync_gradients"
+"""Ways in which plans are there already, one of 100 numbers, one of 200 and another such, or a DDP."""
+
 CALLS: Final = ("short", "long", "nonblocking", "Comm", "check=True", "plan")
 """Short arrays meet at gates, and long ones go by messages; ``nonblocking`` and ``Comm`` are the face of mpi4py."""
 
@@ -122,13 +125,13 @@ def cases() -> Iterator[Case]:
 
 def _stalls() -> Iterator[Case]:
     late = rf"rank {ODD}: has not come"
-    for way in ("short", "long", "nonblocking", "Comm", "check=True", "plan"):
+    for way in (*CALLS, RUN, SYNC):
         yield Case("missing", way, Expected("error", "deadline", late, ("StallError",), "others"))
     # Before that, the ranks do not know where to ask each other.
     for way in (BEFORE_THE_FIRST, MAKING):
         yield Case("missing", way, Expected("error", "deadline", "in vain", ("StallError",), "others"))
     yield Case("missing", "native", Expected("end", "deadline", r"waited .* in vain", speakers="some"))
-    for way in ("short", "long", "nonblocking", "Comm", "check=True", "plan", "native"):
+    for way in (*CALLS, RUN, SYNC, "native"):
         yield Case("late", way, Expected("go on", "return", late))
     for way in (BEFORE_THE_FIRST, MAKING):
         yield Case("late", way, Expected("go on", "return"))
@@ -144,6 +147,10 @@ def _mismatches() -> Iterator[Case]:
     yield Case("algorithm", "MPIAGG_ALGORITHM", Expected("error", "at once", _ODD, ("MismatchError",)))
     yield Case("shape", "DDP", Expected("error", "at once", _ODD, ("MismatchError",)))
     yield Case("order", "DDP", Expected("error", "at once", _ODD, ("MismatchError",)))
+    yield Case("shape", "aggregate", Expected("error", "at once", _ODD, ("MismatchError",)))
+    yield Case("order", RUN, Expected("error", "warning", _ODD, ("MismatchError",)))
+    # In words they are the same; so all that can be said is that nobody gets on.
+    yield Case("order", ALIKE, Expected("error", "deadline", "", ("StallError", "MismatchError")))
 
 
 def _errors() -> Iterator[Case]:
@@ -159,6 +166,7 @@ def _errors() -> Iterator[Case]:
     # mpi4py prints it and aborts: MPI has called it, and cannot take an exception.
     in_operator = Expected("end", "at once", "RuntimeError: on purpose", speakers="odd")
     yield Case("exception", "in a call, in an operator of the user's", in_operator)
+    yield Case("exception", "while a nonblocking call is under way", raised)
     yield Case("exception", "after a call", raised)
     yield Case("exception", "in a thread", Expected("end", "at once", said + r"RuntimeError in \S", speakers="odd"))
     yield Case("out of memory", "np.ones", Expected("end", "at once", said + r"\w*MemoryError", speakers="odd"))

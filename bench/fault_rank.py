@@ -17,7 +17,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
 
-from bench.fault_cases import BEFORE_THE_FIRST, MAKING, MISMATCHES, ODD
+from bench.fault_cases import ALIKE, BEFORE_THE_FIRST, MAKING, MISMATCHES, ODD
 from bench.fault_witness import PACE, SHORT, Asked, Rank
 
 WARN: Final = float(os.environ["MPIAGG_WARN"])
@@ -28,7 +28,6 @@ FOREVER: Final = 1000.0
 LONG: Final = 200_003
 LEFT: Final = 3 * 2**20
 """Bytes that are left of a file system that is full; less than a window of this package has."""
-
 
 
 def good(rank: Rank, fault: str = "") -> Asked:
@@ -53,6 +52,8 @@ def mismatch(rank: Rank, fault: str) -> None:
         "collective": asked._replace(collective="broadcast"),
         "order": asked._replace(length=2 * asked.length),
     }[fault]
+    if rank.way == ALIKE:
+        asked, other = other, other._replace(another=True)
     rank.note("fault")
     with rank.observed():
         if fault == "order":
@@ -93,8 +94,8 @@ def come(rank: Rank) -> None:
         rank.perform(good(rank))
 
 
-def in_ddp(rank: Rank, fault: str) -> None:
-    """Give DDP other parameters on one rank."""
+def in_lists(rank: Rank, fault: str) -> None:
+    """Give DDP, or an aggregation, other arrays on one rank."""
     import numpy as np  # noqa: PLC0415
 
     shapes: Sequence[Any] = ((4, 3), (5,))
@@ -102,7 +103,11 @@ def in_ddp(rank: Rank, fault: str) -> None:
         shapes = ((4, 3), (6,)) if fault == "shape" else ((5,), (4, 3))
     rank.note("fault")
     with rank.observed():
-        rank.mpiagg.DDP([np.ones(shape, np.float32) for shape in shapes]).free()
+        arrays = [np.ones(shape, np.float32) for shape in shapes]
+        if rank.way == "DDP":
+            rank.mpiagg.DDP(arrays).free()
+        else:
+            rank.mpiagg.AllReduce().aggregate(arrays)
         rank.go_on()
 
 
@@ -145,7 +150,9 @@ def raise_somewhere(rank: Rank) -> None:
     def fail(*_: object) -> None:
         raise RuntimeError("on purpose")
 
-    if rank.way == "after a call":
+    if rank.way == "while a nonblocking call is under way":
+        rank.comm.Iallreduce(rank.mpi.IN_PLACE, rank.array(Asked()))
+    elif rank.way == "after a call":
         rank.check(rank.call(Asked()), Asked())
     elif rank.way == "in a call, by NumPy":
         with np.errstate(all="raise"):
@@ -293,8 +300,8 @@ def main(fault: str, way: str, folder: Path) -> None:
         rank.note("fault")  # MPI may end this process when it starts
     rank.start()
     act = FAULTS[fault]
-    if way == "DDP":
-        act = in_ddp
+    if way in {"DDP", "aggregate"}:
+        act = in_lists
     elif way == "MPIAGG_ALGORITHM":
         act = at_first
     if act is not at_first and act is not full_shm and way not in AT_FIRST:

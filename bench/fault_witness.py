@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from bench.fault_cases import ODD, RIGHT, WRONG
+from bench.fault_cases import ALIKE, ODD, RIGHT, RUN, SYNC, WRONG
 
 if TYPE_CHECKING:
     import numpy as np
@@ -21,7 +21,7 @@ PACE: Final = 0.01
 
 
 class Asked(NamedTuple):
-    """A collective call."""
+    """A collective call; of plans there may be another for the same."""
 
     collective: str = "allreduce"
     length: int = SHORT
@@ -29,6 +29,7 @@ class Asked(NamedTuple):
     op: str = "sum"
     root: int = 0
     algorithm: str = "auto"
+    another: bool = False
 
 
 class Rank:
@@ -65,13 +66,16 @@ class Rank:
         """Make the communicators, so that a later fault meets ranks that know each other."""
         self.check(self.call(Asked()), Asked())
         self.comm = self.mpiagg.Comm(self.world)
+        if self.way in {RUN, ALIKE}:
+            asked = [Asked(), Asked(length=2 * SHORT), Asked(length=2 * SHORT, another=True)]
+            self.plans = {each: self.mpiagg.allreduce_init(self.array(each)) for each in asked}
+        elif self.way == SYNC:
+            self.ddp = self.mpiagg.DDP([self.array(Asked())])
 
     def check(self, result: np.ndarray[Any, Any], asked: Asked) -> None:
         """Note whether a result is right."""
         total, root = self.size * (self.size + 1) // 2, asked.root + 1
-        right: int | list[list[int]] = {"sum": total, "max": self.size}[asked.op]
-        if asked.collective == "broadcast":
-            right = root
+        right = root if asked.collective == "broadcast" else {"sum": total, "max": self.size}[asked.op]
         self.note("result", result=RIGHT if (result == right).all() else WRONG)
 
     def array(self, asked: Asked) -> np.ndarray[Any, Any]:
@@ -101,6 +105,11 @@ class Rank:
         if self.way == "plan":
             make = getattr(self.mpiagg, f"{asked.collective}_init")
             return make(x, **self._keywords(asked))  # type: ignore[no-any-return]
+        if self.way in {RUN, ALIKE}:
+            return self.plans[asked]
+        if self.way == SYNC:
+            self.ddp.sync_gradients([x])  # the average
+            return lambda: x * self.size
         result = self.call(asked, check=True) if self.way == "check=True" else self.call(asked)
         return lambda: result
 

@@ -49,7 +49,7 @@ _RAISED: Final = rf"{_RANK} of \d+, on \S+, raised (?:OnPurposeError|ValueError|
 _TOLD: Final = rf"{_RANK} raised (?:OnPurposeError|ValueError|TypeError)"
 _GONE: Final = (
     rf"{_RANK}:? (?:is gone|has left)",
-    r"process rank (\d+) with PID \d+ on node \S+ exited on signal",  # what Open MPI's launcher says
+    r"process rank (\d+) with PID \d+ on node \S+ exited on\s+signal",  # what Open MPI's launcher says
     r"PID (\d+) RUNNING AT",  # and MPICH's, which knows no rank
 )
 _SILENT: Final = (rf"{_RANK}:? does not answer",)

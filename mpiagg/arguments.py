@@ -8,6 +8,8 @@ from contextlib import suppress
 from numbers import Real
 from operator import index
 
+import numpy as np
+
 
 def check_integer(name: str, value: object, least: int, most: int | None = None) -> int:
     """Return ``value`` as an int, if it is an integer of Python's or NumPy's in a range.
@@ -51,6 +53,19 @@ def check_number(name: str, value: object, wanted: str, accept: Callable[[float]
     if not (math.isfinite(number) and accept(number)):
         raise ValueError(f"{name} must be {wanted}, not {value!r}")
     return number
+
+
+def check_flag(name: str, value: object) -> bool:
+    """Return ``value``, if it is a boolean of Python's or NumPy's.
+
+    Raises
+    ------
+    ValueError
+        If it is not.
+    """
+    if not isinstance(value, bool | np.bool_):
+        raise ValueError(f"{name} must be True or False, not {value!r}")
+    return bool(value)
 
 
 def check_root(root: object, size: int) -> int:

@@ -12,10 +12,8 @@ TOP = Path(__file__).parents[1]
     ("name", "ranks"),
     [
         ("shape: short", 3),
-        ("order: long", 2),
         ("collective: nonblocking", 3),
         ("exception: before a call", 2),
-        ("exception: in a thread", 3),
         ("sys.exit(3): before a call", 2),
         ("SIGTERM: in MPI_Allreduce", 3),
         ("SIGKILL: waiting", 2),

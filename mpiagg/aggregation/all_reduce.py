@@ -12,7 +12,7 @@ from mpi4py import MPI
 
 from mpiagg.aggregation.backends import Backend
 from mpiagg.aggregation.elementwise import Elementwise
-from mpiagg.arguments import check_number
+from mpiagg.arguments import check_flag, check_number
 from mpiagg.arrays import HOST, Array, check_wire_dtype, device_of, reduction, working_dtype
 from mpiagg.on_node import folds_as_it_is
 from mpiagg.program import Program, in_turn
@@ -80,9 +80,9 @@ class AllReduce(Elementwise):
         by_layer: bool = False,
         backend: Backend | None = None,
     ) -> None:
-        super().__init__(comm, by_layer=bool(by_layer))
+        super().__init__(comm, by_layer=by_layer)
         self.op, self.divide_before, self.algorithm, self.wire = op, divide_before, algorithm, wire
-        self.by_layer, self.backend = bool(by_layer), backend
+        self.by_layer, self.backend = by_layer, backend
         self.denom: float = self._channel.size
 
         def check() -> str:
@@ -95,6 +95,8 @@ class AllReduce(Elementwise):
         self._channel.agree_on(check)
 
     def _check_arguments(self, denom: float | None) -> None:
+        for name, flag in (("divide_before", self.divide_before), ("by_layer", self.by_layer)):
+            check_flag(name, flag)
         if self.op not in OPS:
             raise ValueError(f"unknown op {self.op!r}; known: {', '.join(OPS)}")
         if self.op != "avg" and (denom is not None or self.divide_before):

@@ -8,6 +8,7 @@ from mpi4py import MPI
 
 from mpiagg.aggregation.gossip import Nodes, PeerSelection, Phase, gossip
 from mpiagg.aggregation.mixing import Mixing
+from mpiagg.arguments import check_flag
 from mpiagg.arrays import Array, device_of, reduction
 from mpiagg.program import Program
 from mpiagg.schedules import Collective
@@ -40,7 +41,8 @@ class Decentralized(Mixing):
     Raises
     ------
     ValueError
-        For an unknown peer_selection, or an interval that is not an integer of at least 1.
+        For an unknown peer_selection, a hierarchical that is no boolean, or an interval that is not an integer of at
+        least 1.
     MismatchError
         On all ranks, if they disagree on any argument.
 
@@ -68,9 +70,10 @@ class Decentralized(Mixing):
         hierarchical: bool = False,
         communication_interval: int = 1,
     ) -> None:
-        self.peer_selection, self.hierarchical = peer_selection, bool(hierarchical)
+        self.peer_selection, self.hierarchical = peer_selection, hierarchical
 
         def check() -> str:
+            check_flag("hierarchical", hierarchical)
             known = get_args(PeerSelection)
             if peer_selection not in known:
                 raise ValueError(f"unknown peer_selection {peer_selection!r}; known: {', '.join(known)}")

@@ -14,7 +14,7 @@ from mpiagg.aggregation.all_reduce import AllReduce
 from mpiagg.aggregation.base import expect_keys
 from mpiagg.aggregation.memory import Remembering, check_arrays
 from mpiagg.aggregation.packing import Layout, Packing
-from mpiagg.arguments import check_integer, check_number
+from mpiagg.arguments import check_flag, check_integer, check_number
 from mpiagg.arrays import Array, check_wire_dtype, load, settle, to_host
 from mpiagg.plan import Plan
 from mpiagg.program import in_turn
@@ -169,10 +169,11 @@ class LocalSGD(Remembering[Anchor]):
         algorithm: str = "auto",
     ) -> None:
         super().__init__(comm)
-        self.period, self.warmup_steps, self.nesterov, self.wire = period, warmup_steps, bool(nesterov), wire
+        self.period, self.warmup_steps, self.nesterov, self.wire = period, warmup_steps, nesterov, wire
         self.outer_learning_rate, self.outer_momentum = outer_learning_rate, outer_momentum
 
         def check() -> str:
+            self.nesterov = check_flag("nesterov", nesterov)
             self.period = check_integer("period", period, 1)
             self.warmup_steps = check_integer("warmup_steps", warmup_steps, 0)
             self.outer_learning_rate = check_number(

@@ -17,7 +17,7 @@ from mpiagg.aggregation.flags import Flags
 from mpiagg.aggregation.gossip import Nodes, among
 from mpiagg.aggregation.memory import Remembering, check_arrays
 from mpiagg.aggregation.packing import Group, Layout, Packing
-from mpiagg.arguments import check_integer
+from mpiagg.arguments import check_flag, check_integer
 from mpiagg.arrays import CODECS, Array, check_wire_dtype, even_ranges, load, reduction, settle, to_host
 from mpiagg.binding import bind
 from mpiagg.checkpoints import PerRank
@@ -285,10 +285,11 @@ class LowPrecisionDecentralized(Remembering[Replicas]):
         codec: str = "u8",
     ) -> None:
         super().__init__(comm)
-        self.hierarchical, self.codec = bool(hierarchical), codec
+        self.hierarchical, self.codec = hierarchical, codec
         self.communication_interval = communication_interval
 
         def check() -> str:
+            check_flag("hierarchical", hierarchical)
             if not isinstance(codec, str) or codec not in CODECS:
                 raise ValueError(f"unknown codec {codec!r}; known: {', '.join(CODECS)}")
             self.communication_interval = check_integer("communication_interval", communication_interval, 1)

@@ -15,7 +15,7 @@ from mpiagg.aggregation.base import expect_keys
 from mpiagg.aggregation.low_rank import LowRank
 from mpiagg.aggregation.memory import Remembering, check_arrays
 from mpiagg.aggregation.packing import Layout
-from mpiagg.arguments import check_integer, check_number
+from mpiagg.arguments import check_flag, check_integer, check_number
 from mpiagg.arrays import Array, Device, device_of, load, reduction, to_host, working_dtype
 from mpiagg.plan import Plan
 from mpiagg.program import Deferred, Program, in_turn
@@ -101,11 +101,12 @@ class PowerSGD(Remembering["_Memory"]):
         seed: int = 1,
     ) -> None:
         super().__init__(comm)
-        self.reuse_query, self.error_feedback = bool(reuse_query), error_feedback
+        self.reuse_query, self.error_feedback = reuse_query, error_feedback
         self.rank, self.start_after, self.seed = rank, start_after, seed
         self.min_compression_rate = min_compression_rate
 
         def check() -> str:
+            self.reuse_query = check_flag("reuse_query", reuse_query)
             self.rank = check_integer("rank", rank, 1)
             self.start_after = check_integer("start_after", start_after, 0)
             self.seed = check_integer("seed", seed, 0)

@@ -12,7 +12,7 @@ from mpi4py import MPI
 
 from mpiagg.aggregation import Aggregation, AllReduce
 from mpiagg.aggregation.packing import Layout, layout_of
-from mpiagg.arguments import check_integer
+from mpiagg.arguments import check_flag, check_integer
 from mpiagg.arrays import HOST, Array, device_of, settle
 from mpiagg.collectives import broadcast
 from mpiagg.ddp.adapters import Adapter, ArrayParameter, adapt, check_gradient
@@ -111,6 +111,7 @@ class DDP(ModuleFace):
         self._adapter = adapt(self.module)
         self._check_finite = asked_for(check_finite)
         check_integer("bucket_bytes", self._cap, 0)
+        check_flag("overlap", self._overlap)
         kind = "AllReduce" if aggregation is None else type(aggregation).__name__
         if aggregation is not None:
             if not isinstance(aggregation, Aggregation):
@@ -248,6 +249,7 @@ class DDP(ModuleFace):
     def _check_join(self, divide_by_initial_size: bool) -> str:
         if self._steps.attend is not None:
             raise PlanError("there is a join already")
+        check_flag("divide_by_initial_size", divide_by_initial_size)
         op = getattr(self.aggregation, "op", "avg")
         plain = op == "avg" and getattr(self.aggregation, "denom", self.comm.size) == self.comm.size
         if op in ("min", "max") or not (plain or divide_by_initial_size):

@@ -1,0 +1,117 @@
+"""What it costs that ranks are watched over: the recorder, the side channel and the signatures, beside builds without.
+
+    python bench/watching.py [--ranks 2] [--jobs 15] [--before FOLDER] [-o FILE.json]
+
+Jobs with everything on, with recorder and side channel off, and with the rounds recorded take turns; with ``--before``
+those of another checkout, too, for instance of a commit that had none of it. Each job times the same calls; what counts
+are medians over jobs of each job's median over blocks.
+"""
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from statistics import median
+
+from saving import RESULTS, library
+
+from mpiagg.cli import launch
+
+HERE = Path(__file__).parent
+OFF = {"MPIAGG_RECORD": "off", "MPIAGG_WATCH": "0"}
+BLOCKS = 40
+
+
+def rank_main() -> None:
+    """Time the calls, as one rank; rank 0 prints their seconds."""
+    import numpy as np  # noqa: PLC0415 - only ranks need it
+    from mpi4py import MPI  # noqa: PLC0415 - the parent must not initialise MPI
+
+    import mpiagg  # noqa: PLC0415 - of whichever checkout the parent has named
+
+    def seconds(call: Callable[[], object], repeats: int) -> float:
+        found = np.empty(BLOCKS)
+        for block in range(BLOCKS):
+            MPI.COMM_WORLD.Barrier()
+            start = time.perf_counter()
+            for _ in range(repeats):
+                call()
+            found[block] = (time.perf_counter() - start) / repeats
+        MPI.COMM_WORLD.Allreduce(MPI.IN_PLACE, found, MPI.MAX)
+        return float(np.median(found))
+
+    short, long, shared = np.zeros(16, np.float32), np.zeros(2**18, np.float32), mpiagg.empty(2**18, np.float32)
+    shared[:] = 0
+    with (
+        mpiagg.allreduce_init(short, out=short, algorithm="shared") as by_gate,
+        mpiagg.allreduce_init(short, out=short, algorithm="recursive_doubling") as by_message,
+        mpiagg.allreduce_init(long, out=long, algorithm="ring") as ring,
+        mpiagg.allreduce_init(shared, out=shared, algorithm="shared") as in_place,
+    ):
+        calls: dict[str, tuple[Callable[[], object], int]] = {
+            "64 B, plan, shared memory": (by_gate, 500),
+            "64 B, plan, messages": (by_message, 300),
+            "64 B, mpiagg.allreduce": (lambda: mpiagg.allreduce(short, out=short), 300),
+            "1 MiB, plan, ring": (ring, 20),
+            "1 MiB, plan, registered": (in_place, 20),
+        }
+        for call, repeats in calls.values():
+            seconds(call, repeats // 10)
+        found = {name: seconds(call, repeats) for name, (call, repeats) in calls.items()}
+    if MPI.COMM_WORLD.Get_rank() == 0:
+        print(json.dumps(found))
+
+
+def run_job(ranks: int, environment: dict[str, str]) -> dict[str, float]:
+    """Return what one job has measured."""
+    command = launch.command(ranks, ["-m", "mpi4py", str(HERE / "watching.py"), "--rank"])
+    done = subprocess.run(  # noqa: S603 - our own Python
+        command, env=launch.environment(environment), capture_output=True, text=True, timeout=300, check=True
+    )
+    found: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
+def main() -> None:
+    """Let jobs take turns, print and save."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--ranks", type=int, default=2)
+    parser.add_argument("--jobs", type=int, default=15)
+    parser.add_argument("--before", type=Path)
+    parser.add_argument("-o", "--output", type=Path)
+    asked = parser.parse_args()
+    builds = {"on": {}, "off": OFF, "rounds": {"MPIAGG_RECORD": "rounds"}}
+    if asked.before:
+        builds["before"] = {"PYTHONPATH": str(asked.before.resolve())}
+    times: dict[str, list[dict[str, float]]] = {name: [] for name in builds}
+    for turn in range(asked.jobs):
+        for name in sorted(builds, key=lambda name: (turn + list(builds).index(name)) % len(builds)):
+            times[name].append(run_job(asked.ranks, builds[name]))
+    medians = {
+        name: {call: median(job[call] for job in jobs) for call in jobs[0]} for name, jobs in times.items()
+    }
+    for call in medians["on"]:
+        others = ", ".join(
+            f"{(medians['on'][call] - medians[name][call]) * 1e6:+.2f} us ({medians['on'][call] / medians[name][call]:.3f}) to {name}"
+            for name in builds
+            if name != "on"
+        )
+        print(f"{call:28} {medians['on'][call] * 1e6:8.2f} us  {others}")
+    from mpiagg.cli import machine  # noqa: PLC0415 - it imports MPI, which a parent of jobs must not before them
+
+    saved = {"machine": machine.facts(), "ranks": asked.ranks, "jobs": asked.jobs, "seconds": medians, "all": times}
+    path = asked.output or RESULTS / f"watching-n{asked.ranks}-{library()}.json"
+    path.write_text(json.dumps(saved, indent=1) + "\n")
+    print(f"saved {path}")
+
+
+if __name__ == "__main__":
+    os.environ.setdefault("MPIAGG_RECORD_DIR", "/dev/null")
+    if sys.argv[1:] == ["--rank"]:
+        rank_main()
+    else:
+        main()
