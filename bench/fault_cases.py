@@ -55,7 +55,7 @@ class Expected(NamedTuple):
         if self.how == "error":
             return f"{' or '.join(self.kinds)} on {who}, {when}"
         if self.how == "end":
-            return f"the job ends {when}; {who} says why"
+            return f"the job ends {when}{f'; {who} says why' if self.words else ''}"
         return f"goes on {when}, with right results{'; warned of' if self.words else ''}"
 
 
@@ -125,16 +125,14 @@ def cases() -> Iterator[Case]:
 
 def _stalls() -> Iterator[Case]:
     late = rf"rank {ODD}: has not come"
-    for way in (*CALLS, RUN, SYNC):
+    for way in (*CALLS, RUN, SYNC, MAKING):
         yield Case("missing", way, Expected("error", "deadline", late, ("StallError",), "others"))
     # Before that, the ranks do not know where to ask each other.
-    for way in (BEFORE_THE_FIRST, MAKING):
-        yield Case("missing", way, Expected("error", "deadline", "in vain", ("StallError",), "others"))
+    yield Case("missing", BEFORE_THE_FIRST, Expected("error", "deadline", "in vain", ("StallError",), "others"))
     yield Case("missing", "native", Expected("end", "deadline", r"waited .* in vain", speakers="some"))
-    for way in (*CALLS, RUN, SYNC, "native"):
+    for way in (*CALLS, RUN, SYNC, MAKING, "native"):
         yield Case("late", way, Expected("go on", "return", late))
-    for way in (BEFORE_THE_FIRST, MAKING):
-        yield Case("late", way, Expected("go on", "return"))
+    yield Case("late", BEFORE_THE_FIRST, Expected("go on", "return", "has waited"))
 
 
 def _mismatches() -> Iterator[Case]:
@@ -156,7 +154,7 @@ def _mismatches() -> Iterator[Case]:
 def _errors() -> Iterator[Case]:
     said = rf"rank {ODD} of \d+, on \S+, raised "
     raised = Expected("end", "at once", said + "RuntimeError: on purpose", speakers="odd")
-    yield Case("exception", f"before {BEFORE_THE_FIRST}", Expected("end", "deadline", "RuntimeError", speakers="odd"))
+    yield Case("exception", f"before {BEFORE_THE_FIRST}", Expected("end", "at once", "RuntimeError", speakers="odd"))
     yield Case("exception", "before a call", raised)
     yield Case(
         "exception",
@@ -168,7 +166,8 @@ def _errors() -> Iterator[Case]:
     yield Case("exception", "in a call, in an operator of the user's", in_operator)
     yield Case("exception", "while a nonblocking call is under way", raised)
     yield Case("exception", "after a call", raised)
-    yield Case("exception", "in a thread", Expected("end", "at once", said + r"RuntimeError in \S", speakers="odd"))
+    in_thread = rf"rank {ODD} of \d+, on \S+, raised.* Thread-\d"
+    yield Case("exception", "in a thread", Expected("end", "at once", in_thread, speakers="odd"))
     yield Case("out of memory", "np.ones", Expected("end", "at once", said + r"\w*MemoryError", speakers="odd"))
     left = rf"rank {ODD} (has left|is gone)"
     yield Case("sys.exit(0)", "before a call", Expected("error", "warning", left, ("StallError",), "others"))

@@ -58,6 +58,8 @@ class Rank:
         import mpiagg  # noqa: PLC0415
 
         self.mpi, self.mpiagg, self.world = MPI, mpiagg, MPI.COMM_WORLD
+        for name in mpiagg.__all__:
+            getattr(mpiagg, name)  # imported now, and not while others wait
         self.rank, self.size = self.world.Get_rank(), self.world.Get_size()
         self.odd = self.rank == ODD
         self.note("rank", rank=self.rank)

@@ -12,6 +12,7 @@ from __future__ import annotations
 import json
 import os
 import platform
+import re
 import sys
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -29,7 +30,7 @@ from mpiagg.cli import launch
 
 RESULTS: Final = Path(__file__).parent / "results"
 LIMITS: Final = Limits(warn=1, timeout=6, slack=6)
-MOST_SAID: Final = 1500
+MOST_SAID: Final = 500
 """Characters that are kept of what a rank says."""
 
 
@@ -56,23 +57,41 @@ def record(case: Case, ranks: int, limits: Limits, outcome: Outcome) -> dict[str
         "left": outcome.left,
         "shm": list(outcome.shm),
         "said": [_said(each) for each in outcome.said],
-        "launcher": outcome.launcher[-MOST_SAID:],
+        "launcher": _launcher_says(outcome.launcher),
     }
 
 
+def _launcher_says(printed: str) -> str:
+    """Return by what the launcher says that a process was killed, in the words of MPICH's or Open MPI's; or nothing."""
+    found = re.search(r"(process rank \d+ .*?|EXIT STRING: .*?)\(.*?\)", printed, re.DOTALL)
+    return " ".join(found[0].split()) if found else ""
+
+
 def _said(said: Said) -> dict[str, Any]:
-    lines = said.text.splitlines() or [""]
-    warned = [line for line in said.printed.splitlines() if line.startswith(("mpiagg: ", "  rank "))]
+    first, *others = said.text.splitlines() or [""]
     return {
         "rank": said.rank,
         "kind": said.kind,
-        "first": lines[0][:MOST_SAID],
-        "culprit": next((line.strip()[:MOST_SAID] for line in lines[1:] if f"rank {fault_cases.ODD}:" in line), ""),
-        "printed": "\n".join(warned or said.printed.splitlines()[-1:])[:MOST_SAID],
+        "first": first[:MOST_SAID],
+        "culprit": _of_odd(others),
+        "printed": [line[:MOST_SAID] for line in _last_words(said.printed.splitlines())],
         "results": sorted(set(said.results)),
         "seconds": None if said.seconds is None else round(said.seconds, 2),
         "done": said.done,
     }
+
+
+def _of_odd(lines: Sequence[str]) -> str:
+    """Return what a table says of the odd rank; nothing, if there is none."""
+    return next((line.strip()[:MOST_SAID] for line in lines if line.startswith(f"  rank {fault_cases.ODD}:")), "")
+
+
+def _last_words(lines: Sequence[str]) -> list[str]:
+    """Return what is kept of what a rank has printed: why it has ended, or else what it was warned of."""
+    ended = [line for line in lines if re.match(r"mpiagg: rank \d+ of \d+, on ", line)]
+    warned = [line for line in lines if " has waited " in line][:1]
+    raised = [line for line in lines if re.match(r"[\w.]+(Error|Warning): ", line)]
+    return ended[:1] or [*warned, *filter(None, [_of_odd(lines)])] or raised[-1:] or list(lines[-1:])
 
 
 def one(case: Case, ranks: int, limits: Limits, other_mpiexec: str) -> dict[str, Any]:

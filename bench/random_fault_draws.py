@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import signal
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
@@ -50,7 +51,6 @@ _TOLD: Final = rf"{_RANK} raised (?:OnPurposeError|ValueError|TypeError)"
 _GONE: Final = (
     rf"{_RANK}:? (?:is gone|has left)",
     r"process rank (\d+) with PID \d+ on node \S+ exited on\s+signal",  # what Open MPI's launcher says
-    r"PID (\d+) RUNNING AT",  # and MPICH's, which knows no rank
 )
 _SILENT: Final = (rf"{_RANK}:? does not answer",)
 _DISAGREE: Final = (r"(\branks? \d+[\d, ]*: [^;\n]+(?:; ranks? \d+[\d, ]*: [^;\n]+)+)",)
@@ -124,8 +124,6 @@ class Outcome(NamedTuple):
         That it took.
     ends : dict
         What each rank has written at its end.
-    pids : dict
-        The ranks' processes.
     printed : str
     left : int
         How many processes were left.
@@ -134,7 +132,6 @@ class Outcome(NamedTuple):
     status: int | None
     seconds: float
     ends: Mapping[int, Mapping[str, Any]]
-    pids: Mapping[int, int]
     printed: str = ""
     left: int = 0
 
@@ -202,7 +199,6 @@ def survived(parts: Sequence[tuple[int, Sequence[int]]]) -> list[np.ndarray]:
 def blamed(fault: str, outcome: Outcome) -> set[int]:
     """Return the ranks that what was printed blames."""
     found: set[int] = set()
-    by_pid = {pid: rank for rank, pid in outcome.pids.items()}
     for words in FAULTS[fault].words:
         for told in re.findall(words, outcome.printed):
             if words in _DISAGREE:
@@ -212,7 +208,7 @@ def blamed(fault: str, outcome: Outcome) -> set[int]:
                 large = [side for side in sides if len(side) == most]
                 found.update(rank for side in sides if len(large) > 1 or side not in large for rank in side)
             else:
-                found.add(by_pid.get(int(told), -1) if words.startswith("PID") else int(told))
+                found.add(int(told))
     return found
 
 
@@ -241,9 +237,21 @@ def complaints(job: Job, outcome: Outcome, right: Outcome) -> list[str]:
         found.append("not all ranks came to their end, and yet its exit status is 0")
     if job.draw is None or not FAULTS[job.draw.fault].words:
         return [*found, "it has not come to its end, as it should have"]
-    if (named := blamed(job.draw.fault, outcome)) != {job.draw.rank}:
+    named = blamed(job.draw.fault, outcome)
+    if unnamed(job, outcome) and not named:
+        return found
+    if named != {job.draw.rank}:
         found.append(f"rank {job.draw.rank} was to blame, and blamed were: {sorted(named) or 'none'}")
     return found
+
+
+def unnamed(job: Job, outcome: Outcome) -> bool:
+    """Whether a rank was killed, and MPICH's launcher has killed the others at once, before anybody could name it.
+
+    That launcher says a process number, but it may be that of a rank which it has killed itself.
+    """
+    killed = job.draw is not None and job.draw.fault == "SIGKILL"
+    return killed and outcome.status == signal.SIGKILL and "EXIT STRING: Killed (signal 9)" in outcome.printed
 
 
 def finished(job: Job, outcome: Outcome) -> bool:

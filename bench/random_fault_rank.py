@@ -176,7 +176,6 @@ def main() -> None:
     folder, told = Path(sys.argv[1]), json.loads(sys.argv[2])
     draw = Draw(**told["draw"]) if told["draw"] else None
     fault, rank, begun = Fault(draw, folder), MPI.COMM_WORLD.rank, []
-    (folder / f"{rank}.pid").write_text(f"{os.getpid()}")
 
     def make(comm: mpiagg.Comm) -> Training:
         begun.append(Training(comm, told["aggregation"], fault))

@@ -6,6 +6,9 @@ It runs at the top of the repository. Every run must finish with the weights tha
 the last bit (or, where others go on without a rank that has died, with what is right for them), or end with an error
 that names the right rank. None may hang, and no process may be left. Some that have ended early, and all that were
 asked to stop, are started again: they must then come to those weights, too.
+
+Where a rank is killed by SIGKILL, MPICH's launcher kills the others as well, before anybody can name it. Such runs are
+told apart, as ``unnamed``.
 """
 
 from __future__ import annotations
@@ -19,7 +22,7 @@ import tempfile
 import time
 import uuid
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from functools import cache
 from itertools import islice
@@ -30,7 +33,7 @@ import click
 
 from bench.fault_jobs import MARK, all_gone, end_processes, processes
 from bench.gpu import TOP, environment
-from bench.random_fault_draws import Draw, Job, Outcome, complaints, draws, finished
+from bench.random_fault_draws import Draw, Job, Outcome, complaints, draws, finished, unnamed
 from mpiagg.cli import launch
 from mpiagg.cli.job import OutputFile
 
@@ -49,9 +52,10 @@ MOST_PRINTED: Final = 3000
 
 
 class Verdict(NamedTuple):
-    """How a run has ended, and what is wrong with that."""
+    """How a run has ended, by its first exit status too, and what is wrong with that."""
 
     how: str
+    status: int | None
     complaints: list[str]
     seconds: float
     printed: str
@@ -60,7 +64,7 @@ class Verdict(NamedTuple):
 def run(job: Job, folder: Path, patience: float) -> Outcome:
     """Run a job; no process of it is left afterwards."""
     mark = uuid.uuid4().hex
-    for path in (*folder.glob("*.end"), *folder.glob("*.pid"), *folder.glob("signalled")):
+    for path in (*folder.glob("*.end"), *folder.glob("signalled")):
         path.unlink()
     told = json.dumps({"aggregation": job.aggregation, "draw": None if job.draw is None else job.draw._asdict()})
     options = launch.SURVIVING if job.draw is not None and "survived" in job.draw.fault else ()
@@ -83,8 +87,7 @@ def run(job: Job, folder: Path, patience: float) -> Outcome:
     end_processes(mark)
     started.wait()
     ends = {int(path.stem): json.loads(path.read_text()) for path in folder.glob("*.end")}
-    pids = {int(path.stem): int(path.read_text()) for path in folder.glob("*.pid")}
-    return Outcome(status, seconds, ends, pids, (folder / "printed").read_text(errors="replace"), left)
+    return Outcome(status, seconds, ends, (folder / "printed").read_text(errors="replace"), left)
 
 
 def _watch(started: subprocess.Popen[bytes], draw: Draw | None, folder: Path, until: float) -> int | None:
@@ -128,36 +131,39 @@ def judge(job: Job, patience: float) -> Verdict:
         found, printed, seconds = complaints(job, outcome, right), outcome.printed, outcome.seconds
         how = "finished" if finished(job, outcome) else "ended with an error"
         early = any(end["stopped"] for end in outcome.ends.values())
-        how = "stopped" if early else how
+        how = "stopped" if early else "ended by the launcher, unnamed" if unnamed(job, outcome) else how
         if how != "finished" and (job.again or early):
             again = job._replace(draw=None)
             second = run(again, Path(place), patience)
             found += [f"started again: {each}" for each in complaints(again, second, right)]
             printed, seconds, how = printed + second.printed, seconds + second.seconds, f"{how}, then finished"
-    return Verdict(how, found, seconds, printed)
+    return Verdict(how, outcome.status, found, seconds, printed)
 
 
 def row(number: int, job: Job, verdict: Verdict) -> dict[str, Any]:
     """Return what is saved of a run."""
     assert job.draw is not None
     saved = {"number": number, "aggregation": job.aggregation, "ranks": job.ranks, **job.draw._asdict()}
-    saved |= {"how": verdict.how, "took": round(verdict.seconds, 2), "complaints": verdict.complaints}
+    saved |= {
+        "how": verdict.how,
+        "status": verdict.status,
+        "took": round(verdict.seconds, 2),
+        "complaints": verdict.complaints,
+    }
     return saved | ({"printed": verdict.printed[-MOST_PRINTED:]} if verdict.complaints else {})
 
 
 def all_runs(
     seed: int, numbers: Sequence[int], most_ranks: int, patience: float, *, survivable: bool
-) -> list[dict[str, Any]]:
-    """Make runs by their numbers, tell of each, and return what is saved of them."""
-    rows = []
+) -> Iterator[dict[str, Any]]:
+    """Make runs by their numbers, tell of each, and yield what is saved of it."""
     jobs = list(islice(draws(seed, most_ranks, survivable=survivable, patience=patience), max(numbers) + 1))
     for number in numbers:
         job = jobs[number]
         verdict = judge(job, patience)
-        rows.append(row(number, job, verdict))
         told = "; ".join(verdict.complaints) or "ok"
         click.echo(f"{number}: {job.aggregation}, {job.ranks} ranks, {_in_words(job.draw)}: {verdict.how}: {told}")
-    return rows
+        yield row(number, job, verdict)
 
 
 def _in_words(draw: Draw | None) -> str:
@@ -175,13 +181,16 @@ def main(seed: int, runs: int, only: tuple[int, ...], ranks: int, patience: floa
     """Inject random faults, and show that every run finishes right or says who is to blame."""
     launch.mpiexec()  # tells what is missing
     vendor = launch.mpi_vendor()
-    rows = all_runs(seed, only or range(runs), ranks, patience, survivable=vendor == "Open MPI")
+    known = {"mpi": vendor, "seed": seed, "ranks": ranks, "warn": patience * WARN, "timeout": patience * TIMEOUT}
+    known["limit"] = patience * LIMIT
+    rows: list[dict[str, Any]] = []
+    for each in all_runs(seed, only or range(runs), ranks, patience, survivable=vendor == "Open MPI"):
+        rows.append(each)
+        if output is not None:
+            output.write_text(json.dumps({**known, "rows": rows}, indent=1) + "\n")
     bad = [each for each in rows if each["complaints"]]
     for what, count in sorted(Counter((each["fault"], each["how"]) for each in rows).items()):
         click.echo(f"{count:4}  {what[0]}: {what[1]}")
-    if output is not None:
-        known = {"mpi": vendor, "seed": seed, "ranks": ranks, "warn": patience * WARN, "timeout": patience * TIMEOUT}
-        output.write_text(json.dumps({**known, "limit": patience * LIMIT, "rows": rows}, indent=1) + "\n")
     click.echo(f"{len(rows) - len(bad)} of {len(rows)} runs ended well")
     sys.exit(1 if bad else 0)
 

@@ -62,7 +62,9 @@ def _lines(saved: dict[str, Any]) -> Iterator[str]:
         for row in each["rows"]:
             cases.setdefault((row["fault"], row["way"]), {}).setdefault(library, []).append(row)
     before = ""
-    for (fault, way), rows in cases.items():
+    faults = list(dict.fromkeys(fault for fault, _ in cases))
+    for fault, way in sorted(cases, key=lambda case: faults.index(case[0])):
+        rows = cases[fault, way]
         first = next(iter(rows.values()))
         shown = next((row for row in first if row["ranks"] == SHOWN), first[-1])
         cells = [_times(rows.get(library, [])) for library in saved]
@@ -87,28 +89,32 @@ def _said(row: Row) -> Iterator[str]:
     """Yield what the ranks say: those of them together who say the same."""
     together: dict[str, list[str]] = {}
     for said in row["said"]:
-        text = _words(said)
-        if text:
-            together.setdefault(text, []).append("?" if said["rank"] is None else str(said["rank"]))
+        for text in _words(said):
+            together.setdefault(text, []).append(str(said["rank"]))
     for text, ranks in together.items():
-        yield f"{'ranks' if len(ranks) > 1 else 'rank'} {', '.join(ranks)}: {text}"
+        who = f"{'ranks' if len(ranks) > 1 else 'rank'} {', '.join(ranks)}"
+        if len(ranks) == row["ranks"]:
+            who = "all"
+        elif "None" in ranks:
+            who = f"{len(ranks)} that never knew their rank"
+        yield f"{who}: `{_short(text)}`"
+    if not together and row["launcher"]:
+        yield f"the launcher: `{row['launcher']}`"
 
 
-def _words(said: dict[str, Any]) -> str:
-    """Return what a rank says, shortened: the error that it has, or else its last words."""
+def _words(said: dict[str, Any]) -> Iterator[str]:
+    """Yield what a rank says: the error that it has, or else its last words."""
     if said["kind"]:
-        culprit = f" ... {_short(said['culprit'])}" if said["culprit"] else ""
-        return f"`{said['kind']}: {_short(said['first'])}`{f' `{culprit.strip()}`' if culprit else ''}"
-    lines = said["printed"].splitlines()
-    own = [line for line in lines if re.match(r"mpiagg: rank \d+ of \d+, on", line)]
-    waits = [line for line in lines if line.startswith("mpiagg: rank") and "has waited" in line][:1]
-    culprit = [line.strip() for line in lines if re.match(r"  rank \d+: (has not come|does not|is gone)", line)][:1]
-    words = own[:1] or [*waits, *culprit] or [line for line in lines[-1:] if not line.startswith("  ")]
-    return " ".join(f"`{_short(line.removeprefix('mpiagg: '))}`" for line in words)
+        yield f"{said['kind']}: {said['first']}"
+        if said["culprit"]:
+            yield f"... {said['culprit']}"
+    for line in said["printed"] if not said["kind"] else ():
+        yield re.sub(r"^mpiagg: rank \d+ (of \d+, on \S+, )?", "", line)
 
 
 def _short(text: str) -> str:
-    text = re.sub(r"; its last operations are in \S+", "", text)
+    """Return a text without where recordings are, and who has called whom."""
+    text = re.sub(r"; its last operations are in \S+|; called at .*| < .*", "", text)
     return text if len(text) <= LONGEST else f"{text[:LONGEST]}..."
 
 

@@ -64,7 +64,7 @@ def check_flag(name: str, value: object) -> bool:
         If it is not.
     """
     if not isinstance(value, bool | np.bool_):
-        raise ValueError(f"{name} must be True or False, not {value!r}")
+        raise ValueError(f"{name} must be True or False, not {value!r}")  # noqa: TRY004 - as for numbers
     return bool(value)
 
 

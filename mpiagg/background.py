@@ -7,8 +7,8 @@ nothing to do. It needs an MPI library that several threads may call at once.
 from __future__ import annotations
 
 import atexit
-import sys
 import threading
+import traceback
 from collections.abc import Sequence
 from functools import cache
 from typing import Any, Final, Protocol
@@ -90,7 +90,7 @@ class Driver:
         except RankFailedError:  # which the program can survive, when it comes to wait for this
             return False
         except Exception:  # noqa: BLE001 - who is driven keeps it for its own wait; who waits by MPI's must see it too
-            threading.excepthook(threading.ExceptHookArgs((*sys.exc_info(), self._thread)))
+            traceback.print_exc()
             return False
 
 

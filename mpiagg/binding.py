@@ -13,7 +13,7 @@ from mpiagg.arrays import Array, Codec, Device, Reduction, accelerator_of, devic
 from mpiagg.ports import Draft, Port, port_of
 from mpiagg.program import Awaited, BoundRound, Interleaved, Program
 from mpiagg.schedules import Action, Round, Step
-from mpiagg.transport import SHARED_TAG, Channel
+from mpiagg.transport import Channel
 
 Run = tuple[int, int]
 """A range (start, stop) of the buffer."""
@@ -54,7 +54,7 @@ def bind(
     reduction: Reduction,
     *,
     label: str,
-    tag: int = SHARED_TAG,
+    tag: int,
     wire: Wire | None = None,
 ) -> Program:
     """Bind a schedule to a buffer.

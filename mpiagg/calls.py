@@ -138,7 +138,9 @@ def recvcounts(
     if not comm or recvcounts is not None or sendbuf is MPI.IN_PLACE or received is None:
         return recvcounts
     counts = np.empty(comm.size, np.int64)
-    channel_of(comm).comm.Allgather(np.array([received.length]), counts)
+    channel = channel_of(comm)
+    with channel.failures.told():
+        channel.comm.Allgather(np.array([received.length]), counts)
     return tuple(counts.tolist())
 
 

@@ -24,7 +24,6 @@ from mpiagg.placement import shared_devices
 from mpiagg.program import BoundRound, Call, Program
 from mpiagg.schedules import Collective
 from mpiagg.transport import Channel
-from mpiagg.transport.texts import gather
 
 _OPS: Final = {"sum": "sum", "avg": "sum", "min": "min", "max": "max", "prod": "prod"}
 """What NCCL calls the operators; an average is divided when its sum is there."""
@@ -140,7 +139,7 @@ def _told(channel: Channel, say: Callable[[], bytes]) -> list[bytes]:
         data = b"\0" + say()
     except Exception as error:  # noqa: BLE001 - whatever it is, the other ranks must learn of it
         fault, data = error, f"\1{error}".encode(errors="replace")
-    told = gather(channel.comm, data, "connect their devices by NCCL")
+    told = channel.gather(data, "connect their devices by NCCL")
     faults = [f"rank {rank}: {text[1:].decode()}" for rank, text in enumerate(told) if text[0]]
     if faults:
         raise DeviceError(f"algorithm 'nccl' cannot be used; {'; '.join(faults)}") from fault

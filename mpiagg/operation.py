@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Hashable
 from dataclasses import dataclass
 from functools import cached_property
-from zlib import crc32
 
 from mpi4py import MPI
 
 from mpiagg.arrays import Reduction, cuts_of, even_cuts, even_ranges, ranges
 from mpiagg.binding import Lane
 from mpiagg.schedules import Algorithm, Collective, Layout, Round, algorithm
-from mpiagg.transport import SIGNATURE_BITS
+from mpiagg.transport import signature
 from mpiagg.tuning import Choice
 from mpiagg.watch import Subject, Trail
 
@@ -79,7 +78,7 @@ class Operation:
     @property
     def signature(self) -> int:
         """A number that is another for an operation on which ranks do not agree, but for bad luck."""
-        return crc32(self.in_words.encode()) % 2**SIGNATURE_BITS
+        return signature(self.in_words)
 
     def subject(self, trail: Trail) -> Subject:
         """Return the operation as it is recorded."""

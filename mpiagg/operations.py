@@ -35,7 +35,7 @@ from mpiagg.schedules import Collective, send
 from mpiagg.staging import by_way_of_host, from_host, to_host
 from mpiagg.transport import DEFAULT_TIMEOUT, SHARED_TAG, Channel, process
 from mpiagg.tuning import BY_WAY_OF_HOST, NATIVE, NCCL, Memory
-from mpiagg.watch import done
+from mpiagg.watch import done, failed
 
 STAGED_BYTES: Final = 32 * 2**10
 """Vectors up to this length are copied into a plan's own buffer, which costs less than a plan for each address."""
@@ -65,7 +65,7 @@ def run(
     mapped = _mapped(channel, operation, out)
     if operation.choice.algorithm == NATIVE:
         buffer = _own_buffer(operation, device) if mapped is None else mapped
-        call: Callable[[], object] = partial(_call_native, channel, operation, buffer)
+        call: Callable[[], object] = partial(_call_native, channel, operation, buffer, timeout)
     elif mapped is None or (mapped.nbytes <= STAGED_BYTES and accelerator is None):
         mapped = None
         make = partial(_plan_on_own_buffer, channel, operation, device)
@@ -91,7 +91,7 @@ def _run_by_way_of_host(  # noqa: PLR0917 - what run is given
     """Carry an operation out on pinned memory; the device copies in and out of that, and no more."""
     if operation.choice.algorithm == NATIVE:
         buffer = _pinned_buffer(operation, device)
-        call: Callable[[], object] = partial(_call_native, channel, operation, buffer)
+        call: Callable[[], object] = partial(_call_native, channel, operation, buffer, timeout)
     else:
         make = partial(_plan_on_pinned_memory, channel, operation, device)
         call = plan = find_plan(channel, (operation.key, device.name, "host"), make)
@@ -264,11 +264,23 @@ def _drain(operation: Operation, device: Device, buffer: Array, out: Array | Non
 # -- the MPI library's own collectives
 
 
-def _call_native(channel: Channel, operation: Operation, buffer: Array) -> None:
+def _call_native(channel: Channel, operation: Operation, buffer: Array, timeout: float) -> None:
     """Carry the operation out in place by the MPI library's blocking collective."""
-    o, comm = operation, channel.comm
-    entry = process().recorder.begin(o.subject(channel.trail), True)
-    at_root = o.rank == o.root
+    subject = operation.subject(channel.trail)
+    subject.unleavable = timeout
+    entry = process().recorder.begin(subject, True)
+    try:
+        _native(channel.comm, operation, buffer)
+    except BaseException as error:
+        failed(entry)
+        channel.failures.raise_for(error)
+        raise
+    done(entry)
+    _finish_native(operation, buffer)
+
+
+def _native(comm: MPI.Intracomm, operation: Operation, buffer: Array) -> None:
+    o, at_root = operation, operation.rank == operation.root
     if o.collective is Collective.ALLREDUCE:
         comm.Allreduce(MPI.IN_PLACE, buffer, o.op)
     elif o.collective is Collective.REDUCE:
@@ -279,8 +291,6 @@ def _call_native(channel: Channel, operation: Operation, buffer: Array) -> None:
         comm.Allgatherv(MPI.IN_PLACE, [_as_bytes(buffer), _byte_counts(o), MPI.BYTE])
     else:
         comm.Reduce_scatter(buffer.copy(), buffer[o.own_chunk], o.counts, o.op)
-    done(entry)
-    _finish_native(o, buffer)
 
 
 def _bind_native(comm: MPI.Intracomm, operation: Operation, buffer: Array) -> Program:

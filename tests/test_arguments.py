@@ -4,7 +4,7 @@ from fractions import Fraction
 import numpy as np
 import pytest
 
-from mpiagg.arguments import check_integer, check_number, check_root
+from mpiagg.arguments import check_flag, check_integer, check_number, check_root
 
 
 @pytest.mark.parametrize("value", [0, 3, np.int64(2), np.uint8(1)])
@@ -38,3 +38,14 @@ def test_numbers_that_are_accepted(value):
 def test_numbers_that_are_not(value):
     with pytest.raises(ValueError, match="ratio must be above 0, not "):
         check_number("ratio", value, "above 0", lambda x: x > 0)
+
+
+@pytest.mark.parametrize("value", [True, False, np.True_])
+def test_flags(value):
+    assert check_flag("loud", value) is bool(value)
+
+
+@pytest.mark.parametrize("value", [None, 0, 1, "yes", np.ones(2), []])
+def test_what_is_no_flag(value):
+    with pytest.raises(ValueError, match="loud must be True or False, not "):
+        check_flag("loud", value)

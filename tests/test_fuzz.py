@@ -102,7 +102,7 @@ def test_any_name_as_a_tuning_table(name, environment, tmp_path, monkeypatch):
 @pytest.fixture(scope="module")
 def checkpoint(tmp_path_factory):
     folder = tmp_path_factory.mktemp("fuzz") / "checkpoint"
-    save(folder, [{"x": np.arange(4.0), "own": rank} for rank in range(2)])
+    assert save(folder, [{"x": np.arange(4.0), "own": rank} for rank in range(2)]) == [None, None]
     return folder
 
 

@@ -125,7 +125,9 @@ class ErrorFeedback(Remembering[Residuals]):
         packing = Packing(layout, in_place=False, by_layer=self.reduction.by_layer)
 
         def bind(vector: Array, residual: Array) -> Program:
-            return self.reduction.bind(vector, self._channel.tags.in_turn(), residual)
+            return self.reduction.bind(
+                vector, self._channel.tags.in_turn(self.reduction.choice(vector).lanes), residual
+            )
 
         return Residuals(tensors, packing, bind, self._plan, worth=self._worth())
 

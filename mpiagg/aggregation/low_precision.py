@@ -18,14 +18,13 @@ from mpiagg.aggregation.gossip import Nodes, among
 from mpiagg.aggregation.memory import Remembering, check_arrays
 from mpiagg.aggregation.packing import Group, Layout, Packing
 from mpiagg.arguments import check_flag, check_integer
-from mpiagg.arrays import CODECS, Array, check_wire_dtype, even_ranges, load, reduction, settle, to_host
-from mpiagg.binding import bind
+from mpiagg.arrays import CODECS, Array, Reduction, check_wire_dtype, even_ranges, load, reduction, settle, to_host
+from mpiagg.binding import Lane, bind
 from mpiagg.checkpoints import PerRank
 from mpiagg.plan import Plan
 from mpiagg.program import Program, in_turn
 from mpiagg.schedules import Collective, Round, finish, receive, send
-from mpiagg.transport import Channel
-from mpiagg.transport.texts import gather
+from mpiagg.transport import Channel, signature
 
 
 def ring_weights(own: int, sizes: Sequence[int]) -> dict[int, Fraction]:
@@ -59,20 +58,25 @@ class _Place:
         if self.leads and len(self.node) > 1:
             rounds.append(Round(finish()))
         how = reduction("avg", vector.dtype, len(self.node))
-        return bind(self.channel, rounds, vector, [[(0, vector.size)]], how, label="mean over a node")
+        return self._bind(rounds, vector, [(0, vector.size)], how, "mean over a node")
 
     def broadcast(self, vector: Array) -> Program:
         """Return the program that gives the leader's vector to its node."""
         rounds = among(self.node, Collective.BROADCAST, self.channel.rank)
         how = reduction("sum", vector.dtype, 1)
-        return bind(self.channel, rounds, vector, [[(0, vector.size)]], how, label="broadcast in a node")
+        return self._bind(rounds, vector, [(0, vector.size)], how, "broadcast in a node")
 
     def swap(self, rows: Array) -> Program:
         """Return the program that sends the first row to all neighbors, and receives theirs in the other rows."""
         peers = list(self.neighbors)
         a_round = Round(*(receive(peer, row) for row, peer in enumerate(peers, 1)), *(send(peer, 0) for peer in peers))
         flat, how = rows.reshape(-1), reduction("sum", rows.dtype, 1)
-        return bind(self.channel, [a_round], flat, [even_ranges(0, flat.size, len(rows))], how, label="ring")
+        return self._bind([a_round], flat, even_ranges(0, flat.size, len(rows)), how, "ring")
+
+    def _bind(self, rounds: Sequence[Round], vector: Array, lane: Lane, how: Reduction, label: str) -> Program:
+        start, stop = lane[0]  # ranks may have different numbers of neighbors, but chunks of one length
+        tag = self.channel.tags.shared(signature(f"{label}, {stop - start} {vector.dtype}"))
+        return bind(self.channel, rounds, vector, [lane], how, label=label, tag=tag)
 
 
 class _Vector:
@@ -331,7 +335,7 @@ class LowPrecisionDecentralized(Remembering[Replicas]):
             return own
 
         with_each(state, look)
-        told = gather(self._channel.comm, b"" if fit else b"-", "load a state", self._channel.trail)
+        told = self._channel.gather(b"" if fit else b"-", "load a state")
         if any(told):
             state = with_each(state, lambda own: {**own, "replicas": None} if "replicas" in own else own)
         return super()._carried(state)

@@ -23,7 +23,7 @@ from mpiagg.plan import Plan
 from mpiagg.ports import Draft, port_of
 from mpiagg.program import Awaited, BoundRound, Program, in_turn
 from mpiagg.schedules import MOST_LANES, receive, send
-from mpiagg.transport import SHARED_TAG, Channel
+from mpiagg.transport import SHARED_TAG, Channel, signature
 
 PIECE_BYTES: Final = 2**20
 """Vectors are exchanged in pieces of at most this length, so that a plan needs no more scratch than one a peer."""
@@ -216,6 +216,8 @@ class Mixing(Elementwise):
         pieces = even_ranges(0, vector.size, max(1, ceil(vector.nbytes / PIECE_BYTES)))
         how = reduction("avg", vector.dtype, self._channel.size)
         label = type(self).__name__
+        if tag == SHARED_TAG:
+            tag = self._channel.tags.shared(signature(f"{label} of {vector.size} {vector.dtype}"))
         parts: list[Program] = []
         for phase in self._phases():
             if isinstance(phase, Row):

@@ -96,7 +96,8 @@ class NeighborAverage(Mixing):
         table = np.zeros((comm.size, comm.size))
         for peer, entry in entries.items():
             table[comm.rank, peer] = entry
-        comm.Allgather(MPI.IN_PLACE, table)
+        with self._channel.failures.told():
+            comm.Allgather(MPI.IN_PLACE, table)
         return table
 
 

@@ -26,7 +26,6 @@ from mpiagg.checkpoints.folders import (
 )
 from mpiagg.checkpoints.trees import Stored, bytes_of, digest_of, encode, fill, merge
 from mpiagg.transport import Channel, channel_of
-from mpiagg.transport.texts import gather
 
 
 def save_checkpoint(path: str | os.PathLike[str], state: Mapping[str, Any], comm: MPI.Intracomm | None = None) -> None:
@@ -81,9 +80,7 @@ def save_checkpoint(path: str | os.PathLike[str], state: Mapping[str, Any], comm
     number, first = json.loads(_from_first(channel, start, purpose))
     placed = _placed(arrays, digests, channel.rank, first if channel.rank else ())
     record = _written(channel, folder, number, tree, placed)
-    files = [
-        Record(*json.loads(each)) for each in gather(channel.comm, json.dumps(record).encode(), purpose, channel.trail)
-    ]
+    files = [Record(*json.loads(each)) for each in channel.gather(json.dumps(record).encode(), purpose)]
 
     def finish() -> bytes:
         publish(folder, number, files)
@@ -179,7 +176,7 @@ def _from_first(channel: Channel, call: Callable[[], bytes], purpose: str) -> by
         return purpose
 
     channel.agree_on(make)
-    return gather(channel.comm, data, purpose, channel.trail)[0]
+    return channel.gather(data, purpose)[0]
 
 
 def _placed(

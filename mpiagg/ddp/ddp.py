@@ -23,7 +23,6 @@ from mpiagg.ddp.join import Attendance, joined
 from mpiagg.ddp.steps import Gradients, Steps
 from mpiagg.errors import PlanError
 from mpiagg.transport import Channel, channel_of
-from mpiagg.transport.texts import gather
 
 BUCKET_BYTES: Final = 25 * 2**20
 """How long a bucket is at most: long enough for the network's full pace, short enough to overlap."""
@@ -149,7 +148,7 @@ class DDP(ModuleFace):
                 parameter.grad = view
 
     def _finite_check(self) -> FiniteCheck:
-        tell = partial(gather, self._channel.comm, purpose="tell what is not finite")
+        tell = partial(self._channel.gather, purpose="tell what is not finite")
         kind, op = type(self.aggregation).__name__, getattr(self.aggregation, "op", None)
         return FiniteCheck(tell, self._adapter.names(), kind, op)
 
@@ -303,9 +302,7 @@ class DDP(ModuleFace):
         self._channel.agree_on(check)
         self._channel.agree_on(move)
         # On some ranks nothing may have changed: those that were on their device before.
-        if any(
-            map(any, gather(self._channel.comm, bytes([self._forms() != before]), "tell whether modules have moved"))
-        ):
+        if any(map(any, self._channel.gather(bytes([self._forms() != before]), "tell whether modules have moved"))):
             self._end_steps()
             self._adapter = adapt(self.module)
             self._lay_out()

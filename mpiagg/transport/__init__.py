@@ -1,11 +1,12 @@
 """How chunks cross between ranks."""
 
 from mpiagg.transport.channels import channel_of, meet
-from mpiagg.transport.gates import SIGNATURE_BITS, Gate
+from mpiagg.transport.gates import Gate
 from mpiagg.transport.memory import LINE, NOWHERE, Block, Position, SharedMemory, Window
 from mpiagg.transport.messages import SHARED_TAG, Channel
 from mpiagg.transport.nodes import Node
 from mpiagg.transport.process import CHECK, ending, process
+from mpiagg.transport.tags import signature
 from mpiagg.transport.waiting import DEFAULT_TIMEOUT, YIELDS, YIELDS_IN_A_CROWD, check_timeout, wait_patiently
 
 __all__ = [
@@ -14,7 +15,6 @@ __all__ = [
     "LINE",
     "NOWHERE",
     "SHARED_TAG",
-    "SIGNATURE_BITS",
     "Block",
     "Channel",
     "Gate",
@@ -28,6 +28,7 @@ __all__ = [
     "meet",
     "check_timeout",
     "process",
+    "signature",
     "wait_patiently",
 ]
 

@@ -10,10 +10,10 @@ import atexit
 
 from mpi4py import MPI
 
-from mpiagg.errors import StallError
 from mpiagg.transport.messages import MAKE, Channel
 from mpiagg.transport.process import ending
 from mpiagg.transport.texts import complete, meeting
+from mpiagg.watch import Trail
 
 
 def channel_of(comm: MPI.Intracomm | None) -> Channel:
@@ -55,7 +55,7 @@ def meet(comm: MPI.Intracomm) -> None:
         channel.gather(b"", MAKE)
         return
     plain = MPI.Intracomm(comm)
-    with meeting(MAKE, None) as subject:
+    with meeting(MAKE, Trail("", plain.Get_rank(), plain.Get_size())) as subject:
         complete(plain.Ibarrier(), MAKE, subject)
 
 
@@ -81,8 +81,6 @@ def _free_all() -> None:
     """Free what is still open, in the order in which it was made, before MPI is finalised."""
     if MPI.Is_finalized():
         return
-    try:
-        for channel in list(_channels.values()):
-            channel.free()
-    except StallError as error:  # what follows waits for all ranks, too, and has no deadline
-        ending().give_up(f"{error}, at the end of the program")
+    ending().leave()
+    for channel in list(_channels.values()):
+        channel.free(at_exit=True)

@@ -18,8 +18,8 @@ import numpy as np
 from mpi4py import MPI
 
 from mpiagg.errors import Error, RankFailedError
-from mpiagg.transport.texts import complete
-from mpiagg.watch import ranks_in_words
+from mpiagg.transport.texts import complete, meeting
+from mpiagg.watch import Trail, ranks_in_words
 
 ENABLED: Final = "OMPI_MCA_mpi_ft_enable"
 """The environment variable that ``mpiexec --with-ft ulfm`` of Open MPI sets for its ranks."""
@@ -158,9 +158,10 @@ def all_agree(comm: MPI.Intracomm, *, word: bool) -> bool:
     StallError
         If a rank that is alive does not come within the timeout.
     """
-    agreed = np.array([word], np.intc)
+    agreed, purpose = np.array([word], np.intc), "agree on who is alive"
     try:
-        complete(comm.Iagree(agreed), "agree on who is alive")
+        with meeting(purpose, Trail("", comm.Get_rank(), comm.Get_size())) as subject:
+            complete(comm.Iagree(agreed), purpose, subject)
     except MPI.Exception:
         return False
     return bool(agreed[0])

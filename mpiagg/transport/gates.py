@@ -11,7 +11,8 @@ in a window of shared memory, and MPICH and Open MPI make it a full memory barri
 bytes, which is stored and loaded as a whole. Only its owner writes it, and it only grows; so a rank that is ahead can
 be one count ahead at most, and ``>=`` is the right question.
 
-The low bits of the word are the signature of the operation that the rank is in. Two ranks that have come equally far
+The low bits of the word are the signature of the operation that the rank is in; the others count further than any job
+gets. Two ranks that have come equally far
 with different signatures are in different operations, and neither may pass. Who is ahead has passed, and compared.
 
 On x86-64 the fences are left out: there stores are seen by others in the order in which they were made, and loads are
@@ -29,13 +30,11 @@ from typing import Final
 from mpiagg.arrays import Array
 from mpiagg.errors import Error, MismatchError, PlanError
 from mpiagg.transport.memory import LINE, Block, Position
+from mpiagg.transport.tags import SIGNATURE_BITS
 
 IN_ORDER: Final = machine() in {"x86_64", "AMD64"}
 """Whether processors of this kind keep stores in their order, and loads in theirs."""
 
-
-SIGNATURE_BITS: Final = 20
-"""Bits of a counter's word that are the signature; those that are left count further than any job gets."""
 
 _ANNOUNCED: Final = (1, 3)
 """Where announcements lie in a rank's line, in words; its counter is the first."""

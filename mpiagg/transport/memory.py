@@ -171,9 +171,7 @@ class SharedMemory:
                 self.device.finish()  # somebody's work may still touch a block that came back
         except Exception as error:  # noqa: BLE001 - it may be the user's own; the other ranks must not wait for this one
             fault = error
-        most = np.array([nbytes, fault is not None])
-        with self._node.failures.told():
-            self._node.comm.Allreduce(MPI.IN_PLACE, most, MPI.MAX)
+        most = self._most(nbytes, fault is not None)
         if most[1]:
             raise DeviceError(
                 f"what a rank has asked of its device has failed: {fault or 'on another rank'}"
@@ -258,6 +256,11 @@ class SharedMemory:
             complete(self._node.comm.Iallgather(mine, everyone), purpose, subject)
         return [tuple(row) for row in everyone.tolist()]
 
+    def _most(self, *numbers: int) -> Array:
+        """Return the largest of what the ranks of the node say, for each number."""
+        most: Array = np.max(self._tell(numbers), axis=0)
+        return most
+
     def _cut(self, nbytes: int) -> Position:
         """Cut a new block from the open window, or from a new one; all ranks of the node do the same."""
         number, offset, end = self._open
@@ -277,7 +280,7 @@ class SharedMemory:
     def free(self, *, running: bool) -> None:
         """Give the memory back, if no rank still has an array or (``running``) a plan in it; collective on the node."""
         in_use = np.array([len(self._leases) + running])
-        self._node.comm.Allreduce(MPI.IN_PLACE, in_use, MPI.MAX)
+        self._node.comm.Allreduce(MPI.IN_PLACE, in_use, MPI.MAX)  # all have come together to free
         if not in_use[0]:
             for window in self._windows:
                 window.free()

@@ -7,6 +7,7 @@ tags in use on it, and what must be freed with it.
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterator, Sequence
@@ -17,7 +18,7 @@ from mpi4py import MPI
 
 from mpiagg.arrays import HOST, Accelerator, Array, Device
 from mpiagg.arrays.devices import Nccl
-from mpiagg.errors import DeviceError, Error, MismatchError, PlanError, RankFailedError
+from mpiagg.errors import DeviceError, Error, MismatchError, PlanError, RankFailedError, StallError
 from mpiagg.launchers import refuse_copies
 from mpiagg.schedules import Layout
 from mpiagg.tables import DIGEST_BYTES, Settings, settings
@@ -28,9 +29,10 @@ from mpiagg.transport.gates import Gate
 from mpiagg.transport.memory import Block, SharedMemory
 from mpiagg.transport.nodes import Node
 from mpiagg.transport.process import process
-from mpiagg.transport.tags import Tags
+from mpiagg.transport.tags import LEAST, Tags
 from mpiagg.transport.texts import complete, gather, meeting
-from mpiagg.watch import CARD_BYTES, Card, Trail, who_says_what
+from mpiagg.transport.waiting import DEFAULT_TIMEOUT
+from mpiagg.watch import CARD_BYTES, Card, Subject, Trail, who_says_what
 
 MOST_BYTES: Final = 2**30
 """Longer messages are cut: MPI counts are 32-bit integers in many libraries."""
@@ -97,14 +99,17 @@ class Channel:
         self.failures = Failures(MPI.Intracomm(comm))
         if active():
             self.trail.alarm = self.failures.look
-        with self.failures.told():
-            self._set_up(MPI.Intracomm(comm))
+        plain = MPI.Intracomm(comm)
+        with contextlib.suppress(ValueError):  # of which all ranks are told below
+            process()  # so that there is somebody to warn
+        with self.failures.told(), meeting(MAKE, self.trail) as subject:
+            complete(plain.Ibarrier(), MAKE, subject)
+            # What follows are calls of the MPI library's that wait without a deadline; but now all are here.
+            subject.unleavable = DEFAULT_TIMEOUT
+            self._set_up(plain)
 
     def _set_up(self, comm: MPI.Intracomm) -> None:
         """Make what belongs to the channel, on a communicator of mpi4py's own class; collective."""
-        # What follows are calls of the MPI library's that wait without a deadline; so all come together first.
-        with meeting(MAKE, self.trail) as subject:
-            complete(comm.Ibarrier(), MAKE, subject)
         refuse_copies(MPI.COMM_WORLD.Get_size(), MPI.get_vendor()[0])
         # Created, not duplicated: the caller's attributes stay with the caller.
         group = comm.Get_group()
@@ -120,7 +125,7 @@ class Channel:
         self.cached: OrderedDict[Hashable, Any] = OrderedDict()
         self.known: dict[Hashable, Any] = {}
         upper = MPI.COMM_WORLD.Get_attr(MPI.TAG_UB)
-        self.tags = Tags(int(upper) if upper is not None else 32767)
+        self.tags = Tags(LEAST if upper is None else int(upper))
         self._compare_settings()
         self.failures.comms.remove(comm)  # the caller's, of which we know nothing from now on
 
@@ -301,11 +306,12 @@ class Channel:
         with self.failures.told():
             return gather(self.comm, data, purpose, self.trail)
 
-    def free(self) -> None:
+    def free(self, *, at_exit: bool = False) -> None:
         """Free everything that was opened on the channel, in order, and the channel; a second call does nothing.
 
         If something still runs (an error left it behind), or a rank has died, the communicator stays, with all that
-        would have to be freed together.
+        would have to be freed together. At the end of the program there is no deadline: another rank may have much to
+        do before it comes there.
         """
         if self.comm == MPI.COMM_NULL:
             return
@@ -316,8 +322,8 @@ class Channel:
         with contextlib.suppress(RankFailedError), self.failures.told():
             if self.failures.broken or self.failures.found():
                 self._abandon()
-            else:
-                self._free_together()
+            elif not at_exit or self._all_are_at_their_end():
+                self._free_together(at_exit=at_exit)
         if (watchdog := process().watchdog) is not None:
             watchdog.leave(self.trail)
 
@@ -330,10 +336,22 @@ class Channel:
         self.open.clear()
         self.comm = MPI.Intracomm(MPI.COMM_NULL)
 
-    def _free_together(self) -> None:
+    def _all_are_at_their_end(self) -> bool:
+        """Wait for all ranks to come to the end of the program; return whether nothing has gone wrong meanwhile."""
+        if self.trail.fault is not None:
+            return False
+        subject = Subject(self.trail, "the end of the program")  # of which nobody is warned
+        try:
+            complete(self.comm.Ibarrier(), "come to the end of the program", subject, math.inf)
+        except (MismatchError, StallError):  # which has been told to those who waited
+            return False
+        return True
+
+    def _free_together(self, *, at_exit: bool) -> None:
         """Free what all ranks free together, but for what might hang."""
-        with meeting("free a communicator", self.trail) as subject:
-            complete(self.comm.Ibarrier(), "free a communicator", subject)
+        if not at_exit:
+            with meeting("free a communicator", self.trail) as subject:
+                complete(self.comm.Ibarrier(), "free a communicator", subject)
         # What an error has left running on one rank alone must not keep the others waiting for it here.
         if self.nccl is not None:
             self.nccl.close(abort=bool(self.open))

@@ -10,7 +10,7 @@ from typing import Final, NamedTuple
 from mpi4py import MPI
 
 from mpiagg.transport.waiting import DEFAULT_TIMEOUT
-from mpiagg.watch import CARD_BYTES, KEEPS, Ending, Recorder, Watchdog
+from mpiagg.watch import CARD_BYTES, KEEPS, Ending, Recorder, Watchdog, say
 
 WARN: Final = "MPIAGG_WARN"
 """The environment variable for the seconds after which a wait is warned of; 30 by default, 0 for never."""
@@ -45,17 +45,23 @@ class Process(NamedTuple):
     @property
     def card(self) -> bytes:
         """Where this process listens, for the others."""
-        return bytes(CARD_BYTES) if self.watchdog is None else self.watchdog.card.pack()
+        return bytes(CARD_BYTES) if self.watchdog is None else self.watchdog.listener.card.pack()
 
 
-@cache
+_ENDING: list[Ending] = []
+
+
 def ending() -> Ending:
     """Return how this process ends before its time; from now on an error that nobody catches ends the job."""
-    there = MPI.Is_initialized() and not MPI.Is_finalized()
-    rank, size = (MPI.COMM_WORLD.Get_rank(), MPI.COMM_WORLD.Get_size()) if there else (0, 1)
+    if _ENDING:
+        return _ENDING[0]
     keeps = os.environ.get(RECORD) or "operations"
-    made = Ending(Recorder(keeps if keeps in KEEPS else "operations"), rank, size, _abort)
-    if size > 1:
+    recorder = Recorder(keeps if keeps in KEEPS else "operations")
+    if not MPI.Is_initialized() or MPI.Is_finalized():
+        return Ending(recorder, 0, 1, _abort)
+    made = Ending(recorder, MPI.COMM_WORLD.Get_rank(), MPI.COMM_WORLD.Get_size(), _abort)
+    _ENDING.append(made)
+    if made.size > 1:
         made.install()
     return made
 
@@ -72,9 +78,18 @@ def process() -> Process:
     warn, keeps, end = _seconds(WARN, 30.0), os.environ.get(RECORD) or "operations", ending()
     if keeps not in KEEPS:
         raise ValueError(f"{RECORD}={keeps!r} must be one of {', '.join(KEEPS)}")
-    watched = end.size > 1 and os.environ.get(WATCH) != "0"
-    watchdog = Watchdog(end.recorder, warn, DEFAULT_TIMEOUT, end.give_up, end.dump) if watched else None
-    return Process(end.recorder, end, watchdog)
+    watched = end.size > 1 and os.environ.get(WATCH) != "0" and keeps != "off"
+    return Process(end.recorder, end, _watchdog(end, warn) if watched else None)
+
+
+def _watchdog(end: Ending, warn: float) -> Watchdog | None:
+    try:
+        watchdog = Watchdog(end.recorder, warn, DEFAULT_TIMEOUT, end.give_up, end.dump)
+    except (OSError, RuntimeError) as error:
+        say(f"rank {end.rank} cannot listen for the others' questions, and will not be warned of stalls: {error}")
+        return None
+    os.register_at_fork(after_in_child=watchdog.listener.socket.close)
+    return watchdog
 
 
 def _seconds(name: str, default: float) -> float:

@@ -9,8 +9,8 @@ import numpy as np
 from mpi4py import MPI
 
 from mpiagg.arrays import cuts_of, ranges
-from mpiagg.transport.process import process
-from mpiagg.transport.waiting import wait_patiently
+from mpiagg.transport.process import ending
+from mpiagg.transport.waiting import DEFAULT_TIMEOUT, wait_patiently
 from mpiagg.watch import Subject, Trail, done, failed
 
 
@@ -33,7 +33,7 @@ def gather(comm: MPI.Intracomm, data: bytes, purpose: str, trail: Trail | None =
     StallError
         If a rank does not come within the timeout.
     """
-    with meeting(purpose, trail) as subject:
+    with meeting(purpose, Trail("", comm.Get_rank(), comm.Get_size()) if trail is None else trail) as subject:
         lengths = np.empty(comm.Get_size(), np.int64)
         complete(comm.Iallgather(np.array([len(data)], np.int64), lengths), purpose, subject)
         everything = bytearray(lengths.sum())
@@ -42,16 +42,16 @@ def gather(comm: MPI.Intracomm, data: bytes, purpose: str, trail: Trail | None =
 
 
 @contextmanager
-def meeting(purpose: str, trail: Trail | None) -> Iterator[Subject]:
-    """Enter a meeting of all ranks as an operation, for those who watch over it; without a trail, of no communicator.
+def meeting(purpose: str, trail: Trail) -> Iterator[Subject]:
+    """Enter a meeting of all ranks as an operation, for those who watch over it.
 
     Yields
     ------
     Subject
         The operation.
     """
-    subject = Subject(Trail("", 0, 1) if trail is None else trail, f"a meeting of all ranks to {purpose}")
-    entry = process().recorder.begin(subject, True)
+    subject = Subject(trail, f"a meeting of all ranks to {purpose}")
+    entry = ending().recorder.begin(subject, True)
     try:
         yield subject
     except BaseException:
@@ -60,7 +60,9 @@ def meeting(purpose: str, trail: Trail | None) -> Iterator[Subject]:
     done(entry)
 
 
-def complete(request: MPI.Request, purpose: str, subject: Subject | None = None) -> None:
+def complete(
+    request: MPI.Request, purpose: str, subject: Subject | None = None, timeout: float = DEFAULT_TIMEOUT
+) -> None:
     """Wait for a request that all ranks start, for a purpose.
 
     Raises
@@ -69,4 +71,4 @@ def complete(request: MPI.Request, purpose: str, subject: Subject | None = None)
         If it does not complete within the timeout.
     """
     awaited = f"all ranks to {purpose}"  # one object: another would be progress
-    wait_patiently(request.Test, lambda: awaited, subject=subject)
+    wait_patiently(request.Test, lambda: awaited, timeout, subject=subject)

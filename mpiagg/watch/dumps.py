@@ -31,7 +31,7 @@ def write(recorder: Recorder, rank: int, size: int, reason: str) -> Path | None:
     path = folder / f"rank-{rank}.json"
     with suppress(OSError):
         folder.mkdir(parents=True, exist_ok=True)
-        aside = path.with_name(f"{path.name}.{os.getpid()}")
+        aside = path.with_name(f"{path.name}.{os.getpid()}.{threading.get_ident()}")
         aside.write_text(json.dumps(recording(recorder, rank, size, reason)))
         aside.replace(path)
         return path.absolute()

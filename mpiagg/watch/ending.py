@@ -7,7 +7,7 @@ SIGUSR2 a process writes down what it has done, and goes on.
 
 from __future__ import annotations
 
-import atexit
+import faulthandler
 import os
 import signal
 import socket
@@ -16,6 +16,8 @@ import threading
 import time
 import traceback
 from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
 from types import FrameType, TracebackType
 from typing import Final
 
@@ -49,20 +51,37 @@ class Ending:
             signal.SIGTERM: self._terminated,
             signal.SIGUSR2: self._asked,
         }
+        self._hooks = sys.excepthook, threading.excepthook
+        self._sockets: tuple[socket.socket, ...] = ()
 
     def install(self) -> None:
         """Be there for errors that nobody catches, and for signals."""
-        atexit.register(self._leave)
-        if os.environ.get(ABORT) == "0" or hasattr(sys, "ps1"):
+        if os.environ.get(ABORT) == "0" or hasattr(sys, "ps1") or sys.flags.interactive:
             return
-        sys.excepthook = self._uncaught
-        threading.excepthook = self._uncaught_in_thread
+        self._hooks = sys.excepthook, threading.excepthook
+        sys.excepthook, threading.excepthook = self._uncaught, self._uncaught_in_thread
+        os.register_at_fork(after_in_child=self._forget)
         if threading.current_thread() is not threading.main_thread():
             return
         self._listen_to_signals()
         for number, handler in self._handlers.items():
             if signal.getsignal(number) is signal.SIG_DFL:
                 signal.signal(number, handler)
+
+    def _forget(self) -> None:
+        """Be no rank any more: this process has been forked from one, and shares its sockets."""
+        sys.excepthook, threading.excepthook = self._hooks
+        if self._sockets:
+            signal.set_wakeup_fd(-1)
+        for number in self._handlers:
+            if self._is_ours(number):
+                signal.signal(number, signal.SIG_DFL)
+        for each in self._sockets:
+            each.close()
+
+    def leave(self) -> None:
+        """Say to who asks that the program is at its end."""
+        self.recorder.status = "has left: its program is at its end"
 
     def dump(self, reason: str) -> str:
         """Write down what this process has done; return in words where, or nothing."""
@@ -73,18 +92,18 @@ class Ending:
         """End the job, because of what another has found out about this process."""
         self._end(reason, 1, f"  at {' < '.join(stack(outside=True))}\n")
 
-    def _leave(self) -> None:
-        self.recorder.status = "has left: its program is at its end"
-
     def _uncaught(self, kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-        self._end(f"raised {_in_words(error)}", 1, "".join(traceback.format_exception(kind, error, trace)))
+        hook = self._hooks[0]
+        printed = None if hook is sys.__excepthook__ else partial(hook, kind, error, trace)
+        lines = "" if printed else "".join(traceback.format_exception(kind, error, trace))
+        self._end(f"raised {_in_words(error)}", 1, lines, printed)
 
     def _uncaught_in_thread(self, args: threading.ExceptHookArgs) -> None:
         if args.exc_type is SystemExit:
             return
         name = args.thread.name if args.thread else "a thread"
         lines = traceback.format_exception(args.exc_type, args.exc_value, args.exc_traceback)
-        self._end(f"raised {_in_words(args.exc_value)} in {name}", 1, "".join(lines))
+        self._end(f"raised, in {name}, {_in_words(args.exc_value)}", 1, "".join(lines))
 
     # -- signals
 
@@ -92,17 +111,25 @@ class Ending:
         """Have a thread hear of signals at once, even while the main thread is in a call of the MPI library's."""
         ours, theirs = socket.socketpair()
         theirs.setblocking(False)
-        signal.set_wakeup_fd(theirs.fileno(), warn_on_full_buffer=False)
+        before = signal.set_wakeup_fd(theirs.fileno(), warn_on_full_buffer=False)
+        if before != -1:  # somebody else listens, who may not be robbed of it; the handlers are called all the same
+            signal.set_wakeup_fd(before)
+            ours.close()
+            theirs.close()
+            return
 
         def listen() -> None:
             while data := ours.recv(1):
                 handler = self._handlers.get(data[0])
-                current: object = signal.getsignal(data[0])
-                if handler is not None and current == handler:
+                if handler is not None and self._is_ours(data[0]):
                     handler(data[0], None)
 
-        self._pair = ours, theirs
+        self._sockets = ours, theirs
         threading.Thread(target=listen, name="mpiagg signals", daemon=True).start()
+
+    def _is_ours(self, number: int) -> bool:
+        current: object = signal.getsignal(number)
+        return current == self._handlers[number]
 
     def _asked(self, number: int, frame: FrameType | None) -> None:
         del number, frame
@@ -110,26 +137,35 @@ class Ending:
 
     def _terminated(self, number: int, frame: FrameType | None) -> None:
         where = stack(outside=frame is not None)  # or else it is another thread that says so
-        self._end("received SIGTERM", 128 + number, f"  at {' < '.join(where)}\n", alone=True)
+        self._end("received SIGTERM", 128 + number, f"  at {' < '.join(where)}\n")
 
     # -- the end
 
-    def _end(self, reason: str, status: int, trace: str, *, alone: bool = False) -> None:
-        """Say why, once, and end the job; ``alone`` leaves it to the launcher to end the others."""
+    def _end(self, reason: str, status: int, trace: str, more: Callable[[], object] | None = None) -> None:
+        """Say why, once, and end the job; ``more`` is called when that is said."""
         if not self._begun.acquire(blocking=False):
             time.sleep(2 * LAST_RESORT)  # another thread is at it
             return
-        self.recorder.status = reason
-        told = f"mpiagg: rank {self.rank} of {self.size}, on {socket.gethostname()}, {reason}"
-        sys.stderr.write(f"{told}{self.dump(reason)}\n{trace}")
-        sys.stderr.flush()
-        sys.stdout.flush()
-        if alone:
-            os._exit(status)
-        timer = threading.Timer(LAST_RESORT, os._exit, (status,))
-        timer.daemon = True
-        timer.start()
-        self._abort(status)
+        with suppress(Exception):
+            # A thread that needs neither Python nor MPI, should one of them hang.
+            faulthandler.dump_traceback_later(LAST_RESORT, exit=True)
+        try:
+            self.recorder.status = reason
+            told = f"mpiagg: rank {self.rank} of {self.size}, on {socket.gethostname()}, {reason}{self.dump(reason)}"
+            for act in (lambda: _write(f"{told}\n{trace}"), more or _nothing, sys.stdout.flush):
+                with suppress(Exception):
+                    act()
+        finally:
+            self._abort(status)
+
+
+def _write(text: str) -> None:
+    sys.stderr.write(text)
+    sys.stderr.flush()
+
+
+def _nothing() -> None:
+    pass
 
 
 def _in_words(error: BaseException | None) -> str:

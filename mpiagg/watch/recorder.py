@@ -6,6 +6,7 @@ Nothing is written anywhere until somebody asks: a stall, an error, a signal.
 
 from __future__ import annotations
 
+import os
 import sys
 import threading
 from collections.abc import Callable
@@ -36,7 +37,7 @@ An end of 0 is one that has not come; one below 0 is that of a failure.
 
 NUMBER, SUBJECT, ORDER, START, END, BLOCKING, STAMPS = range(7)
 
-_PACKAGE: Final = str(Path(__file__).parents[1])
+_PACKAGE: Final = f"{Path(__file__).parents[1]}{os.sep}"
 
 
 class Trail:
@@ -68,10 +69,31 @@ class Trail:
 
     def check(self) -> None:
         """Raise what is known to be wrong with this communicator."""
-        if self.fault is not None:
-            raise type(self.fault)(str(self.fault))
         if self.alarm is not None:
             self.alarm()
+        if self.fault is not None:
+            raise type(self.fault)(str(self.fault))
+
+
+class Aside(Trail):
+    """Operations of some ranks of a communicator alone: they are not numbered with those of all its ranks.
+
+    Parameters
+    ----------
+    trail : Trail
+        The communicator's.
+    """
+
+    __slots__ = ("_trail",)
+
+    def __init__(self, trail: Trail) -> None:
+        super().__init__(trail.name, trail.rank, trail.size)
+        self._trail = trail
+
+    def check(self) -> None:
+        """Raise what is known to be wrong with the communicator."""
+        self.name, self.explain = self._trail.name, self._trail.explain
+        self._trail.check()
 
 
 class Subject:
@@ -93,15 +115,18 @@ class Subject:
         While somebody waits for it: returns what is waited for at present.
     thread : int
         The thread that waits.
+    unleavable : float
+        Seconds that it may last, where it is a call of the MPI library's from which no error can be raised; else 0.
     """
 
-    __slots__ = ("collective", "nbytes", "rounds", "thread", "trail", "waits", "what")
+    __slots__ = ("collective", "nbytes", "rounds", "thread", "trail", "unleavable", "waits", "what")
 
     def __init__(self, trail: Trail, what: str, collective: str | None = None, nbytes: int = 0) -> None:
         self.trail, self.what, self.collective, self.nbytes = trail, what, collective, nbytes
         self.rounds: tuple[str, ...] = ()
         self.waits: Callable[[], object] | None = None
         self.thread = 0
+        self.unleavable = 0.0
 
 
 class Recorder:

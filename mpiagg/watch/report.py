@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
+from itertools import combinations, product
 from typing import Any, Final, NamedTuple
 
 from mpiagg.errors import Error, MismatchError, StallError
 
-RECENT: Final = 32
+RECENT: Final = 64
 """How many of its last operations on a communicator a rank tells of."""
+
+LONGEST: Final = 2000
+"""Characters of a text at most."""
 
 MOST_SHOWN: Final = 64
 """How many ranks a table shows at most; those that matter most come first."""
@@ -25,11 +30,14 @@ class Operation(NamedTuple):
         In words.
     running : bool
         Whether it has not ended.
+    waiting : bool
+        Whether somebody waits for its end.
     """
 
     order: int
     what: str
     running: bool
+    waiting: bool
 
 
 class State(NamedTuple):
@@ -46,7 +54,7 @@ class State(NamedTuple):
     waits : str
         What it waits for, and since when; nothing, if it waits for nothing.
     elsewhere : str
-        The operation that it runs on another communicator, if any.
+        The operation that it is in beside those of the communicator, if any.
     stack : tuple of str
         Where its main thread is, innermost first.
     """
@@ -80,10 +88,15 @@ class State(NamedTuple):
         if not all(isinstance(text, str) for text in (*texts, *stack)):
             raise ValueError("a state of wrong types")
         for each in recent:
-            if not isinstance(each, list) or [type(part) for part in each] != [int, str, bool]:
+            if not isinstance(each, list) or [type(part) for part in each] != [int, str, bool, bool]:
                 raise ValueError("an operation of wrong types")
         operations = tuple(Operation(*each) for each in recent)
         return cls(texts[0], told["entered"], operations, texts[1], texts[2], tuple(stack))
+
+    @property
+    def waits_in(self) -> Operation | None:
+        """The first operation that somebody waits in."""
+        return next((operation for operation in self.recent if operation.running and operation.waiting), None)
 
     def of(self, order: int) -> Operation | None:
         """Return the operation of a number, if it is still known."""
@@ -91,10 +104,13 @@ class State(NamedTuple):
 
 
 GONE: Final = "is gone: its process does not exist any more"
-SILENT: Final = "does not answer: it is stopped, or its node cannot be reached"
+CLOSED: Final = "does not listen any more: it is gone, or something between the hosts does not let questions through"
+SILENT: Final = (
+    "does not answer: it is stopped, or busy in a call that keeps Python's lock, or its node cannot be reached"
+)
 
 Answer = State | str
-"""What is known of a rank: its state, or ``GONE`` or ``SILENT``."""
+"""What is known of a rank: its state, or one of the words above. Only ``GONE`` is certain."""
 
 
 class Report(NamedTuple):
@@ -114,11 +130,11 @@ class Report(NamedTuple):
 
 def report(answers: Sequence[Answer]) -> Report:
     """Put together what is known of all ranks of a communicator, in the order of the ranks."""
-    fault = _mismatch(answers) or _lost(answers)
+    fault = _lost(answers) or _mismatch(answers)
     stuck = _stuck_in(answers)
     states = [answer for answer in answers if isinstance(answer, State)]
     what = next((state.of(stuck) for state in states if _waits_in(state, stuck)), None)
-    first = f"operation {stuck} of {len(answers)} ranks, {what.what}:" if what else "no rank is in an operation:"
+    first = f"operation {stuck} of {len(answers)} ranks, {what.what}:" if what else f"of {len(answers)} ranks:"
     lines = [f"  rank {rank}: {_in_words(answer, what)}" for rank, answer in enumerate(answers)]
     if len(lines) > MOST_SHOWN:
         # Those that are in the operation, as they should be, are the least interesting.
@@ -153,21 +169,49 @@ def _in_words(answer: Answer, what: Operation | None) -> str:
         now = answer.recent[-1] if answer.recent else None
         ahead = f", and is in operation {now.order}, {now.what}" if now is not None and now.running else ""
         return f"{past}{ahead}{where}"
-    doing = f"is in {answer.elsewhere} on another communicator" if answer.elsewhere else "computes"
-    return f"has not come: it has entered {answer.entered} operations, and {doing}{where}"
+    doing = f"is in {answer.elsewhere}" if answer.elsewhere else "computes"
+    missing = "" if what is None else "has not come: "
+    return f"{missing}it has entered {answer.entered} operations, and {doing}{where}"
 
 
 def _mismatch(answers: Sequence[Answer]) -> MismatchError | None:
-    """Return the first operation that is not the same on all ranks that have entered it."""
-    by_order: dict[int, dict[str, list[int]]] = {}
-    for rank, state in enumerate(answers):
-        if isinstance(state, State):
-            for operation in state.recent:
-                by_order.setdefault(operation.order, {}).setdefault(operation.what, []).append(rank)
-    for order in sorted(by_order):
-        if len(by_order[order]) > 1:
-            return MismatchError(f"ranks disagree in operation {order}: {who_says_what(by_order[order])}")
+    """Return the operation of which it is certain that some ranks wait in another for each other.
+
+    Ranks may start plans in different orders, as long as all of them start all of them. So two ranks disagree if each
+    waits in another operation, and what they have entered up to there is not the same, in whichever order.
+    """
+    states = [(rank, answer) for rank, answer in enumerate(answers) if isinstance(answer, State)]
+    waiting: dict[str, list[tuple[int, State, int]]] = {}
+    for rank, state in states:
+        if (operation := state.waits_in) is not None:
+            waiting.setdefault(operation.what, []).append((rank, state, operation.order))
+    # A few of those who wait in the same operation stand for all of them.
+    for one, other in combinations([ranks[:4] for ranks in waiting.values()], 2):
+        for (rank, state, order), (peer, theirs, their_order) in product(one, other):
+            if _differ(state, theirs, last := min(order, their_order)):
+                return _disagreement(states, last, (rank, peer))
     return None
+
+
+def _differ(one: State, other: State, last: int) -> bool:
+    """Whether two ranks have entered other operations up to a number, as far back as both tell."""
+    first = max(state.recent[0].order for state in (one, other))
+    entered = [
+        Counter(operation.what for operation in state.recent if first <= operation.order <= last)
+        for state in (one, other)
+    ]
+    return entered[0] != entered[1]
+
+
+def _disagreement(states: Sequence[tuple[int, State]], order: int, ranks: tuple[int, int]) -> MismatchError:
+    said: dict[str, list[int]] = {}
+    for rank, state in states:
+        operation = state.of(order)
+        if operation is not None:
+            said.setdefault(operation.what, []).append(rank)
+    if len(said) < 2:
+        said = {state.waits_in.what: [rank] for rank, state in states if rank in ranks and state.waits_in}
+    return MismatchError(f"ranks disagree in operation {order}: {who_says_what(said)}")
 
 
 def _lost(answers: Sequence[Answer]) -> StallError | None:

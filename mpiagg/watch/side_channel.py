@@ -1,8 +1,10 @@
 """The side channel: every rank listens, and tells who asks what it does.
 
 It is there for when messages of MPI do not come any more: a thread of each process listens on a TCP port. It costs
-nothing while nobody asks. Ranks learn each other's addresses, and a secret word without which nothing is answered,
-when their communicator is set up (:class:`Card`). What is said is JSON, of limited length, and is checked before use.
+nothing while nobody asks. Ranks learn each other's addresses, and a secret of each, when their communicator is set up
+(:class:`Card`). The secret itself is never sent on the side channel: who is connected gets a fresh number, and question
+and answer carry a code made of it, the secret and what is said (HMAC, RFC 2104). What is said is JSON, of limited
+length, and is checked before use.
 """
 
 from __future__ import annotations
@@ -21,26 +23,38 @@ from contextlib import suppress
 from fcntl import ioctl
 from typing import Any, Final, NamedTuple
 
-TOKEN: Final = 16
+SECRET: Final = 16
 MOST_ADDRESSES: Final = 6
-_CARD: Final = struct.Struct(f"!{TOKEN}sIHB{4 * MOST_ADDRESSES}s64s")
+_CARD: Final = struct.Struct(f"!{SECRET}sIHB{4 * MOST_ADDRESSES}s64s")
 CARD_BYTES: Final = _CARD.size
 """Bytes of a card."""
 
-LONGEST: Final = 2**18
+LONGEST: Final = 2**20
 """Bytes of a question or an answer at most."""
 
 PATIENCE: Final = 2.0
 """Seconds after which who does not answer counts as silent."""
 
+MOST_GUESTS: Final = 64
+"""How many are answered at the same time; others are turned away, lest strangers use up threads and files."""
+
 _SIOCGIFADDR: Final = 0x8915
-_LENGTH: Final = struct.Struct("!I")
+_NONCE: Final = 16
+_HEAD: Final = struct.Struct("!I32s")
 
 Told = Mapping[str, Any]
 
 
 class GoneError(OSError):
-    """Nobody listens there any more."""
+    """Nobody listens there any more.
+
+    Attributes
+    ----------
+    certain : bool
+        Whether the process does not exist any more; elsewhere a firewall could be between.
+    """
+
+    certain = False
 
 
 class Card(NamedTuple):
@@ -48,8 +62,8 @@ class Card(NamedTuple):
 
     Attributes
     ----------
-    token : bytes
-        What it must be told before it answers.
+    secret : bytes
+        What who asks it must know.
     pid : int
     port : int
         0 where it does not listen.
@@ -59,7 +73,7 @@ class Card(NamedTuple):
         The name of its host.
     """
 
-    token: bytes
+    secret: bytes
     pid: int
     port: int
     addresses: tuple[str, ...]
@@ -68,14 +82,14 @@ class Card(NamedTuple):
     def pack(self) -> bytes:
         """Return the card as ``CARD_BYTES`` bytes."""
         packed = b"".join(map(socket.inet_aton, self.addresses))
-        return _CARD.pack(self.token, self.pid, self.port, len(self.addresses), packed, self.host.encode()[:64])
+        return _CARD.pack(self.secret, self.pid, self.port, len(self.addresses), packed, self.host.encode()[:64])
 
     @classmethod
     def unpack(cls, data: bytes) -> Card:
         """Return the card that was packed so."""
-        token, pid, port, count, packed, host = _CARD.unpack(data)
+        secret, pid, port, count, packed, host = _CARD.unpack(data)
         addresses = [socket.inet_ntoa(packed[4 * i : 4 * i + 4]) for i in range(min(count, MOST_ADDRESSES))]
-        return cls(token, pid, port, tuple(addresses), host.rstrip(b"\0").decode(errors="replace"))
+        return cls(secret, pid, port, tuple(addresses), host.rstrip(b"\0").decode(errors="replace"))
 
     def ask(self, question: Told, patience: float = PATIENCE) -> Told:
         """Return what the rank answers to a question.
@@ -91,16 +105,19 @@ class Card(NamedTuple):
         until = time.monotonic() + patience
         faults: list[Exception] = []
         candidates = ("127.0.0.1", *self.addresses) if here else self.addresses
-        for address in candidates if self.port else ():
+        for number, address in enumerate(candidates if self.port else ()):
+            share = _left(until) / (len(candidates) - number)
             try:
-                with socket.create_connection((address, self.port), _left(until)) as connection:
-                    connection.sendall(self.token)
-                    _send(connection, question)
-                    return _receive(connection, until)
-            except (OSError, ValueError, RecursionError) as error:  # noqa: PERF203 - on to the next address
+                with socket.create_connection((address, self.port), share) as connection:
+                    nonce = _exactly(connection, _NONCE, until)
+                    _send(connection, question, self.secret, b"question" + nonce)
+                    return _receive(connection, self.secret, b"answer" + nonce, until)
+            except (OSError, ValueError, RecursionError) as error:
                 faults.append(error)
         if faults and all(isinstance(fault, ConnectionRefusedError) for fault in faults):
-            raise GoneError(f"nobody listens on port {self.port} of {self.host}")
+            gone = GoneError(f"nobody listens on port {self.port} of {self.host}")
+            gone.certain = here and not _exists(self.pid)
+            raise gone
         raise OSError(f"{self.host} does not answer: {faults[-1] if faults else 'it does not listen'}")
 
 
@@ -118,23 +135,32 @@ class Listener(socketserver.ThreadingTCPServer):
     """
 
     daemon_threads = True
-    allow_reuse_address = False
     request_queue_size = 128
 
     def __init__(self, answer: Callable[[Told], Told], look: Callable[[], object], every: float) -> None:
         super().__init__(("", 0), _Handler)
-        self.answer, self._look, self._every = answer, look, every
-        self.card = Card(
-            secrets.token_bytes(TOKEN), os.getpid(), self.server_address[1], _addresses(), socket.gethostname()
-        )
+        self.answer, self._look = answer, look
+        self._guests = threading.Semaphore(MOST_GUESTS)
+        port, host = self.server_address[1], socket.gethostname()
+        self.card = Card(secrets.token_bytes(SECRET), os.getpid(), port, _addresses(), host)
         threading.Thread(target=self.serve_forever, args=(every,), name="mpiagg watch", daemon=True).start()
 
     def process_request(self, request: Any, client_address: Any) -> None:
         """Answer in a thread; or here, at the end of the program, when no thread can be started any more."""
+        if not self._guests.acquire(blocking=False):
+            self.shutdown_request(request)
+            return
         try:
             super().process_request(request, client_address)
         except RuntimeError:
-            socketserver.TCPServer.process_request(self, request, client_address)
+            self.process_request_thread(request, client_address)
+
+    def process_request_thread(self, request: Any, client_address: Any) -> None:
+        """Answer, and let the next one in."""
+        try:
+            super().process_request_thread(request, client_address)
+        finally:
+            self._guests.release()
 
     def service_actions(self) -> None:
         """Look after this process's own operations."""
@@ -146,16 +172,44 @@ class Listener(socketserver.ThreadingTCPServer):
 
 class _Handler(socketserver.BaseRequestHandler):
     def handle(self) -> None:
-        listener, connection = self.server, self.request
+        listener, connection, nonce = self.server, self.request, secrets.token_bytes(_NONCE)
         assert isinstance(listener, Listener)
         until = time.monotonic() + PATIENCE
-        if hmac.compare_digest(_exactly(connection, TOKEN, until), listener.card.token):
-            _send(connection, listener.answer(_receive(connection, until)))
+        connection.settimeout(PATIENCE)
+        connection.sendall(nonce)
+        question = _receive(connection, listener.card.secret, b"question" + nonce, until)
+        answer = listener.answer(question)
+        connection.settimeout(PATIENCE)
+        _send(connection, answer, listener.card.secret, b"answer" + nonce)
 
 
-def _send(connection: socket.socket, told: Told) -> None:
+def _send(connection: socket.socket, told: Told, secret: bytes, context: bytes) -> None:
     data = json.dumps(told).encode()
-    connection.sendall(_LENGTH.pack(len(data)) + data)
+    connection.sendall(_HEAD.pack(len(data), hmac.digest(secret, context + data, "sha256")) + data)
+
+
+def _receive(connection: socket.socket, secret: bytes, context: bytes, until: float) -> Told:
+    length, code = _HEAD.unpack(_exactly(connection, _HEAD.size, until))
+    if length > LONGEST:
+        raise ValueError(f"a message of {length} bytes")
+    data = _exactly(connection, length, until)
+    if not hmac.compare_digest(code, hmac.digest(secret, context + data, "sha256")):
+        raise ValueError("a message of a stranger's")
+    told = json.loads(data)
+    if not isinstance(told, dict):
+        raise ValueError(f"a message that is a {type(told).__name__}")  # noqa: TRY004 - what was sent is bad
+    return told
+
+
+def _exactly(connection: socket.socket, length: int, until: float) -> bytes:
+    data = bytearray()
+    while len(data) < length:
+        connection.settimeout(_left(until))
+        more = connection.recv(length - len(data))
+        if not more:
+            raise ConnectionError("the connection was closed")
+        data += more
+    return bytes(data)
 
 
 def _left(until: float) -> float:
@@ -163,25 +217,14 @@ def _left(until: float) -> float:
     return max(until - time.monotonic(), 1e-3)
 
 
-def _receive(connection: socket.socket, until: float) -> Told:
-    (length,) = _LENGTH.unpack(_exactly(connection, _LENGTH.size, until))
-    if length > LONGEST:
-        raise ValueError(f"a message of {length} bytes")
-    told = json.loads(_exactly(connection, length, until))
-    if not isinstance(told, dict):
-        raise ValueError(f"a message that is a {type(told).__name__}")  # noqa: TRY004 - what was sent is bad
-    return told
-
-
-def _exactly(connection: socket.socket, length: int, until: float) -> bytes:
-    data = b""
-    while len(data) < length:
-        connection.settimeout(_left(until))
-        more = connection.recv(length - len(data))
-        if not more:
-            raise ConnectionError("the connection was closed")
-        data += more
-    return data
+def _exists(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except OSError:
+        return True
+    return True
 
 
 def _addresses() -> tuple[str, ...]:

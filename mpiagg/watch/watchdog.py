@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import Final, TypeVar
 
 from mpiagg.errors import Error, MismatchError, StallError
@@ -20,6 +21,7 @@ from mpiagg.watch.recorder import (
     ORDER,
     START,
     SUBJECT,
+    Aside,
     Entry,
     Recorder,
     Subject,
@@ -28,7 +30,7 @@ from mpiagg.watch.recorder import (
     clock,
     stack,
 )
-from mpiagg.watch.report import GONE, RECENT, SILENT, Answer, Operation, Report, State, report
+from mpiagg.watch.report import CLOSED, GONE, LONGEST, RECENT, SILENT, Answer, Operation, Report, State, report
 from mpiagg.watch.side_channel import PATIENCE, Card, GoneError, Listener, Told
 
 LONGEST_LOOK: Final = 2.0
@@ -72,15 +74,15 @@ class Watchdog:
         self._warn, self._timeout, self._give_up, self._dump = warn, timeout, give_up, dump
         self._trails: dict[str, tuple[Trail, Sequence[Card]]] = {}
         self._seen: dict[int, _Seen] = {}
-        self._reports: dict[str, tuple[float, Report]] = {}
+        self._reports: dict[str, tuple[float, Report, bool]] = {}
         self._gathering = threading.Lock()
         every = min(LONGEST_LOOK, max(warn, timeout / 4) / 4) if warn or timeout else LONGEST_LOOK
-        self.card = Listener(self.answer, self.look, every).card
+        self.listener = Listener(self.answer, partial(_quietly, self.look), every)
 
     def join(self, trail: Trail, cards: Sequence[Card]) -> None:
         """Learn of a communicator: what is done on it, and where its ranks listen."""
         self._trails[trail.name] = trail, cards
-        trail.explain = lambda: self.report(trail).table
+        trail.explain = partial(self._explain, trail)
 
     def leave(self, trail: Trail) -> None:
         """Forget a communicator."""
@@ -95,18 +97,20 @@ class Watchdog:
         for entry in self.recorder.running:
             subject: Subject = entry[SUBJECT]
             waits = subject.waits
-            if not entry[BLOCKING] and waits is None:
+            if waits is None and not subject.unleavable:
                 continue
             awaited = None if waits is None else waits()
             before = self._seen.get(id(entry))
             if before is None or before.entry is not entry or before.awaited is not awaited:
                 before = _Seen(entry, awaited, now, self._warn)
             seen[id(entry)] = before
-            if self._warn and now - before.since >= before.next:
+            lasted = now - before.since
+            if self._warn and lasted >= before.next:
                 before.next *= 2
-                threading.Thread(target=self._complain, args=(before, now - before.since), daemon=True).start()
-            if waits is None and now - before.since > self._timeout + FRESH:
-                self._give_up(f"waited {self._timeout:g} s in vain in {_operation(entry)}")
+                thread = threading.Thread(target=partial(_quietly, self._complain, before, lasted), daemon=True)
+                thread.start()
+            if waits is None and lasted > subject.unleavable:
+                self._give_up(f"waited {subject.unleavable:g} s in vain in {_operation(entry)}")
         self._seen = seen
 
     def _complain(self, seen: _Seen, seconds: float) -> None:
@@ -116,9 +120,16 @@ class Watchdog:
         site = call_site(subject.thread or threading.main_thread().ident or 0)
         called = f"; called at {site}" if site else ""
         say(f"rank {trail.rank} has waited {seconds:.0f} s in {_operation(seen.entry)}{what}{called}")
-        with suppress(RuntimeError):  # at the end of the program no thread can be started any more
-            found = self.report(trail, aloud=True)
+        found = self.report(trail, aloud=True)
+        if found.fault is not None and subject.waits is not None:
             trail.fault = trail.fault or found.fault
+
+    def _explain(self, trail: Trail) -> str:
+        """Return in words who is where; nothing, if that cannot be found out."""
+        try:
+            return self.report(trail).table
+        except Exception:  # noqa: BLE001 - whoever asks has an error to raise, and must not get another
+            return ""
 
     # -- the ranks of a communicator
 
@@ -136,7 +147,7 @@ class Watchdog:
             if rank > 2:
                 break
             try:
-                told = card.ask(question, 4 * PATIENCE)
+                told = card.ask(question, 10 * PATIENCE)
                 fault = _fault(told)
                 return Report(str(told["table"]), fault)
             except (OSError, ValueError, KeyError):
@@ -145,26 +156,28 @@ class Watchdog:
 
     def _gather(self, name: str, *, aloud: bool) -> Report:
         with self._gathering:
-            when, found = self._reports.get(name, (0.0, None))
-            if found is None or time.monotonic() - when > FRESH:
-                _, cards = self._trails[name]
-                answers = _each(lambda card: self._state_of(name, card), cards)
-                found = report(answers)
-                if aloud:
-                    _each(lambda card: _tell(card, {"tell": "dump", "channel": name}), cards)
+            when, found, said = self._reports.get(name, (0.0, Report("", None), False))
+            known = self._trails.get(name)
+            if known is None:
+                return Report("", None)
+            if time.monotonic() - when > FRESH:
+                said, when, cards = False, time.monotonic(), known[1]
+                found = report(_each(lambda card: self._state_of(name, card), cards))
                 if found.fault is not None:
                     told = {"tell": type(found.fault).__name__, "text": str(found.fault), "channel": name}
                     _each(lambda card: _tell(card, told), cards)
-                if aloud and found.fault is None:
+            if aloud and not said:
+                if found.fault is None:
                     say(found.table)
-                self._reports[name] = time.monotonic(), found
+                _each(lambda card: _tell(card, {"tell": "dump", "channel": name}), known[1])
+            self._reports[name] = when, found, said or aloud
         return found
 
     def _state_of(self, name: str, card: Card) -> Answer:
         try:
             return State.parse(card.ask({"ask": "state", "channel": name}))
-        except GoneError:
-            return GONE
+        except GoneError as error:
+            return GONE if error.certain else CLOSED
         except (OSError, ValueError):
             return SILENT
 
@@ -188,9 +201,7 @@ class Watchdog:
             return {"table": found.table, "tell": kind, "text": str(found.fault or "")}
         if question.get("tell") == "dump":
             self._dump("a rank has asked, which waits")
-        fault = _fault(question)
-        if fault is not None:
-            known[0].fault = known[0].fault or fault
+        known[0].fault = known[0].fault or _fault(question)
         return {}
 
     def state(self, trail: Trail) -> State:
@@ -200,18 +211,18 @@ class Watchdog:
         inside = False
         for entry in self.recorder.entries:
             subject: Subject = entry[SUBJECT]
-            running = entry[END] == 0
-            inside = inside or (running and entry[BLOCKING])
+            asked, running = subject.waits, entry[END] == 0
+            waiting = running and (asked is not None or subject.unleavable > 0 or entry[BLOCKING])
+            inside = inside or waiting
             if subject.trail is trail:
-                here.append(Operation(entry[ORDER], subject.what, running))
-                if running and subject.waits is not None:
-                    seconds = (clock() - entry[START]) / 1e9
-                    inside = True
-                    waits = f"{subject.waits()}, since {seconds:.0f} s"
-            elif running and (subject.waits is not None or entry[BLOCKING]):
-                elsewhere = subject.what
-        places = stack(outside=inside)
-        return State(self.recorder.status, trail.count, tuple(here[-RECENT:]), waits, elsewhere, tuple(places))
+                here.append(Operation(entry[ORDER], subject.what[:LONGEST], running, waiting))
+                if running and asked is not None:
+                    waits = f"{asked()}, since {(clock() - entry[START]) / 1e9:.0f} s"[:LONGEST]
+            elif waiting:
+                beside = "" if isinstance(subject.trail, Aside) else " on another communicator"
+                elsewhere = f"{subject.what[:LONGEST]}{beside}"
+        status = self.recorder.status[:LONGEST]
+        return State(status, trail.count, tuple(here[-RECENT:]), waits, elsewhere, tuple(stack(outside=inside)))
 
 
 class _Seen:
@@ -221,6 +232,12 @@ class _Seen:
 
     def __init__(self, entry: Entry, awaited: object, since: float, warn: float) -> None:
         self.entry, self.awaited, self.since, self.next = entry, awaited, since, warn
+
+
+def _quietly(act: Callable[..., object], *arguments: object) -> None:
+    """Do something that must not end the program, whatever becomes of it."""
+    with suppress(Exception):
+        act(*arguments)
 
 
 def _each(act: Callable[[Card], Result], cards: Sequence[Card]) -> list[Result]:
@@ -248,8 +265,9 @@ def _each(act: Callable[[Card], Result], cards: Sequence[Card]) -> list[Result]:
 
 def say(text: str) -> None:
     """Say something to whoever reads this rank's standard error, in one piece."""
-    sys.stderr.write(f"mpiagg: {text}\n")
-    sys.stderr.flush()
+    with suppress(Exception):  # nobody may read it any more
+        sys.stderr.write(f"mpiagg: {text}\n")
+        sys.stderr.flush()
 
 
 def _operation(entry: Entry) -> str:

@@ -15,16 +15,15 @@ def abort(status):
     os._exit(status)
 
 ending = Ending(Recorder(), 2, 4, abort)
-ending.install()
 def fail():
     raise ValueError("on purpose")
 """
 
 
-def run(body, tmp_path, **environment):
+def run(body, tmp_path, *, installed=True, **environment):
     environment = {"MPIAGG_RECORD_DIR": str(tmp_path / "recordings"), "PATH": "", **environment}
     path = tmp_path / "script.py"
-    path.write_text(START + body)
+    path.write_text(START + ("ending.install()\n" if installed else "") + body)
     return subprocess.run(
         [sys.executable, str(path)], env=environment, capture_output=True, text=True, timeout=60, check=False
     )
@@ -34,7 +33,7 @@ def run(body, tmp_path, **environment):
     ("body", "reason", "place"),
     [
         ("fail()", "raised ValueError: on purpose", "in fail"),
-        ("threading.Thread(target=fail, name='w').start(); time.sleep(60)", "ValueError: on purpose in w", "in fail"),
+        ("threading.Thread(target=fail, name='w').start(); time.sleep(60)", "in w, ValueError: on purpose", "in fail"),
         ("raise KeyboardInterrupt", "raised KeyboardInterrupt", "in <module>"),
         ("raise MemoryError", "raised MemoryError", "in <module>"),
         ("ending.give_up('waited in vain')", "waited in vain", "in <module>"),
@@ -63,7 +62,7 @@ def test_a_termination_ends_it_at_once_wherever_it_is(tmp_path, wait):
     ended = run(f"threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGTERM)).start()\n{wait}\n", tmp_path)
     assert ended.returncode == 128 + signal.SIGTERM
     assert ended.stderr.count("received SIGTERM") == 1
-    assert ended.stdout == ""  # the launcher ends the others
+    assert ended.stdout == "aborts\n"
 
 
 def test_a_record_is_written_when_it_is_asked_for(tmp_path):
@@ -87,7 +86,35 @@ def test_a_program_may_handle_its_errors_itself(tmp_path):
 
 def test_an_abort_that_hangs_is_not_waited_for(tmp_path):
     soon = "from mpiagg.watch import ending as module\nmodule.LAST_RESORT = 0.1\n"
-    assert run(f"{soon}ending._abort = lambda _: time.sleep(60)\nfail()", tmp_path).returncode == 1
+    # A call of C's that keeps Python's lock, as the MPI library's own abort does.
+    hang = "import ctypes\nending._abort = lambda _: ctypes.PyDLL(None).sleep(60)\n"
+    assert run(f"{soon}{hang}fail()", tmp_path).returncode == 1
+
+
+@pytest.mark.parametrize("end", ["os.kill(os.getpid(), signal.SIGTERM); time.sleep(60)", "fail()"])
+def test_a_child_that_was_forked_is_no_rank(tmp_path, end):
+    body = f"""
+child = os.fork()
+if not child:
+    {end}
+status = os.waitpid(child, 0)[1]
+time.sleep(0.2)
+print("the parent goes on")
+"""
+    ended = run(body, tmp_path)
+    assert (ended.returncode, ended.stdout) == (0, "the parent goes on\n")
+    assert "mpiagg: rank" not in ended.stderr
+
+
+def test_a_hook_that_was_there_prints(tmp_path):
+    body = "sys.excepthook = lambda *_: print('mine')\nending.install()\nfail()"
+    assert run(body, tmp_path, installed=False).stdout == "mine\naborts\n"
+
+
+def test_who_hears_signals_already_goes_on_hearing_them(tmp_path):
+    early = "import socket\na, b = socket.socketpair()\nb.setblocking(False)\nsignal.set_wakeup_fd(b.fileno())\n"
+    body = f"{early}ending.install()\nos.kill(os.getpid(), signal.SIGUSR2)\nprint(a.recv(1) == bytes([signal.SIGUSR2]))"
+    assert run(body, tmp_path, installed=False).stdout == "True\n"
 
 
 def test_a_good_end_is_left_alone(tmp_path):

@@ -13,17 +13,20 @@ from mpiagg.watch.report import GONE, MOST_SHOWN, SILENT, Operation, State, repo
 
 
 def state(*recent, status="runs", waits="", elsewhere="", stack=("train.py:42 in step",), entered=None):
-    operations = tuple(Operation(*each) for each in recent)
+    # An operation is given as (order, what), and whether it runs, and is waited for.
+    operations = tuple(
+        Operation(order, what, bool(more), more == "waits") for order, what, *rest in recent for more in rest or [""]
+    )
     count = max((each.order for each in operations), default=0) if entered is None else entered
     return State(status, count, operations, waits, elsewhere, stack)
 
 
-SUM, MAX = "allreduce of 3 float32, op sum", "allreduce of 3 float32, op max"
+SUM, MAX, MIN = (f"allreduce of 3 float32, op {op}" for op in ("sum", "max", "min"))
 
 
 def test_who_has_not_come_is_named_with_where_it_is():
-    there = state((1, SUM, False), (2, SUM, True), waits="8 bytes to arrive from rank 2")
-    late = state((1, SUM, False), stack=("model.py:88 in forward", "train.py:40 in main"))
+    there = state((1, SUM), (2, SUM, "waits"), waits="8 bytes to arrive from rank 2")
+    late = state((1, SUM), stack=("model.py:88 in forward", "train.py:40 in main"))
     table, fault = report([there, there, late])
     assert fault is None
     first, *ranks = table.splitlines()
@@ -36,7 +39,9 @@ def test_who_has_not_come_is_named_with_where_it_is():
 
 
 def test_who_is_in_another_communicator_is_told():
-    table, fault = report([state((1, SUM, True)), state(elsewhere="broadcast of 9 uint8, root 0")])
+    table, fault = report(
+        [state((1, SUM, "waits")), state(elsewhere="broadcast of 9 uint8, root 0 on another communicator")]
+    )
     assert fault is None
     assert "has not come: it has entered 0 operations, and is in broadcast of 9 uint8, root 0 on another" in table
 
@@ -44,10 +49,10 @@ def test_who_is_in_another_communicator_is_told():
 @pytest.mark.parametrize(
     ("answers", "words"),
     [
-        ([state((1, SUM, True)), state((1, MAX, True))], f"in operation 1: rank 0: {SUM}; rank 1: {MAX}"),
-        ([state((1, SUM, True)), state((1, MAX, False), (2, SUM, True))], f"rank 0: {SUM}; rank 1: {MAX}"),
-        ([state((1, SUM, True))] * 2 + [state((1, MAX, True))], f"ranks 0, 1: {SUM}; rank 2: {MAX}"),
-        ([state((2, SUM, True)), state((1, SUM, False), (2, MAX, False), (3, SUM, True))], "in operation 2"),
+        ([state((1, SUM, "waits")), state((1, MAX, "waits"))], f"in operation 1: rank 0: {SUM}; rank 1: {MAX}"),
+        ([state((1, SUM, "waits")), state((1, MAX), (2, MIN, "waits"))], f"rank 0: {SUM}; rank 1: {MAX}"),
+        ([state((1, SUM, "waits"))] * 2 + [state((1, MAX, "waits"))], f"ranks 0, 1: {SUM}; rank 2: {MAX}"),
+        ([state((2, SUM, "waits")), state((1, SUM), (2, MAX), (3, MIN, "waits"))], "in operation 2"),
     ],
 )
 def test_a_mismatch_is_certain(answers, words):
@@ -65,23 +70,43 @@ def test_a_mismatch_is_certain(answers, words):
     ],
 )
 def test_who_cannot_come_any_more_is_certain(answer, words):
-    table, fault = report([state((1, SUM, True)), answer])
+    table, fault = report([state((1, SUM, "waits")), answer])
     assert isinstance(fault, StallError)
     assert words in str(fault)
     assert words.removeprefix("rank 1 ") in table
 
 
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        # Plans that were started in other orders, and are all started.
+        (state((1, SUM), (2, MAX, "waits")), state((1, MAX, "waits"), (2, SUM))),
+        (state((1, SUM, "runs"), (2, MAX, "waits")), state((1, MAX, "waits"), (2, SUM, "runs"))),
+        # One that another rank may yet start.
+        (state((1, SUM, "waits")), state((1, MAX, "runs"))),
+        (state((1, SUM, "waits")), state((1, MAX), (2, MIN))),
+        # One is ahead, and both wait for a third.
+        (state((1, SUM), (2, MAX, "waits")), state((1, SUM), (2, MAX), (3, MIN, "waits"))),
+        # What is further back than both can tell.
+        (state((7, SUM), (8, MAX, "waits")), state((8, MAX), (9, MIN, "waits"))),
+    ],
+)
+def test_what_may_be_right_is_no_mismatch(one, other):
+    assert report([one, other]).fault is None
+    assert report([other, one]).fault is None
+
+
 def test_who_may_come_yet_is_no_fault():
     # What is only late, silent, or ahead is no reason to give up.
-    ahead = state((1, SUM, False), (2, MAX, True))
-    table, fault = report([state((1, SUM, True)), SILENT, ahead, state()])
+    ahead = state((1, SUM), (2, MAX, "waits"))
+    table, fault = report([state((1, SUM, "waits")), SILENT, ahead, state()])
     assert fault is None
     assert "rank 1: does not answer" in table
     assert f"rank 2: has done it, and is in operation 2, {MAX}" in table
 
 
 def test_a_table_of_many_ranks_shows_those_that_matter():
-    answers = [state((1, SUM, True)) for _ in range(1000)]
+    answers = [state((1, SUM, "waits")) for _ in range(1000)]
     answers[777] = SILENT
     table = report(answers).table
     assert len(table.splitlines()) == MOST_SHOWN + 2
@@ -90,7 +115,7 @@ def test_a_table_of_many_ranks_shows_those_that_matter():
 
 
 TEXTS = st.text(max_size=20)
-OPERATIONS = st.builds(Operation, st.integers(0, 4), TEXTS, st.booleans())
+OPERATIONS = st.builds(Operation, st.integers(0, 4), TEXTS, st.booleans(), st.booleans())
 STATES = st.builds(
     State,
     st.one_of(st.just("runs"), TEXTS),

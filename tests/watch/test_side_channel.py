@@ -3,12 +3,13 @@
 import json
 import socket
 import struct
+import threading
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mpiagg.watch.side_channel import CARD_BYTES, LONGEST, TOKEN, Card, GoneError, Listener
+from mpiagg.watch.side_channel import CARD_BYTES, LONGEST, MOST_GUESTS, SECRET, Card, GoneError, Listener
 
 
 @pytest.fixture
@@ -34,48 +35,91 @@ def test_a_question_is_answered(listener, asked):
 
 
 def test_who_does_not_know_the_word_hears_nothing(listener, asked):
-    stranger = listener.card._replace(token=bytes(TOKEN))
+    stranger = listener.card._replace(secret=bytes(SECRET))
     with pytest.raises(OSError, match="does not answer"):
         stranger.ask({"ask": "state"})
     assert not asked
 
 
-@pytest.mark.parametrize(
-    "sent",
-    [struct.pack("!I", LONGEST + 1), struct.pack("!I", 5) + b"[1,2]", struct.pack("!I", 3) + b"{a}", b"\0\0"],
-)
+def head(length, code=bytes(32)):
+    return struct.pack("!I32s", length, code)
+
+
+@pytest.mark.parametrize("sent", [head(LONGEST + 1), head(2) + b"{}", head(5) + b"{}", b"\0\0", b""])
 def test_what_is_no_question_is_dropped(listener, asked, sent):
     with socket.create_connection(("127.0.0.1", listener.card.port), timeout=5) as connection:
-        connection.sendall(listener.card.token + sent)
+        assert len(connection.recv(100)) == 16
+        connection.sendall(sent)
         connection.shutdown(socket.SHUT_WR)
         assert connection.recv(1) == b""
     assert not asked
     assert listener.card.ask({}) == {"got": {}}  # it still listens
 
 
-def test_an_answer_is_not_trusted():
+def overheard(listener):
+    """Return what somebody sends who asks the listener with the right secret."""
+    with socket.create_server(("127.0.0.1", 0)) as between:
+        card = listener.card._replace(port=between.getsockname()[1], addresses=())
+
+        def ask():
+            with pytest.raises((OSError, ValueError)):
+                card.ask({"tell": "x"})
+
+        asking = threading.Thread(target=ask)
+        asking.start()
+        connection, _ = between.accept()
+        with connection:
+            connection.sendall(bytes(16))
+            told = connection.recv(1000)
+        asking.join()
+    return told
+
+
+def test_what_was_overheard_is_of_no_use_later(listener, asked):
+    told = overheard(listener)
+    assert listener.card.secret not in told
+    with socket.create_connection(("127.0.0.1", listener.card.port), timeout=5) as connection:
+        connection.recv(16)
+        connection.sendall(told)
+        assert connection.recv(1) == b""
+    assert not asked
+
+
+@pytest.mark.parametrize("told", [head(2**31), head(2) + b"{}", b"", bytes(100)])
+def test_an_answer_is_not_trusted(told):
     # Somebody else may listen on a port that a process had before.
     with socket.create_server(("127.0.0.1", 0)) as other:
-        card = Card(bytes(TOKEN), 1, other.getsockname()[1], (), socket.gethostname())
-        for told in (struct.pack("!I", 2**31), struct.pack("!I", 2) + b"[]"):
-            with pytest.raises((OSError, ValueError)):
-                _ask(card, other, told)
+        card = Card(bytes(SECRET), 1, other.getsockname()[1], (), socket.gethostname())
 
+        def answer():
+            connection, _ = other.accept()
+            with connection:
+                connection.sendall(bytes(16))
+                connection.recv(1000)
+                connection.sendall(told)
 
-def _ask(card, server, told):
-    import threading
-
-    def answer():
-        connection, _ = server.accept()
-        with connection:
-            connection.sendall(told)
-
-    thread = threading.Thread(target=answer)
-    thread.start()
-    try:
-        card.ask({}, patience=0.5)
-    finally:
+        thread = threading.Thread(target=answer)
+        thread.start()
+        with pytest.raises((OSError, ValueError)):
+            card.ask({}, patience=1)
         thread.join()
+
+
+def test_strangers_do_not_use_up_what_there_is(listener):
+    crowd = [socket.create_connection(("127.0.0.1", listener.card.port)) for _ in range(MOST_GUESTS + 10)]
+    turned_away = 0
+    for each in crowd:
+        each.settimeout(5)
+        turned_away += each.recv(16) == b""
+    assert turned_away == 10
+    for each in crowd:
+        each.close()
+    while True:  # those who have hung up make room
+        try:
+            assert listener.card.ask({}) == {"got": {}}
+            break
+        except OSError:
+            continue
 
 
 def test_who_is_gone_is_told_from_who_is_silent(listener):
@@ -84,16 +128,21 @@ def test_who_is_gone_is_told_from_who_is_silent(listener):
         with pytest.raises(OSError, match="does not answer") as caught:
             silent.ask({}, patience=0.05)
         assert not isinstance(caught.value, GoneError)
-    with pytest.raises(GoneError):
+    with pytest.raises(GoneError) as gone:
         silent.ask({}, patience=1)
+    assert not gone.value.certain  # this process is there
+    with pytest.raises(GoneError) as gone:
+        silent._replace(pid=2**22 + 1).ask({}, patience=1)
+    assert gone.value.certain
+    with pytest.raises(GoneError) as gone:
+        silent._replace(pid=2**22 + 1, host="elsewhere", addresses=("127.0.0.1",)).ask({}, patience=1)
+    assert not gone.value.certain
     with pytest.raises(OSError, match="does not listen") as caught:
         silent._replace(port=0).ask({})
     assert not isinstance(caught.value, GoneError)
 
 
 def test_it_looks_every_so_often():
-    import threading
-
     looked = threading.Event()
     server = Listener(dict, looked.set, 0.01)
     assert looked.wait(10)
@@ -102,14 +151,14 @@ def test_it_looks_every_so_often():
 
 
 @given(
-    st.binary(min_size=TOKEN, max_size=TOKEN),
+    st.binary(min_size=SECRET, max_size=SECRET),
     st.integers(0, 2**32 - 1),
     st.integers(0, 65535),
     st.lists(st.ip_addresses(v=4).map(str), max_size=6).map(tuple),
     st.from_regex(r"[a-z0-9.-]{1,60}", fullmatch=True),
 )
-def test_cards_are_of_one_length(token, pid, port, addresses, host):
-    card = Card(token, pid, port, addresses, host)
+def test_cards_are_of_one_length(secret, pid, port, addresses, host):
+    card = Card(secret, pid, port, addresses, host)
     assert len(card.pack()) == CARD_BYTES
     assert Card.unpack(card.pack()) == card
 

@@ -31,7 +31,7 @@ class Rank:
 @pytest.fixture
 def ranks():
     made = [Rank(rank, 3) for rank in range(3)]
-    cards = [each.watchdog.card for each in made]
+    cards = [each.watchdog.listener.card for each in made]
     for each in made:
         each.watchdog.join(each.trail, cards)
     return made
@@ -49,7 +49,7 @@ def test_every_rank_gets_the_same_report(ranks):
 
 def test_a_mismatch_is_told_to_all(ranks):
     for each, what in zip(ranks, ("a sum", "a sum", "a maximum"), strict=True):
-        each.enter(what)
+        each.enter(what, lambda: "others")
     found = ranks[1].watchdog.report(ranks[1].trail)
     assert isinstance(found.fault, MismatchError)
     for each in ranks:
@@ -68,8 +68,8 @@ def test_who_has_raised_is_told(ranks):
 def test_another_rank_takes_over_where_the_first_does_not_answer(ranks):
     for each in ranks[1:]:
         each.enter("a sum")
-    cards = [each.watchdog.card for each in ranks]
-    gone = cards[0]._replace(port=1)
+    cards = [each.watchdog.listener.card for each in ranks]
+    gone = cards[0]._replace(port=1, pid=2**22 + 1, addresses=())
     for each in ranks[1:]:
         each.watchdog.join(each.trail, [gone, *cards[1:]])
     found = ranks[2].watchdog.report(ranks[2].trail)
@@ -98,7 +98,7 @@ def test_a_fault_that_is_none_changes_nothing(ranks):
 
 def test_what_does_not_get_on_is_warned_of_once_in_a_while(capfd):
     rank = Rank(0, 1, warn=1e-9)
-    rank.watchdog.join(rank.trail, [rank.watchdog.card])
+    rank.watchdog.join(rank.trail, [rank.watchdog.listener.card])
     first = object()
     entry = rank.enter("a sum", lambda: first)
     for _ in range(3):
@@ -106,7 +106,7 @@ def test_what_does_not_get_on_is_warned_of_once_in_a_while(capfd):
     while "operation 1 of 1 ranks" not in (told := capfd.readouterr().err + (locals().get("told") or "")):
         rank.watchdog.look()
     assert "mpiagg: rank 0 has waited 0 s in operation 1, a sum for <object" in told
-    assert rank.dumped.is_set()
+    assert rank.dumped.wait(10)
     done(entry)
     assert rank.recorder.running == []
 
@@ -121,8 +121,10 @@ def test_what_goes_on_is_not_warned_of(capfd):
 
 
 def test_a_wait_that_nobody_can_leave_ends_the_job():
-    rank = Rank(0, 1, timeout=-10.0)
-    rank.enter("the MPI library's own")
+    rank = Rank(0, 1)
+    subject = Subject(rank.trail, "the MPI library's own")
+    subject.unleavable = 1e-9
+    rank.recorder.begin(subject, True)
     rank.watchdog.look()
     rank.watchdog.look()
     assert rank.given_up.wait(10)
