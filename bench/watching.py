@@ -94,13 +94,10 @@ def main() -> None:
     medians = {
         name: {call: median(job[call] for job in jobs) for call in jobs[0]} for name, jobs in times.items()
     }
-    for call in medians["on"]:
-        others = ", ".join(
-            f"{(medians['on'][call] - medians[name][call]) * 1e6:+.2f} us ({medians['on'][call] / medians[name][call]:.3f}) to {name}"
-            for name in builds
-            if name != "on"
-        )
-        print(f"{call:28} {medians['on'][call] * 1e6:8.2f} us  {others}")
+    for call, on in medians["on"].items():
+        found = {name: medians[name][call] for name in builds if name != "on"}
+        others = ", ".join(f"{(on - it) * 1e6:+.2f} us ({on / it:.3f}) to {name}" for name, it in found.items())
+        print(f"{call:28} {on * 1e6:8.2f} us  {others}")
     from mpiagg.cli import machine  # noqa: PLC0415 - it imports MPI, which a parent of jobs must not before them
 
     saved = {"machine": machine.facts(), "ranks": asked.ranks, "jobs": asked.jobs, "seconds": medians, "all": times}

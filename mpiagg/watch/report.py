@@ -106,7 +106,8 @@ class State(NamedTuple):
 GONE: Final = "is gone: its process does not exist any more"
 CLOSED: Final = "does not listen any more: it is gone, or something between the hosts does not let questions through"
 SILENT: Final = (
-    "does not answer: it is stopped, or busy in a call that keeps Python's lock, or its node cannot be reached"
+    "does not answer: it is stopped, or at the end of its program, or busy in a call that keeps Python's lock, "
+    "or its node cannot be reached"
 )
 
 Answer = State | str

@@ -143,11 +143,13 @@ class Watchdog:
         if known is None:
             return Report("", None)
         question = {"ask": "report", "channel": trail.name, "aloud": aloud}
+        patience = 2 * PATIENCE * (1 + len(known[1]) // AT_ONCE)
         for rank, card in enumerate(known[1][: trail.rank]):
             if rank > 2:
                 break
             try:
-                told = card.ask(question, 10 * PATIENCE)
+                card.ask({"ask": "state", "channel": trail.name})  # who does not answer this is not worth more patience
+                told = card.ask(question, patience)
                 fault = _fault(told)
                 return Report(str(told["table"]), fault)
             except (OSError, ValueError, KeyError):
@@ -161,11 +163,12 @@ class Watchdog:
             if known is None:
                 return Report("", None)
             if time.monotonic() - when > FRESH:
-                said, when, cards = False, time.monotonic(), known[1]
+                said, when, (trail, cards) = False, time.monotonic(), known
                 found = report(_each(lambda card: self._state_of(name, card), cards))
                 if found.fault is not None:
                     told = {"tell": type(found.fault).__name__, "text": str(found.fault), "channel": name}
-                    _each(lambda card: _tell(card, told), cards)
+                    _each(lambda card: _tell(card, told), [card for card in cards if card != self.listener.card])
+                    trail.fault = trail.fault or found.fault  # last: with it this program may be at its end
             if aloud and not said:
                 if found.fault is None:
                     say(found.table)
