@@ -91,9 +91,7 @@ def main() -> None:
     for turn in range(asked.jobs):
         for name in sorted(builds, key=lambda name: (turn + list(builds).index(name)) % len(builds)):
             times[name].append(run_job(asked.ranks, builds[name]))
-    medians = {
-        name: {call: median(job[call] for job in jobs) for call in jobs[0]} for name, jobs in times.items()
-    }
+    medians = {name: {call: median(job[call] for job in jobs) for call in jobs[0]} for name, jobs in times.items()}
     for call, on in medians["on"].items():
         found = {name: medians[name][call] for name in builds if name != "on"}
         others = ", ".join(f"{(on - it) * 1e6:+.2f} us ({on / it:.3f}) to {name}" for name, it in found.items())

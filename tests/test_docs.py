@@ -40,6 +40,11 @@ def test_tables_of_performance_are_up_to_date():
     assert (TOP / "docs" / "performance.md").read_text() == made["page"](), "run: python docs/make_performance.py"
 
 
+def test_table_of_faults_is_up_to_date():
+    made = runpy.run_path(str(TOP / "docs" / "make_faults.py"))
+    assert (TOP / "docs" / "faults.md").read_text() == made["page"](), "run: python docs/make_faults.py"
+
+
 def test_every_aggregator_has_learnt():
     """What the saved run shows: at least 0.95, and 0.96 where nothing is rounded or left out."""
     saved = json.loads((TOP / "bench" / "results" / "convergence-n4.json").read_text())
