@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from restated import result, same_bits, values
+from support import fill_recorder
 
 import mpiagg
 from mpiagg import sharing
@@ -181,6 +182,7 @@ def test_the_steady_state_allocates_nothing(comm, kind):
             run()
         tracemalloc.start()
         try:
+            fill_recorder()
             run()
             before = tracemalloc.get_traced_memory()[0]
             tracemalloc.reset_peak()
