@@ -24,6 +24,7 @@ from typing import Any, Final
 import click
 
 from bench import fault_cases, fault_jobs
+from bench.counts import parse_ranks
 from bench.fault_cases import Case
 from bench.fault_jobs import Limits, Outcome, Said
 from mpiagg.cli import launch
@@ -100,20 +101,6 @@ def one(case: Case, ranks: int, limits: Limits, other_mpiexec: str) -> dict[str,
     verdict = "ok" if not saved["complaints"] else f"NOT OK: {'; '.join(saved['complaints'])}"
     click.echo(f"{case.name}, {ranks} ranks: {saved['seconds']:.1f} s, {verdict}")
     return saved
-
-
-def parse_ranks(text: str) -> list[int]:
-    """Return numbers of ranks, written like ``2,4``.
-
-    Raises
-    ------
-    click.BadParameter
-        If they are not written so, or one is no number from 2 on.
-    """
-    words = [word.strip() for word in text.split(",")]
-    if not all(word.isdecimal() and int(word) > 1 for word in words):
-        raise click.BadParameter(f"{text!r} is no list of numbers of ranks from 2 on, such as 2,4")
-    return sorted({int(word) for word in words})
 
 
 def chosen(only: Sequence[str]) -> list[Case]:

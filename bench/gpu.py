@@ -28,6 +28,7 @@ from typing import Any, NamedTuple
 import click
 
 from bench import gpu_report
+from bench.counts import parse_ranks
 from bench.gpu_rank import PARTS
 from mpiagg.cli import launch
 from mpiagg.cli.flags import parse_size
@@ -244,20 +245,6 @@ def info() -> dict[str, Any]:
     if told.returncode:
         raise click.ClickException(f"mpiagg info fails:\n{told.stdout}{told.stderr}")
     return json.loads(told.stdout)  # type: ignore[no-any-return]  # it is a dictionary
-
-
-def parse_ranks(text: str) -> list[int]:
-    """Return numbers of ranks, written like ``2,4``.
-
-    Raises
-    ------
-    click.BadParameter
-        If they are not written so, or one is no number from 2 on.
-    """
-    words = [word.strip() for word in text.split(",")]
-    if not all(word.isdecimal() and int(word) > 1 for word in words):
-        raise click.BadParameter(f"{text!r} is no list of numbers of ranks from 2 on, such as 2,4")
-    return sorted({int(word) for word in words})
 
 
 @click.command()

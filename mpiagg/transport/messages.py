@@ -96,10 +96,10 @@ class Channel:
         self.rank = comm.Get_rank()
         self.size = comm.Get_size()
         self.trail = Trail("", self.rank, self.size)
-        self.failures = Failures(MPI.Intracomm(comm))
+        plain = MPI.Intracomm(comm)
+        self.failures = Failures(plain)
         if active():
             self.trail.alarm = self.failures.look
-        plain = MPI.Intracomm(comm)
         with contextlib.suppress(ValueError):  # of which all ranks are told below
             process()  # so that there is somebody to warn
         with self.failures.told(), meeting(MAKE, self.trail) as subject:
