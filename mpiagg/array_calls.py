@@ -11,7 +11,7 @@ import numpy.typing as npt
 from mpi4py import MPI
 
 from mpiagg.arguments import check_root
-from mpiagg.arrays import Array, Device, Reduction, as_input, check_output, check_wire_dtype, device_of
+from mpiagg.arrays import Array, Device, Form, Reduction, as_input, check_output, check_wire_dtype, device_of
 from mpiagg.mpi_ops import resolve
 from mpiagg.operation import Operation, even_counts
 from mpiagg.schedules import Collective
@@ -77,8 +77,8 @@ class Arguments(NamedTuple):
                 asked = f"algorithm {self.algorithm!r}" if self.wire is None else f"wire {self.wire!r}"
                 raise ValueError(f"{asked} cannot apply an op that is not predefined; 'native' can")
             choice = Choice(NATIVE)
-        values = f"{x.dtype} {x.shape}{device.in_words}"
-        operation = Operation(self.collective, channel.rank, channel.layout, root, counts, how, choice, op, values)
+        form = Form(x.dtype, x.shape, device)
+        operation = Operation(self.collective, channel.rank, channel.layout, root, counts, how, choice, op, form)
         return operation, shape
 
 

@@ -20,7 +20,7 @@ from mpiagg.background import threads_allowed
 from mpiagg.calls import Call
 from mpiagg.errors import RankFailedError
 from mpiagg.requests import Prequest, Request
-from mpiagg.transport import channel_of, meet
+from mpiagg.transport import channel_of, free_channel_of, meet
 from mpiagg.transport.failures import all_agree, survivors
 from mpiagg.tuning import Memory
 
@@ -108,6 +108,18 @@ class Comm(MPI.Intracomm):
         """Split the communicator by where its ranks are."""
         meet(self)
         return self._of(super().Split_type(split_type, key, info))
+
+    def Free(self) -> None:
+        """Free the communicator and all that is kept for it; collective.
+
+        Raises
+        ------
+        StallError
+            If a rank does not come within the timeout.
+        """
+        if self != MPI.COMM_NULL:
+            free_channel_of(self)  # MPI lets no error through from what it frees along with a communicator
+        super().Free()
 
     def shrink(self) -> Self:
         """Return a communicator of the ranks that are alive, in their order; collective among them.

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from copy import deepcopy
 from types import FrameType, TracebackType
-from typing import Any, Final, NamedTuple, Protocol
+from typing import Any, Final, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 from mpi4py import MPI
@@ -27,6 +27,7 @@ SIGNALS: Final = (signal.SIGTERM, signal.SIGUSR1)
 """What asks for a checkpoint and an end: what Slurm sends before a job's time is over."""
 
 
+@runtime_checkable
 class Trained(Protocol):
     """What a :class:`Loop` trains. If it has ``free()``, that is called before another one takes its place."""
 
@@ -38,6 +39,9 @@ class Trained(Protocol):
 
     def load_state_dict(self, state: Mapping[str, Any]) -> object:
         """Go on from a state, which may be of another number of ranks; collective."""
+
+
+_METHODS: Final = "step(i), state_dict() and load_state_dict(state)"
 
 
 class _Commit(NamedTuple):
@@ -130,7 +134,8 @@ class Loop:
         Raises
         ------
         TypeError, ValueError
-            If ``steps`` is not an integer from 0 on; or if the checkpoint cannot be used.
+            If ``steps`` is not an integer from 0 on; if what ``make`` returns cannot be trained; or if the checkpoint
+            cannot be used.
         Exception
             What ``make`` and what it has made raise, but for :class:`RankFailedError`.
         """
@@ -189,27 +194,39 @@ class Loop:
 
     def _begin(self) -> None:
         """Make what is trained, and go on from the last commit, from the checkpoint, or from its beginning."""
-        self.trained = self._make(self.comm)
-        self._flags = Flags(self.comm, 1)
+        made = self._make(self.comm)
+
+        def check() -> str:
+            if not isinstance(made, Trained):
+                raise TypeError(f"make has returned a {type(made).__name__}, which has not {_METHODS}")
+            return "what a Loop trains"
+
+        channel_of(self.comm).agree_on(check)
         if self._commits:
             last = np.array([self._commits[-1].step])
             common = int(allreduce(last, "min", comm=self.comm)[0])
             self._commits = [commit for commit in self._commits if commit.step == common]
-            self._load({"step": common, "state": deepcopy(self._commits[0].state)})
-        elif self._checkpoint is not None:
-            with suppress(FileNotFoundError):
-                self._load(load_checkpoint(self._checkpoint, self.comm))
+            self._load(made, {"step": common, "state": deepcopy(self._commits[0].state)})
+        elif (kept := self._saved()) is not None:
+            self._load(made, kept)
+        # Only now, lest a run after an error begin anew, and take the place of the checkpoint.
+        self.trained, self._flags = made, Flags(self.comm, 1)
         self._commit()
 
-    def _load(self, kept: Mapping[str, Any]) -> None:
+    def _saved(self) -> Mapping[str, Any] | None:
+        """Return what is in the checkpoint, if there is one."""
+        with suppress(FileNotFoundError):
+            return None if self._checkpoint is None else load_checkpoint(self._checkpoint, self.comm)
+        return None
+
+    def _load(self, made: Trained, kept: Mapping[str, Any]) -> None:
         def check() -> str:
             if set(kept) != {"step", "state"}:
                 raise ValueError(f"{self._checkpoint!r} is a checkpoint, but not of a Loop")
             return f"go on from step {check_integer('step', kept['step'], 0)}"
 
         channel_of(self.comm).agree_on(check)
-        assert self.trained is not None
-        self.trained.load_state_dict(kept["state"])
+        made.load_state_dict(kept["state"])
         self.step = kept["step"]
 
     def _state(self) -> dict[str, Any]:

@@ -105,7 +105,7 @@ class _Ground:
             block = memory.take(LINE + (2 * self._box() if by_mail else 0), busy=busy)
         except MemoryError:
             return self.by_messages()
-        gate = Gate(block, self.node.place)
+        gate = Gate(block, self.node.place, self.node.ranks)
         program = self._by_mail(gate, block) if by_mail else in_turn(self._ready(), self._in_place(gate, positions))
         back = Program((), (partial(memory.give_back, block),), block.nbytes)
         return replace(in_turn(program, back), sent_bytes=self._sent_bytes())

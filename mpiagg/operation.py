@@ -8,7 +8,7 @@ from functools import cached_property
 
 from mpi4py import MPI
 
-from mpiagg.arrays import Reduction, cuts_of, even_cuts, even_ranges, ranges
+from mpiagg.arrays import Form, Reduction, cuts_of, even_cuts, even_ranges, ranges
 from mpiagg.binding import Lane
 from mpiagg.schedules import Algorithm, Collective, Layout, Round, algorithm
 from mpiagg.transport import signature
@@ -36,8 +36,8 @@ class Operation:
         The algorithm and the number of lanes.
     op : MPI.Op
         The operator, for the MPI library's own collectives.
-    values : str
-        In words what the caller's vectors are, if they must be the same on all ranks beyond their length.
+    form : Form or None
+        What the caller's vectors are, if they must be the same on all ranks beyond their length.
     """
 
     collective: Collective
@@ -48,7 +48,7 @@ class Operation:
     reduction: Reduction
     choice: Choice
     op: MPI.Op
-    values: str = ""
+    form: Form | None = None
 
     @cached_property
     def size(self) -> int:
@@ -69,7 +69,7 @@ class Operation:
     @cached_property
     def in_words(self) -> str:
         """What all ranks must agree on."""
-        values = self.values or f"{self.length} {self.reduction.dtype}"
+        values = self.form or f"{self.length} {self.reduction.dtype}"
         lanes = f", {self.choice.lanes} lanes" if self.choice.lanes > 1 else ""
         how = f", op {self.reduction.name}" if self.collective.reduces else ""
         where = f", root {self.root}" if self.collective.rooted else ""
@@ -96,7 +96,7 @@ class Operation:
             self.reduction.dtype,
             self.reduction.divisor,
             self.choice,
-            self.values,
+            self.form,
         )
 
     @cached_property

@@ -9,6 +9,7 @@ from typing import NamedTuple
 from mpiagg.arrays import Accelerator, Stream
 from mpiagg.schedules import Action, Step
 from mpiagg.transport import Gate
+from mpiagg.watch import ranks_in_words
 
 Call = Callable[[], object]
 
@@ -41,8 +42,8 @@ class Arrival(NamedTuple):
 
     def __str__(self) -> str:
         """Say it in words."""
-        places = ", ".join(map(str, self.gate.missing()))
-        return f"{self.label}, round {self.round}: the ranks in places {places} of this node to come"
+        missing = self.gate.missing()
+        return f"{self.label}, round {self.round}: {ranks_in_words(missing) if missing else 'nobody'} to come"
 
     @property
     def now(self) -> Arrival:

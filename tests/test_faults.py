@@ -13,6 +13,9 @@ TOP = Path(__file__).parents[1]
     [
         ("shape: short", 3),
         ("collective: nonblocking", 3),
+        ("op: short", 3),
+        ("late: Comm", 3),
+        ("late: the freeing of a Comm", 2),
         ("exception: before a call", 2),
         ("sys.exit(3): before a call", 2),
         ("SIGTERM: in MPI_Allreduce", 3),

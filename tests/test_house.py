@@ -59,6 +59,7 @@ EXPORTED = {
 
 FLOORS = {
     "arguments": 0,
+    "documents": 0,
     "errors": 0,
     "schedules": 1,
     "watch": 1,

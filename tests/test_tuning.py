@@ -55,7 +55,7 @@ def test_an_algorithm_is_forced_where_it_serves(environment):
     [
         ({"MPIAGG_ALGORITHM": "rung"}, "MPIAGG_ALGORITHM: unknown algorithm 'rung'; known: ring, "),
         ({"MPIAGG_ALGORITHM": "native"}, "MPIAGG_ALGORITHM: unknown algorithm 'native'"),
-        ({"MPIAGG_TUNING": "/absent.json"}, "tuning table '/absent.json' cannot be read"),
+        ({"MPIAGG_TUNING": "/absent.json"}, "tuning table '/absent.json': it cannot be read"),
     ],
 )
 def test_what_the_environment_says_is_checked(environment, variables, words):

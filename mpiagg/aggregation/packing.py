@@ -6,18 +6,19 @@ import math
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Sequence
 from contextlib import suppress
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import numpy as np
 
 from mpiagg.arrays import (
-    HOST,
     Array,
     Device,
+    Form,
     address,
     cuts_of,
     device_of,
     flat,
+    form_of,
     is_array,
     joined,
     ranges,
@@ -29,14 +30,6 @@ from mpiagg.plan import Plan
 
 KEPT_PLANS: Final = 64
 """How many plans are kept for one layout: a tensor that is not packed needs one for each place where it lies."""
-
-
-class Form(NamedTuple):
-    """What an array of a list is; for what is not an array, the name of its type stands in the place of a dtype."""
-
-    dtype: Any
-    shape: tuple[int, ...] = ()
-    device: Device = HOST
 
 
 Layout = tuple[Form, ...]
@@ -58,15 +51,14 @@ def key_of(tensors: object) -> Hashable:
 
 
 def _form_of(x: Any) -> Form:
-    if isinstance(x, np.ndarray):
+    if isinstance(x, np.ndarray):  # again here, as this is asked of every array of every call
         return Form(x.dtype, x.shape)
-    device = device_of(x)
-    return Form(type(x).__name__) if device is HOST else Form(x.dtype, x.shape, device)
+    return form_of(x) if is_array(x) else Form(type(x).__name__)
 
 
 def layout_in_words(layout: Layout) -> str:
     """Return a layout as people read it."""
-    each = ", ".join(f"{form.dtype} {form.shape}{form.device.in_words}" for form in layout)
+    each = ", ".join(map(str, layout))
     return f"{len(layout)} tensors: {each}" if layout else "no tensors"
 
 

@@ -3,6 +3,7 @@
 from mpiagg.arrays.codecs import CODECS, Codec, check_wire_dtype, codec
 from mpiagg.arrays.cuts import cuts_of, even_cuts, even_ranges, ranges
 from mpiagg.arrays.devices import Accelerator, Device, Stream
+from mpiagg.arrays.forms import Form, form_of
 from mpiagg.arrays.host import HOST, borrow, scratch
 from mpiagg.arrays.reductions import OPS, Array, Combine, Reduction, reduction, working_dtype
 from mpiagg.arrays.views import (
@@ -29,6 +30,7 @@ __all__ = [
     "Codec",
     "Combine",
     "Device",
+    "Form",
     "Reduction",
     "Stream",
     "accelerator_of",
@@ -45,6 +47,7 @@ __all__ = [
     "even_ranges",
     "find_device",
     "flat",
+    "form_of",
     "is_array",
     "joined",
     "load",

@@ -2,7 +2,8 @@
 
 A folder holds a manifest, which names a generation; a generation is a folder with a file of each rank::
 
-    mpiagg-checkpoint.json     format, version, byte order, generation; of each file its length and its text's digest
+    mpiagg-checkpoint.json     format, version, byte order, generation; of each file its length and its text's digest; a
+                               digest of these
     generation-7/0.bin         rank 0's arrays one after the other, then its text: the state, and where each array is
     generation-7/1.bin         rank 1's, without the arrays that are rank 0's, too
 
@@ -22,9 +23,10 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
+from mpiagg import documents
 from mpiagg.arguments import check_integer
 from mpiagg.arrays import Array
-from mpiagg.checkpoints.trees import Stored, Tree, bytes_of, decode, digest_of, parsed, text_of
+from mpiagg.checkpoints.trees import Stored, Tree, bytes_of, decode, digest_of, text_of
 
 FORMAT: Final = "mpiagg checkpoint"
 VERSION: Final = 1
@@ -99,7 +101,8 @@ def publish(folder: Path, number: int, files: Sequence[Record]) -> None:
         path = _file_of(generation, rank)
         if not _is_long(path, record.nbytes):
             raise OSError(f"{path} of rank {rank} is not to be seen from rank 0; all ranks must see one file system")
-    text = json.dumps({"format": FORMAT, "version": VERSION, **_origin(), "generation": number, "files": files})
+    named = {"generation": number, "files": files, "digest": _digest(number, files)}
+    text = json.dumps({"format": FORMAT, "version": VERSION, **_origin(), **named})
     new = folder / f"{MANIFEST}.new"
     with new.open("w") as file:
         file.write(f"{text}\n")
@@ -142,6 +145,11 @@ def _is_long(path: Path, nbytes: int) -> bool:
     return path.is_file() and path.stat().st_size == nbytes
 
 
+def _digest(generation: int, files: Sequence[object]) -> str:
+    """Return the SHA-256 of what a manifest names."""
+    return digest_of(json.dumps([generation, files]).encode())
+
+
 def _origin() -> dict[str, str]:
     return {"byteorder": sys.byteorder}
 
@@ -168,32 +176,31 @@ def read_manifest(folder: Path) -> bytes:
     ValueError
         If it is too long.
     """
-    with (folder / MANIFEST).open("rb") as file:
-        data = file.read(MOST_MANIFEST_BYTES + 1)
-    if len(data) > MOST_MANIFEST_BYTES:
-        raise ValueError(f"{MANIFEST} has more than {MOST_MANIFEST_BYTES:,} bytes")
-    return data
+    return documents.named(MANIFEST, lambda _: documents.read(folder / MANIFEST, MOST_MANIFEST_BYTES), folder)
 
 
 def manifest_of(data: bytes) -> Manifest:
     """Return what a manifest says, or raise ValueError."""
     try:
-        return _manifest(parsed(data))
+        return _manifest(documents.parsed(data))
     except ValueError as error:
         raise ValueError(f"{MANIFEST} is damaged, or of something else: {error}") from None
 
 
 def _manifest(top: Any) -> Manifest:
     head = {"format": FORMAT, "version": VERSION, **_origin()}
-    if not isinstance(top, dict) or set(top) != {*head, "generation", "files"}:
-        raise ValueError(f"it must be an object with {', '.join(head)}, generation and files")
+    if not isinstance(top, dict) or set(top) != {*head, "generation", "files", "digest"}:
+        raise ValueError(f"it must be an object with {', '.join(head)}, generation, files and digest")
     for name, value in head.items():
         if type(top[name]) is not type(value) or top[name] != value:
             raise ValueError(f"{name} must be {value!r}, not {str(top[name])[:80]!r}")
     if not isinstance(top["files"], list) or not top["files"]:
         raise ValueError("files must be a list with a file at least")
     generation = check_integer("generation", top["generation"], 1, MOST_GENERATIONS)
-    return Manifest(generation, tuple(map(_record, top["files"])))
+    files = tuple(map(_record, top["files"]))
+    if top["digest"] != _digest(generation, files):
+        raise ValueError("what it names is not what was written")
+    return Manifest(generation, files)
 
 
 def _record(entry: object) -> Record:

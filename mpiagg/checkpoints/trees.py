@@ -10,6 +10,7 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
+from mpiagg import documents
 from mpiagg.arguments import check_integer
 from mpiagg.arrays import Array
 from mpiagg.checkpoints.per_rank import PerRank
@@ -104,6 +105,8 @@ def encode(state: object) -> tuple[str, list[tuple[Array, bool]]]:
         if depth > MOST_DEPTH:
             raise ValueError(f"a state may be nested {MOST_DEPTH} deep")
         if isinstance(value, np.ndarray | np.generic):
+            if isinstance(value, np.ma.MaskedArray):
+                raise TypeError(f"{place} is a masked array: save its data and its mask as two arrays")
             _check_dtype(value.dtype, place)
             arrays.append((np.asarray(value, order="C"), isinstance(value, np.generic)))
             return {"array": len(arrays) - 1}
@@ -145,16 +148,6 @@ def text_of(tree: str, arrays: Sequence[Stored]) -> bytes:
 # -- reading
 
 
-def parsed(data: bytes) -> Any:
-    """Return what JSON says, or raise ValueError."""
-    try:
-        return json.loads(data)
-    except RecursionError:
-        raise ValueError("it is nested too deeply") from None
-    except ValueError as error:
-        raise ValueError(f"it is not JSON: {error}") from None
-
-
 def decode(text: bytes, lengths: Mapping[int, int]) -> tuple[Tree, list[Stored]]:
     """Return the state that a text says, and its arrays.
 
@@ -170,7 +163,7 @@ def decode(text: bytes, lengths: Mapping[int, int]) -> tuple[Tree, list[Stored]]
     ValueError
         If it says none: every array must lie in a file, beside the others, and be in the state once.
     """
-    top = parsed(text)
+    top = documents.parsed(text)
     if not isinstance(top, dict) or set(top) != {"arrays", "state"} or not isinstance(top["arrays"], list):
         raise ValueError("it must be an object with a list of arrays, and the state")
     arrays = [_stored(entry, lengths) for entry in top["arrays"]]

@@ -11,6 +11,7 @@ from typing import Final, TypeVar
 from mpiagg import placement
 from mpiagg.cli.facts import SHM, Level, Problem, Rank
 from mpiagg.cli.probe import Probed
+from mpiagg.cli.variables import VARIABLES, wanted
 from mpiagg.launchers import ALONE
 from mpiagg.schedules import Layout
 
@@ -311,6 +312,16 @@ def by_value(ranks: Sequence[Rank], of: Callable[[Rank], str]) -> str:
 # -- devices
 
 
+def settings(report: Report) -> Iterator[Problem]:
+    """Whether variables of the environment say what they can."""
+    for name in VARIABLES:
+        wrong = [rank for rank in report.ranks if wanted(name, rank.environment)]
+        for ranks in together(wrong, lambda rank: rank.environment[name]):  # noqa: B023 - called here and now
+            wants = wanted(name, ranks[0].environment)
+            what = f"{name}={ranks[0].environment[name]} on {said(ranks)} is not {wants}"
+            yield Problem("error", "settings", what, f"make it {wants}, or unset it")
+
+
 def troubles(report: Report) -> Iterator[Problem]:
     """Tell what ranks have found themselves."""
     found: dict[Problem, list[Rank]] = defaultdict(list)
@@ -366,6 +377,6 @@ def devices(report: Report) -> Iterator[Problem]:
 
 CHECKS: Final = (
     *(launch, threads, processors, linear_algebra, shared_memory, layout),
-    *(versions, troubles, messages, devices),
+    *(versions, settings, troubles, messages, devices),
 )
 """All of them: each takes a report and yields the problems that it finds."""

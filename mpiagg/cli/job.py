@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import os
 import sys
+import time
 import traceback
 import warnings
 from collections.abc import Callable, Sequence
@@ -16,6 +17,7 @@ import mpi4py
 from rich.console import Console
 
 from mpiagg.cli import launch
+from mpiagg.watch import LAST_WORDS
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -49,8 +51,14 @@ def take_part(world: MPI.Intracomm, work: Callable[[MPI.Intracomm], int]) -> int
         return work(world)
     except Exception:  # noqa: BLE001 - whatever it is, the other ranks would wait for this one for ever
         print(f"rank {world.rank} of {world.size} failed:\n{traceback.format_exc()}", file=sys.stderr, flush=True)
-        world.Abort(1)
+        abort(world)
     return 1
+
+
+def abort(world: MPI.Intracomm) -> None:
+    """End the job, once its launcher has had the time to read what was printed."""
+    time.sleep(LAST_WORDS)
+    world.Abort(1)
 
 
 def join() -> MPI.Intracomm:

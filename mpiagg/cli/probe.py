@@ -182,7 +182,7 @@ def take_part(make: Callable[[], Memory], seconds: float) -> None:
     except Exception as error:  # noqa: BLE001 - whatever it is, the other rank would wait for this one
         traceback.print_exc()
         _say(failed=" ".join(f"{type(error).__name__}: {error}".split()))
-        world.Abort(1)
+        job.abort(world)
     faulthandler.cancel_dump_traceback_later()
 
 

@@ -10,7 +10,7 @@ from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
-from mpiagg.arrays import Array, accelerator_of, device_of, is_array, same_memory, working_dtype, writeable
+from mpiagg.arrays import Array, accelerator_of, device_of, form_of, is_array, same_memory, working_dtype, writeable
 
 
 @runtime_checkable
@@ -92,8 +92,7 @@ class ArrayAdapter:
 
     def words(self) -> list[str]:
         """Return the parameters in words, with their names where the module has some."""
-        arrays = self.arrays()
-        forms = [f"{array.dtype} {array.shape}{device_of(array).in_words}" for array in arrays]
+        forms = map(form_of, self.arrays())
         return [f"{name} {form}".lstrip() for name, form in zip(self.names(), forms, strict=True)]
 
     def names(self) -> list[str]:

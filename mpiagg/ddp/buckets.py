@@ -9,8 +9,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from mpiagg.aggregation.packing import Form
-from mpiagg.arrays import Array, Device, accelerator_of, cuts_of, ranges, same_memory, settle
+from mpiagg.arrays import Array, Device, Form, accelerator_of, cuts_of, ranges, same_memory, settle
 
 FIRST_BUCKET_BYTES: Final = 2**20
 """How long the first bucket is at most: it is full early in the backward pass, so that sending starts early."""

@@ -51,8 +51,9 @@ class DDP(ModuleFace):
         the same bits.
     check_finite : bool, optional
         Whether to look for NaN and infinity, in every rank's gradients before they are aggregated and in the result:
-        two passes over them, and a wait for the device where they lie on one. By default, if the environment variable
-        ``MPIAGG_DEBUG`` is ``1``.
+        two passes over them, and a wait for the device where they lie on one. Where it is the result that is not
+        finite, the gradients hold it when the error is raised: leave the step out. By default, if the environment
+        variable ``MPIAGG_DEBUG`` is ``1``.
 
     Raises
     ------

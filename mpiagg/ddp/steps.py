@@ -11,8 +11,7 @@ from mpi4py import MPI
 
 from mpiagg.aggregation import Aggregation
 from mpiagg.aggregation.flags import Flags
-from mpiagg.aggregation.packing import Form
-from mpiagg.arrays import Array
+from mpiagg.arrays import Array, Form
 from mpiagg.background import InBackground
 from mpiagg.ddp.buckets import Bucket, fill_buckets
 from mpiagg.ddp.finite import FiniteCheck, unwarned

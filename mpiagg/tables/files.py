@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from enum import Enum
 from pathlib import Path
-from typing import Any, Final, NoReturn, TypeVar
+from typing import Any, Final, TypeVar
 
+from mpiagg import documents
 from mpiagg.arguments import check_integer, check_number
 from mpiagg.schedules import MOST_LANES, Collective, Layout, algorithm
 from mpiagg.tables.rows import SEGMENT, Choice, Memory, Origin, Row, Spread, Table
@@ -40,37 +41,9 @@ def read_table(path: Path) -> Table:
         If there is none that can be used; the message names the file, and the row where it is a row that is wrong.
     """
     try:
-        with path.open("rb") as file:
-            data = file.read(MOST_FILE_BYTES + 1)
-    except (OSError, ValueError) as error:
-        raise ValueError(f"tuning table {str(path)!r} cannot be read: {error}") from None
-    try:
-        return table_of(str(path), _parsed(data))
+        return table_of(str(path), documents.load(path, MOST_FILE_BYTES))
     except ValueError as error:
         raise ValueError(f"tuning table {str(path)!r}: {error}") from None
-
-
-def _parsed(data: bytes) -> object:
-    if len(data) > MOST_FILE_BYTES:
-        raise ValueError(f"it has more than {MOST_FILE_BYTES:,} bytes")
-    try:
-        return json.loads(data, parse_constant=_refuse_constant, object_pairs_hook=_once_each)
-    except RecursionError:
-        raise ValueError("it is nested too deeply") from None
-    except ValueError as error:
-        raise ValueError(f"it is not JSON: {error}") from None
-
-
-def _refuse_constant(word: str) -> NoReturn:
-    raise ValueError(f"{word} is no number")
-
-
-def _once_each(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Return an object if no field is there twice, for then it is not clear what is meant."""
-    found = dict(pairs)
-    if len(found) != len(pairs):
-        raise ValueError("a field is there twice")
-    return found
 
 
 def table_of(name: str, content: object) -> Table:
@@ -81,32 +54,22 @@ def table_of(name: str, content: object) -> Table:
     ValueError
         If it says none.
     """
-    top = _fields("the file", content, ("format", "version", "measured", "rows"))
+    top = documents.fields("the file", content, ("format", "version", "measured", "rows"))
     if top["format"] != FORMAT or top["version"] != VERSION or isinstance(top["version"], bool):
         raise ValueError(f"it must be of format {FORMAT!r}, version {VERSION}; run: mpiagg tune")
-    rows = _list("rows", top["rows"], MOST_ROWS)
+    rows = documents.items("rows", top["rows"], MOST_ROWS)
     return Table(
         name,
-        tuple(_named(f"row {number}", _row, row) for number, row in enumerate(rows, 1)),
-        None if top["measured"] is None else _named("measured", _origin, top["measured"]),
+        tuple(documents.named(f"row {number}", _row, row) for number, row in enumerate(rows, 1)),
+        None if top["measured"] is None else documents.named("measured", _origin, top["measured"]),
     )
 
 
-_Made = TypeVar("_Made")
-
-
-def _named(what: str, make: Callable[[object], _Made], value: object) -> _Made:
-    try:
-        return make(value)
-    except ValueError as error:
-        raise ValueError(f"{what}: {error}") from None
-
-
 def _origin(value: object) -> Origin:
-    fields = _fields("it", value, ("nodes", "mpi", "machine"))
+    fields = documents.fields("it", value, ("nodes", "mpi", "machine"))
     nodes = [
-        tuple(check_integer("a rank", rank, 0, MOST_RANKS) for rank in _list("a node", node, MOST_RANKS))
-        for node in _list("nodes", fields["nodes"], MOST_RANKS)
+        tuple(check_integer("a rank", rank, 0, MOST_RANKS) for rank in documents.items("a node", node, MOST_RANKS))
+        for node in documents.items("nodes", fields["nodes"], MOST_RANKS)
     ]
     ranks = sorted(rank for node in nodes for rank in node)
     if (
@@ -122,15 +85,15 @@ def _origin(value: object) -> Origin:
 
 
 def _row(value: object) -> Row:
-    given = _fields("it", value, ("collective", "algorithm"), _ROW_FIELDS)
-    collective = _word("collective", given["collective"], Collective)
+    given = documents.fields("it", value, ("collective", "algorithm"), _ROW_FIELDS)
+    collective = _member("collective", given["collective"], Collective)
     name = _algorithm(given["algorithm"], collective)
     elsewhere = given.get("elsewhere")
     segment = _or_none("segment", given.get("segment"), BLOCK, SEGMENT)
     if segment is not None and segment % BLOCK:
         raise ValueError(f"segment must be a multiple of {BLOCK}, not {segment}")
-    spread = None if given.get("layout") is None else _word("layout", given["layout"], Spread)
-    memory = None if given.get("memory") is None else _word("memory", given["memory"], Memory)
+    spread = None if given.get("layout") is None else _member("layout", given["layout"], Spread)
+    memory = None if given.get("memory") is None else _member("memory", given["memory"], Memory)
     one_node = (spread, memory) == (Spread.ONE_NODE, Memory.TOGETHER)
     if elsewhere is not None and not (one_node and algorithm(name).owned is not None):
         raise ValueError("elsewhere is for algorithms that use shared memory, on one node with memory 'shared'")
@@ -173,45 +136,13 @@ def _times(value: object) -> dict[int, dict[str, float]]:
     return found
 
 
-# -- small checks
-
-
-def _fields(what: str, value: object, needed: tuple[str, ...], known: tuple[str, ...] = ()) -> dict[str, Any]:
-    """Return an object that has the fields that are needed, and no others than those known."""
-    if not isinstance(value, dict):
-        raise ValueError(f"{what} must be an object, not {_short(value)}")  # noqa: TRY004 - a file's fault
-    known = known or needed
-    for name in needed:
-        if name not in value:
-            raise ValueError(f"{name!r} is missing")
-    for name in value:
-        if name not in known:
-            raise ValueError(f"unknown field {_short(name)}; known: {', '.join(known)}")
-    return value
-
-
-def _list(what: str, value: object, most: int) -> list[Any]:
-    if not isinstance(value, list) or len(value) > most:
-        raise ValueError(f"{what} must be a list of at most {most:,}, not {_short(value)}")
-    return value
-
-
-def _word(what: str, value: object, kind: type[_Kind]) -> _Kind:
+def _member(what: str, value: object, kind: type[_Kind]) -> _Kind:
     """Return the member of an enumeration that a word names."""
-    for member in kind:
-        if isinstance(value, str) and value == member.value:
-            return member
-    known = ", ".join(str(member.value) for member in kind)
-    raise ValueError(f"{what} must be one of {known}; not {_short(value)}")
+    return kind(documents.word(what, value, tuple(member.value for member in kind)))
 
 
 def _or_none(what: str, value: object, least: int, most: int) -> int | None:
     return None if value is None else check_integer(what, value, least, most)
-
-
-def _short(value: object) -> str:
-    text = repr(value)
-    return text if len(text) <= 80 else f"{text[:77]}..."
 
 
 # -- writing

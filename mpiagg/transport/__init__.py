@@ -1,6 +1,6 @@
 """How chunks cross between ranks."""
 
-from mpiagg.transport.channels import channel_of, meet
+from mpiagg.transport.channels import channel_of, free_channel_of, meet
 from mpiagg.transport.gates import Gate
 from mpiagg.transport.memory import LINE, NOWHERE, Block, Position, SharedMemory, Window
 from mpiagg.transport.messages import SHARED_TAG, Channel
@@ -25,6 +25,7 @@ __all__ = [
     "SharedMemory",
     "Window",
     "channel_of",
+    "free_channel_of",
     "meet",
     "check_timeout",
     "process",

@@ -10,6 +10,7 @@ import atexit
 
 from mpi4py import MPI
 
+from mpiagg.errors import Error
 from mpiagg.transport.messages import MAKE, Channel
 from mpiagg.transport.process import ending
 from mpiagg.transport.texts import complete, meeting
@@ -38,6 +39,19 @@ def channel_of(comm: MPI.Intracomm | None) -> Channel:
         comm.Set_attr(keyval, channel)
         _channels[id(channel)] = channel
     return channel
+
+
+def free_channel_of(comm: MPI.Intracomm) -> None:
+    """Free the channel of a communicator that is about to be freed, if it has one; collective.
+
+    Raises
+    ------
+    StallError
+        If a rank does not come within the timeout.
+    """
+    channel = comm.Get_attr(_keyval())
+    if isinstance(channel, Channel):
+        channel.free()
 
 
 def meet(comm: MPI.Intracomm) -> None:
@@ -74,7 +88,10 @@ def _forget(comm: MPI.Comm, keyval: int, channel: Channel) -> None:
     """Free the channel of a communicator that is being freed."""
     del comm, keyval
     _channels.pop(id(channel), None)
-    channel.free()
+    try:
+        channel.free()
+    except Error as error:
+        ending().give_up(f"cannot free a communicator: {error}")  # MPI lets no error of ours through
 
 
 def _free_all() -> None:

@@ -23,7 +23,7 @@ Every counter has a cache line to itself, lest each count take the line from the
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from platform import machine
 from typing import Final
 
@@ -49,16 +49,21 @@ class Gate:
         Memory whose first cache line on each rank is the gate's.
     place : int
         This rank's number on the node.
+    ranks : sequence of int
+        The ranks that meet at it.
     disagreement : callable, optional
         Returns the error to raise where ranks come with different signatures.
     """
 
-    def __init__(self, block: Block, place: int, disagreement: Callable[[], Error] | None = None) -> None:
+    def __init__(
+        self, block: Block, place: int, ranks: Sequence[int], disagreement: Callable[[], Error] | None = None
+    ) -> None:
         heads = [_words(part[:LINE]) for part in block.parts]
         self.count = 0
-        self._word = self._signature = 0
+        self._word = self._least = self._signature = 0
         self._disagreement = disagreement
         self.place = place
+        self._ranks = ranks
         self._heads = heads
         self._own = heads[place]
         self._others = [head for number, head in enumerate(heads) if number != place]
@@ -70,7 +75,8 @@ class Gate:
         if self._fence is not None:
             self._fence()
         self.count = count = self.count + 1
-        self._own[0] = self._word = count << SIGNATURE_BITS | self._signature
+        self._least = least = count << SIGNATURE_BITS
+        self._own[0] = self._word = least | self._signature
 
     def passed(self) -> bool:
         """Whether all ranks have come; what they wrote can then be read.
@@ -84,18 +90,21 @@ class Gate:
         for other in self._others:
             theirs = other[0]
             if theirs != word:
-                ahead = (theirs >> SIGNATURE_BITS) - self.count
-                if ahead < 0:
+                if theirs < self._least:
                     return False
-                if not ahead:
+                if theirs >> SIGNATURE_BITS == self.count:
                     raise self._disagreement() if self._disagreement else MismatchError("ranks disagree")
         if self._fence is not None:
             self._fence()
         return True
 
     def missing(self) -> list[int]:
-        """Return the places of those who have not come."""
-        return [place for place, head in enumerate(self._heads) if head[0] >> SIGNATURE_BITS < self.count]
+        """Return the ranks that have not come, or have come with another signature."""
+        return [
+            rank
+            for rank, head in zip(self._ranks, self._heads, strict=True)
+            if head[0] >> SIGNATURE_BITS <= self.count and head[0] != self._word
+        ]
 
     # -- a gate that many plans use in turn
 

@@ -198,7 +198,7 @@ class Channel:
         """
         if self._ground is None:
             block = self.memory.take(nbytes, busy=self.busy)
-            self._ground = Gate(block, self.node.place, self._disagreement), block
+            self._ground = Gate(block, self.node.place, self.node.ranks, self._disagreement), block
         return self._ground
 
     def _disagreement(self) -> Error:
@@ -349,9 +349,15 @@ class Channel:
 
     def _free_together(self, *, at_exit: bool) -> None:
         """Free what all ranks free together, but for what might hang."""
-        if not at_exit:
-            with meeting("free a communicator", self.trail) as subject:
-                complete(self.comm.Ibarrier(), "free a communicator", subject)
+        if at_exit:
+            self._free_all()
+            return
+        with meeting("free a communicator", self.trail) as subject:
+            complete(self.comm.Ibarrier(), "free a communicator", subject)
+            subject.unleavable = DEFAULT_TIMEOUT  # a rank that has given up waiting for this one does not come
+            self._free_all()
+
+    def _free_all(self) -> None:
         # What an error has left running on one rank alone must not keep the others waiting for it here.
         if self.nccl is not None:
             self.nccl.close(abort=bool(self.open))
@@ -362,6 +368,7 @@ class Channel:
         if not self.open:
             self.node.free()
             self.comm.Free()
+        self.comm = MPI.Intracomm(MPI.COMM_NULL)  # what still runs has its own requests
 
 
 def _pieces(chunk: Array) -> Iterator[Array]:

@@ -107,7 +107,7 @@ def _sleep_until(
         if subject is not None:
             subject.trail.check()
         if time.monotonic() - since > timeout:
-            who = "" if subject is None else subject.trail.explain()
+            who = "" if subject is None else subject.trail.whole.explain()
             raise StallError(f"waited {timeout:g} s in vain for {last}" + (f"\n{who}" if who else ""))
         pause = min(pause + 2e-6, LONGEST_SLEEP)
         time.sleep(pause)

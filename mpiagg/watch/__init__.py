@@ -1,6 +1,6 @@
 """What each rank does, who is late, and how a job ends in which one has failed; it knows nothing of MPI."""
 
-from mpiagg.watch.ending import Ending
+from mpiagg.watch.ending import LAST_WORDS, Ending
 from mpiagg.watch.recorder import END, KEEPS, STAMPS, Aside, Entry, Recorder, Subject, Trail, clock, done, failed
 from mpiagg.watch.report import ranks_in_words, who_says_what
 from mpiagg.watch.side_channel import CARD_BYTES, Card
@@ -11,6 +11,7 @@ __all__ = [
     "CARD_BYTES",
     "END",
     "KEEPS",
+    "LAST_WORDS",
     "STAMPS",
     "Card",
     "Ending",

@@ -67,7 +67,7 @@ def _meetings(recordings: Sequence[Recording]) -> list[_Meeting]:
     found: dict[tuple[str, int, str, int], _Meeting] = {}
     for recording in recordings:
         for each in recording.operations:
-            if each.collective not in MEETINGS or each.nbytes == 0:
+            if each.channel is None or each.collective not in MEETINGS or each.nbytes == 0:
                 continue
             meeting = found.setdefault((each.channel, each.order, each.collective, each.nbytes), {})
             start, end = meeting.get(recording.boot, (each.start, None))

@@ -61,7 +61,7 @@ def _operation(entry: Entry, names: dict[int | None, str]) -> dict[str, Any]:
     subject: Subject = entry[SUBJECT]
     end = entry[END]
     return {
-        "channel": subject.trail.name,
+        "channel": subject.trail.name or None,
         "order": entry[ORDER],
         "what": subject.what[:4096],
         "collective": subject.collective,

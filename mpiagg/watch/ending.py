@@ -27,6 +27,9 @@ from mpiagg.watch.recorder import Recorder, stack
 ABORT: Final = "MPIAGG_ABORT"
 """The environment variable that is 0 where the program handles its errors itself."""
 
+LAST_WORDS: Final = 0.2
+"""Seconds that the launcher is given to read what a process has said at its end: what it has not read, it drops."""
+
 LAST_RESORT: Final = 5.0
 """Seconds after which a process ends without the MPI library's help."""
 
@@ -47,6 +50,7 @@ class Ending:
     def __init__(self, recorder: Recorder, rank: int, size: int, abort: Callable[[int], object]) -> None:
         self.recorder, self.rank, self.size, self._abort = recorder, rank, size, abort
         self._begun = threading.Lock()
+        self._ends = 0
         self._handlers: dict[int, Callable[[int, FrameType | None], None]] = {
             signal.SIGTERM: self._terminated,
             signal.SIGUSR2: self._asked,
@@ -144,17 +148,23 @@ class Ending:
     def _end(self, reason: str, status: int, trace: str, more: Callable[[], object] | None = None) -> None:
         """Say why, once, and end the job; ``more`` is called when that is said."""
         if not self._begun.acquire(blocking=False):
-            time.sleep(2 * LAST_RESORT)  # another thread is at it
+            if self._ends != threading.get_ident():
+                time.sleep(2 * LAST_RESORT)  # another thread is at it
             return
+        self._ends = threading.get_ident()
         with suppress(Exception):
             # A thread that needs neither Python nor MPI, should one of them hang.
             faulthandler.dump_traceback_later(LAST_RESORT, exit=True)
         try:
             self.recorder.status = reason
-            told = f"mpiagg: rank {self.rank} of {self.size}, on {socket.gethostname()}, {reason}{self.dump(reason)}"
+            kept = ""
+            with suppress(Exception):
+                kept = self.dump(reason)
+            told = f"mpiagg: rank {self.rank} of {self.size}, on {socket.gethostname()}, {reason}{kept}"
             for act in (lambda: _write(f"{told}\n{trace}"), more or _nothing, sys.stdout.flush):
                 with suppress(Exception):
                     act()
+            time.sleep(LAST_WORDS)
         finally:
             self._abort(status)
 
@@ -170,4 +180,7 @@ def _nothing() -> None:
 
 def _in_words(error: BaseException | None) -> str:
     """Return the kind of an error, and what it says, if it says anything."""
-    return f"{type(error).__name__}: {error}" if str(error or "") else type(error).__name__
+    said = ""
+    with suppress(Exception):  # it may be the error that cannot say what it is
+        said = str(error or "")
+    return f"{type(error).__name__}: {said}" if said else type(error).__name__

@@ -7,6 +7,7 @@ Nothing is written anywhere until somebody asks: a stall, an error, a signal.
 from __future__ import annotations
 
 import os
+import re
 import sys
 import threading
 from collections.abc import Callable
@@ -37,6 +38,9 @@ An end of 0 is one that has not come; one below 0 is that of a failure.
 
 NUMBER, SUBJECT, ORDER, START, END, BLOCKING, STAMPS = range(7)
 
+_STARTS: Final = re.compile(r"^<frozen runpy>$|/(runpy|mpi4py/run|mpi4py/__main__)\.py$")
+"""The files by which Python starts a program."""
+
 _PACKAGE: Final = f"{Path(__file__).parents[1]}{os.sep}"
 
 
@@ -46,7 +50,9 @@ class Trail:
     Attributes
     ----------
     name : str
-        The same on all ranks of the communicator, and of no other.
+        The same on all ranks of the communicator, and of no other; empty where they have not agreed on one.
+    whole : Trail
+        That of all its ranks.
     rank, size : int
         This rank of the communicator, and how many there are.
     count : int
@@ -66,6 +72,11 @@ class Trail:
         self.alarm: Callable[[], object] | None = None
         self.explain: Callable[[], str] = str
         """Returns in words who is where; nothing, where nobody can be asked."""
+
+    @property
+    def whole(self) -> Trail:
+        """The trail of all its ranks: this one, where it is not an :class:`Aside`."""
+        return self
 
     def check(self) -> None:
         """Raise what is known to be wrong with this communicator."""
@@ -87,12 +98,16 @@ class Aside(Trail):
     __slots__ = ("_trail",)
 
     def __init__(self, trail: Trail) -> None:
-        super().__init__(trail.name, trail.rank, trail.size)
+        super().__init__("", trail.rank, trail.size)
         self._trail = trail
+
+    @property
+    def whole(self) -> Trail:
+        """The communicator's trail."""
+        return self._trail
 
     def check(self) -> None:
         """Raise what is known to be wrong with the communicator."""
-        self.name, self.explain = self._trail.name, self._trail.explain
         self._trail.check()
 
 
@@ -213,7 +228,8 @@ def stack(thread: int | None = None, *, most: int = 6, outside: bool = False) ->
             frame = frame.f_back
     places: list[str] = []
     while frame is not None and len(places) < most:
-        places.append(_place(frame))
+        if not _STARTS.search(frame.f_code.co_filename):
+            places.append(_place(frame))
         frame = frame.f_back
     return places
 
@@ -224,4 +240,5 @@ def _is_ours(frame: FrameType) -> bool:
 
 def _place(frame: FrameType) -> str:
     path = Path(frame.f_code.co_filename)
-    return f"{path.parent.name}/{path.name}:{frame.f_lineno} in {frame.f_code.co_name}"
+    where = Path(path.parent.name, path.name)
+    return f"{where}:{frame.f_lineno} in {frame.f_code.co_name}"

@@ -5,13 +5,13 @@ What is read is checked in full before it is used: files come from anywhere.
 
 from __future__ import annotations
 
-import json
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Final
 
+from mpiagg import documents
 from mpiagg.arguments import check_integer
 from mpiagg.schedules import Collective
 
@@ -54,8 +54,9 @@ class Operation:
 
     Attributes
     ----------
-    channel : str
-        Its communicator, by the same 16 hexadecimal digits on all ranks.
+    channel : str or None
+        Its communicator, by the same 16 hexadecimal digits on all ranks; None for what some of its ranks do alone, or
+        what they do before they have agreed on these digits.
     order : int
         Its number on that communicator, from 1; on all ranks the same for the same collective.
     what : str
@@ -75,7 +76,7 @@ class Operation:
         In their order; none, if they were not recorded.
     """
 
-    channel: str
+    channel: str | None
     order: int
     what: str
     collective: str | None
@@ -145,22 +146,10 @@ def read(path: Path) -> Recording:
         If there is none that can be used; the message names the file and the field.
     """
     try:
-        return recording_of(json.loads(_content(path)))
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
-        fault = f"it is not JSON, or cut short: {error}"
-    except (OSError, ValueError) as error:
+        return recording_of(documents.load(path, MOST_FILE_BYTES))
+    except ValueError as error:
         fault = str(error)
-    except RecursionError:
-        fault = "it is nested too deeply"
     raise ValueError(f"recording {str(path)!r}: {fault if len(fault) < 300 else f'{fault[:300]}...'}")
-
-
-def _content(path: Path) -> bytes:
-    if not path.is_file():  # a pipe would be waited for
-        raise ValueError("there is no such file")
-    if path.stat().st_size > MOST_FILE_BYTES:
-        raise ValueError(f"it has more than {MOST_FILE_BYTES:,} bytes")
-    return path.read_bytes()
 
 
 def read_all(sources: Iterable[Path]) -> list[Recording]:
@@ -207,9 +196,9 @@ def recording_of(content: object) -> Recording:
         raise ValueError(f"it is no recording: format must be {FORMAT!r}")
     if type(content.get("version")) is not int or content["version"] != VERSION:
         raise ValueError(f"version must be {VERSION}, not {content.get('version')!r}")
-    given = _fields(content, ("format", "version", *Recording.__annotations__))
+    given = documents.fields("it", content, ("format", "version", *Recording.__annotations__))
     size = check_integer("size", given["size"], 1, MOST_RANKS)
-    operations = _list("operations", given["operations"], MOST_OPERATIONS)
+    operations = documents.items("operations", given["operations"], MOST_OPERATIONS)
     return Recording(
         check_integer("rank", given["rank"], 0, size - 1),
         size,
@@ -220,25 +209,24 @@ def recording_of(content: object) -> Recording:
         check_integer("wall_ns", given["wall_ns"], 0, MOST),
         _text("reason", given["reason"]),
         check_integer("dropped", given["dropped"], 0, MOST),
-        tuple(_named(f"operation {number}", _operation, each) for number, each in enumerate(operations, 1)),
+        tuple(documents.named(f"operation {number}", _operation, each) for number, each in enumerate(operations, 1)),
     )
 
 
 def _operation(value: object) -> Operation:
-    given = _fields(value, tuple(Operation.__annotations__))
+    given = documents.fields("it", value, tuple(Operation.__annotations__))
     channel, collective, state = given["channel"], given["collective"], given["state"]
-    if not isinstance(channel, str) or re.fullmatch("[0-9a-f]{16}", channel) is None:
-        raise ValueError(f"channel must be 16 hexadecimal digits, not {channel!r}")
-    if collective is not None and collective not in COLLECTIVES:
-        raise ValueError(f"collective must be null or one of {', '.join(COLLECTIVES)}; not {collective!r}")
-    if state not in STATES:
-        raise ValueError(f"state must be one of {', '.join(STATES)}; not {state!r}")
+    if channel is not None and not (isinstance(channel, str) and re.fullmatch("[0-9a-f]{16}", channel)):
+        raise ValueError(f"channel must be null or 16 hexadecimal digits, not {documents.short(channel)}")
+    if collective is not None:
+        documents.word("collective", collective, COLLECTIVES)
+    documents.word("state", state, STATES)
     if (given["end"] is None) != (state == "running"):
         raise ValueError("end must be null if, and only if, the state is running")
     start = check_integer("start", given["start"], 0, MOST)
     end = None if given["end"] is None else check_integer("end", given["end"], start, MOST)
-    listed = _list("rounds", given["rounds"], MOST_ROUNDS)
-    rounds = tuple(_named(f"round {number}", _round, each) for number, each in enumerate(listed, 1))
+    listed = documents.items("rounds", given["rounds"], MOST_ROUNDS)
+    rounds = tuple(documents.named(f"round {number}", _round, each) for number, each in enumerate(listed, 1))
     times = [start, *(time for each in rounds for time in each.times), *([] if end is None else [end])]
     if times != sorted(times):
         raise ValueError("rounds must follow one another between start and end")
@@ -263,35 +251,6 @@ def _round(value: object) -> Round:
         raise ValueError("it must be a list of a name and up to four times")
     times = tuple(check_integer("a time", each, 0, MOST) for each in value[1:])
     return Round(_text("its name", value[0]), times)
-
-
-_Made = TypeVar("_Made")
-
-
-def _named(what: str, make: Callable[[object], _Made], value: object) -> _Made:
-    try:
-        return make(value)
-    except ValueError as error:
-        raise ValueError(f"{what}: {error}") from None
-
-
-def _fields(value: object, names: tuple[str, ...]) -> dict[str, Any]:
-    """Return an object that has these fields, and no others."""
-    if not isinstance(value, dict):
-        raise ValueError("it must be an object")  # noqa: TRY004 - a file's fault, not a caller's
-    for name in names:
-        if name not in value:
-            raise ValueError(f"{name!r} is missing")
-    for name in value:
-        if name not in names:
-            raise ValueError(f"unknown field {name!r}")
-    return value
-
-
-def _list(name: str, value: object, most: int) -> list[Any]:
-    if not isinstance(value, list) or len(value) > most:
-        raise ValueError(f"{name} must be a list of at most {most:,}")
-    return value
 
 
 def _text(name: str, text: object) -> str:

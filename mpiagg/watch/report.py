@@ -103,6 +103,9 @@ class State(NamedTuple):
         return next((operation for operation in self.recent if operation.order == order), None)
 
 
+ELSEWHERE: Final = " on another communicator"
+"""How words end for what a rank waits in elsewhere."""
+
 GONE: Final = "is gone: its process does not exist any more"
 CLOSED: Final = "does not listen any more: it is gone, or something between the hosts does not let questions through"
 SILENT: Final = (
@@ -135,13 +138,15 @@ def report(answers: Sequence[Answer]) -> Report:
     stuck = _stuck_in(answers)
     states = [answer for answer in answers if isinstance(answer, State)]
     what = next((state.of(stuck) for state in states if _waits_in(state, stuck)), None)
-    first = f"operation {stuck} of {len(answers)} ranks, {what.what}:" if what else f"of {len(answers)} ranks:"
-    lines = [f"  rank {rank}: {_in_words(answer, what)}" for rank, answer in enumerate(answers)]
+    beside = "" if what else next((it.elsewhere for it in states if _is_beside(it)), "")
+    first = f"operation {stuck} of {len(answers)} ranks, {what.what}:" if what else f"{beside} of {len(answers)} ranks:"
+    met = bool(what or beside)
+    lines = [f"  rank {rank}: {_in_words(answer, what, met=met)}" for rank, answer in enumerate(answers)]
     if len(lines) > MOST_SHOWN:
         # Those that are in the operation, as they should be, are the least interesting.
         order = sorted(range(len(lines)), key=lambda rank: _waits_in(answers[rank], stuck))[:MOST_SHOWN]
         lines = [lines[rank] for rank in sorted(order)] + [f"  and {len(lines) - MOST_SHOWN} more ranks"]
-    return Report("\n".join([first, *lines]), fault)
+    return Report("\n".join([first.lstrip(), *lines]), fault)
 
 
 def _stuck_in(answers: Sequence[Answer]) -> int:
@@ -155,7 +160,13 @@ def _waits_in(answer: Answer, order: int) -> bool:
     return operation is not None and operation.running
 
 
-def _in_words(answer: Answer, what: Operation | None) -> str:
+def _is_beside(state: State) -> bool:
+    """Whether a rank waits in something that ranks of this communicator do, beside its operations."""
+    return bool(state.elsewhere) and not state.elsewhere.endswith(ELSEWHERE)
+
+
+def _in_words(answer: Answer, what: Operation | None, *, met: bool) -> str:
+    """Return in words what a rank does, where others are in an operation, or ``met`` beside the operations."""
     if isinstance(answer, str):
         return answer
     where = f" at {' < '.join(answer.stack)}" if answer.stack else ""
@@ -171,7 +182,7 @@ def _in_words(answer: Answer, what: Operation | None) -> str:
         ahead = f", and is in operation {now.order}, {now.what}" if now is not None and now.running else ""
         return f"{past}{ahead}{where}"
     doing = f"is in {answer.elsewhere}" if answer.elsewhere else "computes"
-    missing = "" if what is None else "has not come: "
+    missing = "has not come: " if what is not None or (met and not answer.elsewhere) else ""
     return f"{missing}it has entered {answer.entered} operations, and {doing}{where}"
 
 

@@ -21,6 +21,7 @@ import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from fcntl import ioctl
+from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 SECRET: Final = 16
@@ -218,13 +219,18 @@ def _left(until: float) -> float:
 
 
 def _exists(pid: int) -> bool:
+    """Whether a process of this host is alive; one that has ended, and whose parent has not asked how, is not."""
     try:
         os.kill(pid, 0)
     except ProcessLookupError:
         return False
     except OSError:
         return True
-    return True
+    try:
+        _, _, state = Path(f"/proc/{pid}/stat").read_text().rpartition(") ")
+    except OSError:
+        return True
+    return not state.startswith("Z")
 
 
 def _addresses() -> tuple[str, ...]:

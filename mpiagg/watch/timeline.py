@@ -45,7 +45,8 @@ class Timeline:
     offsets : dict
         For each rank, what is added to its clock.
     names : dict
-        Short names of communicators, by channel: ``"comm 0"`` has the first operation of all.
+        Short names of communicators, by channel: ``"comm 0"`` has the first operation of all; None is for what is of
+        none.
     last : dict
         Who was the last to enter, by channel and order, for collectives that no rank can end before all have started.
         Only those that all ranks of the communicator, as far as there are recordings, still know.
@@ -57,16 +58,19 @@ class Timeline:
         self._origin = min(self._at(each, each.span[0]) for each in recordings)
         entered = [(self._at(each, one.start), each.rank, one) for each in recordings for one in each.operations]
         entered.sort(key=lambda entry: entry[:2])
-        channels = dict.fromkeys(operation.channel for _, _, operation in entered)
-        self.names = {channel: f"comm {number}" for number, channel in enumerate(channels)}
+        channels = dict.fromkeys(operation.channel for _, _, operation in entered if operation.channel is not None)
+        self.names: dict[str | None, str] = {None: "some ranks"}
+        self.names.update({channel: f"comm {number}" for number, channel in enumerate(channels)})
         self._members: dict[str, dict[int, int]] = defaultdict(dict)  # of each channel: how far each rank has come
         entries: dict[tuple[str, int], list[tuple[int, int]]] = defaultdict(list)
         for time, rank, operation in entered:
+            if operation.channel is None:
+                continue
             far = self._members[operation.channel]
             far[rank] = max(operation.order, far.get(rank, 0))
             if operation.collective in MEETINGS and operation.nbytes:
                 entries[operation.channel, operation.order].append((time, rank))
-        self.last = {
+        self.last: dict[tuple[str | None, int], Late] = {
             key: Late(times[-1][1], times[-1][0] - times[-2][0])
             for key, times in entries.items()
             if len(times) == len(self._members[key[0]]) > 1
@@ -84,14 +88,21 @@ class Timeline:
     def _at(self, recording: Recording, ns: int) -> int:
         return ns + self.offsets[recording.rank].ns
 
+    def strangers(self) -> list[int]:
+        """Return the ranks that have been on communicators, but on none that another has been on, too."""
+        members = list(self._members.values())
+        there = {rank for ranks in members for rank in ranks}
+        return sorted(there - {rank for ranks in members if len(ranks) > 1 for rank in ranks}) if len(there) > 1 else []
+
     def stuck(self) -> list[Stuck]:
         """Return the operations that are still running on some ranks."""
         found: dict[tuple[str, int], Stuck] = {}
         for recording in self.recordings:
             for each in (one for one in recording.operations if one.state == "running"):
-                far = self._members[each.channel]
+                far = {} if each.channel is None else self._members[each.channel]
                 missing = sorted(rank for rank, order in far.items() if order < each.order)
-                stuck = found.setdefault((each.channel, each.order), Stuck(each, [], missing))
+                key = (each.channel or f"rank {recording.rank} and others", each.order)
+                stuck = found.setdefault(key, Stuck(each, [], missing))
                 stuck.running.append(recording.rank)
         return list(found.values())
 

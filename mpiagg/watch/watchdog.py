@@ -21,7 +21,6 @@ from mpiagg.watch.recorder import (
     ORDER,
     START,
     SUBJECT,
-    Aside,
     Entry,
     Recorder,
     Subject,
@@ -30,11 +29,27 @@ from mpiagg.watch.recorder import (
     clock,
     stack,
 )
-from mpiagg.watch.report import CLOSED, GONE, LONGEST, RECENT, SILENT, Answer, Operation, Report, State, report
+from mpiagg.watch.report import (
+    CLOSED,
+    ELSEWHERE,
+    GONE,
+    LONGEST,
+    RECENT,
+    SILENT,
+    Answer,
+    Operation,
+    Report,
+    State,
+    report,
+)
 from mpiagg.watch.side_channel import PATIENCE, Card, GoneError, Listener, Told
 
+SHORTEST_LOOK: Final = 0.05
 LONGEST_LOOK: Final = 2.0
-"""Seconds between two looks at most."""
+"""Seconds between two looks, at least and at most."""
+
+GATHERERS: Final = 3
+"""How many ranks are tried, one after the other, before a rank gathers for itself."""
 
 FRESH: Final = 2.0
 """Seconds for which a report is good."""
@@ -74,9 +89,9 @@ class Watchdog:
         self._warn, self._timeout, self._give_up, self._dump = warn, timeout, give_up, dump
         self._trails: dict[str, tuple[Trail, Sequence[Card]]] = {}
         self._seen: dict[int, _Seen] = {}
-        self._reports: dict[str, tuple[float, Report, bool]] = {}
+        self._reports: dict[str, _Gathered] = {}
         self._gathering = threading.Lock()
-        every = min(LONGEST_LOOK, max(warn, timeout / 4) / 4) if warn or timeout else LONGEST_LOOK
+        every = max(SHORTEST_LOOK, min(LONGEST_LOOK, *(seconds / 4 for seconds in (warn, timeout) if seconds)))
         self.listener = Listener(self.answer, partial(_quietly, self.look), every)
 
     def join(self, trail: Trail, cards: Sequence[Card]) -> None:
@@ -115,8 +130,9 @@ class Watchdog:
 
     def _complain(self, seen: _Seen, seconds: float) -> None:
         subject: Subject = seen.entry[SUBJECT]
-        trail = subject.trail
-        what = f" for {seen.awaited}" if seen.awaited is not None else ""
+        trail = subject.trail.whole
+        awaited = "" if seen.awaited is None else str(seen.awaited)
+        what = f" for {awaited}" if awaited and awaited not in subject.what else ""
         site = call_site(subject.thread or threading.main_thread().ident or 0)
         called = f"; called at {site}" if site else ""
         say(f"rank {trail.rank} has waited {seconds:.0f} s in {_operation(seen.entry)}{what}{called}")
@@ -127,7 +143,8 @@ class Watchdog:
     def _explain(self, trail: Trail) -> str:
         """Return in words who is where; nothing, if that cannot be found out."""
         try:
-            return self.report(trail).table
+            found = self.report(trail)
+            return found.table or str(found.fault or "")
         except Exception:  # noqa: BLE001 - whoever asks has an error to raise, and must not get another
             return ""
 
@@ -144,37 +161,43 @@ class Watchdog:
             return Report("", None)
         question = {"ask": "report", "channel": trail.name, "aloud": aloud}
         patience = 2 * PATIENCE * (1 + len(known[1]) // AT_ONCE)
-        for rank, card in enumerate(known[1][: trail.rank]):
-            if rank > 2:
-                break
-            try:
+
+        def ask(card: Card) -> Report | None:
+            with suppress(OSError, ValueError, KeyError):
                 card.ask({"ask": "state", "channel": trail.name})  # who does not answer this is not worth more patience
                 told = card.ask(question, patience)
-                fault = _fault(told)
-                return Report(str(told["table"]), fault)
-            except (OSError, ValueError, KeyError):
-                continue
+                return Report(str(told["table"]), _fault(told))
+            return None
+
+        for card in known[1][: min(trail.rank, GATHERERS)]:
+            found = _unless(lambda: trail.fault is not None, partial(ask, card))
+            if trail.fault is not None:  # somebody has told us; who was asked may be at its end by now, and silent
+                return Report("", trail.fault)
+            if found is not None:
+                return found
         return self._gather(trail.name, aloud=aloud)
 
     def _gather(self, name: str, *, aloud: bool) -> Report:
         with self._gathering:
-            when, found, said = self._reports.get(name, (0.0, Report("", None), False))
             known = self._trails.get(name)
             if known is None:
                 return Report("", None)
-            if time.monotonic() - when > FRESH:
-                said, when, (trail, cards) = False, time.monotonic(), known
-                found = report(_each(lambda card: self._state_of(name, card), cards))
-                if found.fault is not None:
-                    told = {"tell": type(found.fault).__name__, "text": str(found.fault), "channel": name}
-                    _each(lambda card: _tell(card, told), [card for card in cards if card != self.listener.card])
-                    trail.fault = trail.fault or found.fault  # last: with it this program may be at its end
-            if aloud and not said:
-                if found.fault is None:
-                    say(found.table)
-                _each(lambda card: _tell(card, {"tell": "dump", "channel": name}), known[1])
-            self._reports[name] = when, found, said or aloud
-        return found
+            trail, cards = known
+            last = self._reports.get(name)
+            if last is None or time.monotonic() - last.when > FRESH:
+                answers = _each(lambda card: self._state_of(name, card), cards)
+                there = [card for card, answer in zip(cards, answers, strict=True) if isinstance(answer, State)]
+                last = self._reports[name] = _Gathered(report(answers), there)
+                if (fault := last.report.fault) is not None:
+                    told = {"tell": type(fault).__name__, "text": str(fault), "channel": name}
+                    _each(lambda card: _tell(card, told), [card for card in there if card != self.listener.card])
+                    trail.fault = trail.fault or fault  # last: with it this program may be at its end
+            if aloud and not last.said:
+                last.said = True
+                if last.report.fault is None:
+                    say(last.report.table)
+                _each(lambda card: _tell(card, {"tell": "dump", "channel": name}), last.there)
+        return last.report
 
     def _state_of(self, name: str, card: Card) -> Answer:
         try:
@@ -222,10 +245,19 @@ class Watchdog:
                 if running and asked is not None:
                     waits = f"{asked()}, since {(clock() - entry[START]) / 1e9:.0f} s"[:LONGEST]
             elif waiting:
-                beside = "" if isinstance(subject.trail, Aside) else " on another communicator"
+                beside = "" if subject.trail.whole is trail else ELSEWHERE
                 elsewhere = f"{subject.what[:LONGEST]}{beside}"
         status = self.recorder.status[:LONGEST]
         return State(status, trail.count, tuple(here[-RECENT:]), waits, elsewhere, tuple(stack(outside=inside)))
+
+
+class _Gathered:
+    """What has been gathered, which ranks have answered, whether it has been said aloud, and since when it is known."""
+
+    __slots__ = ("report", "said", "there", "when")
+
+    def __init__(self, report: Report, there: Sequence[Card]) -> None:
+        self.report, self.there, self.said, self.when = report, there, False, time.monotonic()
 
 
 class _Seen:
@@ -241,6 +273,16 @@ def _quietly(act: Callable[..., object], *arguments: object) -> None:
     """Do something that must not end the program, whatever becomes of it."""
     with suppress(Exception):
         act(*arguments)
+
+
+def _unless(over: Callable[[], bool], act: Callable[[], Result]) -> Result | None:
+    """Return what comes of an act, or None as soon as something else has made it needless."""
+    results: list[Result] = []
+    thread = threading.Thread(target=lambda: results.append(act()), daemon=True)
+    thread.start()
+    while thread.is_alive() and not over():
+        thread.join(0.01)
+    return results[0] if results else None
 
 
 def _each(act: Callable[[Card], Result], cards: Sequence[Card]) -> list[Result]:
@@ -275,7 +317,8 @@ def say(text: str) -> None:
 
 def _operation(entry: Entry) -> str:
     subject: Subject = entry[SUBJECT]
-    return f"operation {entry[ORDER]}, {subject.what}"
+    numbered = subject.trail.whole is subject.trail
+    return f"operation {entry[ORDER]}, {subject.what}" if numbered else subject.what
 
 
 def _fault(told: Told) -> Error | None:

@@ -122,10 +122,23 @@ def test_only_value_errors_come_of_manifests(saved, data):
         del manifest[data.draw(st.sampled_from([*manifest]))]
     else:
         manifest[where] = data.draw(json_values)
+    if {"generation", "files", "digest"} <= set(manifest) and data.draw(st.booleans()):
+        manifest["digest"] = folders._digest(manifest["generation"], manifest["files"])
     (folder / MANIFEST).write_text(json.dumps(manifest))
     found = load(folder, RANKS)
     (folder / MANIFEST).write_bytes(files[folder.joinpath(MANIFEST).relative_to(folder)])
     assert refused(found) or good(found)
+
+
+def test_a_manifest_that_names_less_is_refused(saved):
+    folder, files = saved
+    manifest = json.loads(files[_manifest(files)])
+    manifest["files"].pop()
+    (folder / MANIFEST).write_text(json.dumps(manifest))
+    found = load(folder, RANKS)
+    (folder / MANIFEST).write_bytes(files[_manifest(files)])
+    assert refused(found)
+    assert "not what was written" in str(found[0])
 
 
 def test_a_text_that_was_forged_is_read_with_checks(saved):
@@ -135,6 +148,7 @@ def test_a_text_that_was_forged_is_read_with_checks(saved):
     for old, new in [(b'"float32", [4]', b'"float64", [4]'), (b"[4]", b"[9999999999]"), (b'"float32"', b'"object"')]:
         text = content[-length:].replace(old, new)
         manifest["files"][0] = [nbytes - length + len(text), len(text), digest_of(text)]
+        manifest["digest"] = folders._digest(manifest["generation"], manifest["files"])
         (folder / name).write_bytes(content[:-length] + text)
         (folder / MANIFEST).write_text(json.dumps(manifest))
         assert refused(load(folder, RANKS)), new

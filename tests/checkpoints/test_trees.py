@@ -77,6 +77,7 @@ def test_a_state_comes_back(state):
         (1j, "is of type complex"),
         (b"x", "is of type bytes"),
         (PerRank([1, 2]), "is of type PerRank: .* decide of a PerRank"),
+        (np.ma.masked_array([1, 2], [True, False]), r"\[1\] is a masked array: save its data and its mask"),
         (np.array([None]), "has dtype object: arrays of numbers"),
         (np.array(["x"]), "has dtype <U1"),
         (np.zeros(2, ">f8"), "has dtype >f8: .* native byte order"),

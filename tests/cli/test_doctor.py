@@ -49,9 +49,14 @@ def devices(*chosen):
 
 
 NODES_2_2 = {"environment": {"MPIAGG_NODES": "2,2"}}
+WRONG_WARN = {"environment": {"MPIAGG_WARN": "soon", "MPIAGG_RECORD": "rounds", "MPIAGG_ABORT": "0"}}
+WRONG_FLAG = {"environment": {"MPIAGG_CHECK": "yes", "MPIAGG_WARN": "2.5"}}
 TROUBLE = {"troubles": [Problem("warning", "weather", "it rained", "wait")]}
 
 SICK = [
+    (job(each={1: WRONG_WARN}), "error", "settings", "MPIAGG_WARN=soon on rank 1 is not a number", "unset it"),
+    (job(**WRONG_FLAG), "error", "settings", "MPIAGG_CHECK=yes on ranks 0-3 is not 0 or 1", "make it 0 or 1"),
+    (job(environment={"MPIAGG_RECORD": "all"}), "error", "settings", "not one of operations, rounds, off", "unset it"),
     (alone(stopped="MPI is tired", mpiexec="let it sleep", size=0), "error", "cannot-start", "tired", "sleep"),
     (
         alone(launcher="srun", launched=4, mpiexec="srun --mpi=pmi2"),

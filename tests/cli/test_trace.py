@@ -118,7 +118,7 @@ def operations(draw):
         cut = [times[first : first + 4] for first in range(0, len(times), 4)]
         rounds = [[draw(st.sampled_from(["packing", "round 1", "unpacking"])), *each] for each in cut]
         end = None if state == "running" else draw(st.integers(max([start, *times]), start + 1500))
-        channel, thread = draw(st.sampled_from(CHANNELS)), draw(st.sampled_from(["MainThread", "Thread-1"]))
+        channel, thread = draw(st.sampled_from([*CHANNELS, None])), draw(st.sampled_from(["MainThread", "Thread-1"]))
         found.append(operation(start, end, order, state=state, rounds=rounds, channel=channel, thread=thread))
     return found
 
@@ -243,6 +243,24 @@ def test_the_summary_tells_of_what_hangs(run):
     output, _ = run(content(0, *done, operation(300, order=2)), content(1, *done, reason="stall: 30 s"))
     assert "recorded: rank 0: asked; rank 1: stall: 30 s" in output
     assert "still running: comm 0, operation 2: allreduce by ring, on rank 0; not entered by rank 1" in output
+
+
+def test_what_some_ranks_do_alone_is_of_no_communicator(run):
+    both, alone = operation(100, 200), operation(300, channel=None, what="a meeting of some", collective=None)
+    output, found = run(content(0, both, alone), content(1, both, {**alone, "what": "another"}))
+    assert "still running: some ranks, operation 1: a meeting of some, on rank 0\n" in output
+    assert "still running: some ranks, operation 1: another, on rank 1\n" in output
+    assert "another job" not in output
+    assert {event["args"]["channel"] for event in found if event.get("cat") == "operation"} == {"comm 0", "some ranks"}
+
+
+def test_recordings_of_two_runs_are_told_of(run):
+    mine, others = operation(100, 200), operation(100, 200, channel=CHANNELS[1])
+    told = "of another job, or of an earlier run: {}, with no communicator of the others'"
+    output, _ = run(*(content(rank, mine, size=3) for rank in (0, 1)), content(2, others, size=3))
+    assert told.format("rank 2") in output
+    output, _ = run(content(0, mine, others, size=3), content(1, mine, size=3), content(2, others, size=3))
+    assert "another job" not in output
 
 
 def test_without_operations_there_is_a_timeline_all_the_same(run):

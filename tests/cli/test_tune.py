@@ -38,7 +38,7 @@ def invoke(monkeypatch):
         (["--show", "--nodes", "bees"], "'bees' is no layout of nodes"),
         (["--show", "--nodes", "300x300"], "at most 65,536 ranks, not 90,000"),
         (["--show", "-n", "3", "--nodes", "2x2"], "is a layout of 4 ranks, not of 3"),
-        (["--show", "--table", "absent.json"], "tuning table 'absent.json' cannot be read"),
+        (["--show", "--table", "absent.json"], "tuning table 'absent.json': it cannot be read"),
     ],
 )
 def test_bad_arguments_are_told(invoke, arguments, words):

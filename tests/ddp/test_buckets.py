@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mpiagg.aggregation.packing import Form
+from mpiagg.arrays import Form
 from mpiagg.ddp.buckets import Bucket, fill_buckets
 
 F4, F8 = np.dtype(np.float32), np.dtype(np.float64)

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from mpiagg.aggregation.packing import Form
+from mpiagg.arrays import Form
 from mpiagg.ddp.buckets import Bucket
 from mpiagg.ddp.finite import FiniteCheck
 from mpiagg.ddp.launching import Launcher

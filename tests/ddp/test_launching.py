@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mpiagg.aggregation.packing import Form
+from mpiagg.arrays import Form
 from mpiagg.ddp.buckets import Bucket, fill_buckets
 from mpiagg.ddp.launching import Launcher
 

@@ -383,3 +383,13 @@ def test_two_hundred_communicators_made_and_freed():
             comm.Iallreduce(MPI.IN_PLACE, total).Wait()
             assert total == SIZE**2
         comm.Free()
+
+
+def test_a_plan_that_one_rank_has_left_running_holds_nobody_up(world, rank):
+    comm = mpiagg.Comm(world)
+    plan = mpiagg.allreduce_init(np.ones(9000, np.float32), comm=comm, algorithm="ring")
+    if rank == 0:
+        plan.start()
+    comm.Free()
+    assert comm == MPI.COMM_NULL
+    world.Barrier()

@@ -15,7 +15,7 @@ def gates(number, fences=None):
     parts = [np.zeros(LINE, np.uint8) for _ in range(number)]
     heard = [] if fences is None else fences
     return [
-        Gate(Block(parts, lambda place=place: heard.append(place), LINE, Position(0, 0)), place)
+        Gate(Block(parts, lambda place=place: heard.append(place), LINE, Position(0, 0)), place, range(number))
         for place in range(number)
     ]
 

@@ -119,6 +119,25 @@ def test_signals_are_left_alone_without_a_checkpoint():
         assert loop.trained.handler == before
 
 
+def test_an_error_while_loading_does_not_make_it_begin_anew(folder):
+    trained(4, checkpoint=folder)
+
+    class Faulty(Training):
+        def load_state_dict(self, state):
+            if not hasattr(loop, "failed"):
+                loop.failed = True
+                raise FileNotFoundError("a vocabulary")  # not the checkpoint
+            super().load_state_dict(state)
+
+    loop = mpiagg.Loop(Faulty, checkpoint=folder)
+    with pytest.raises(FileNotFoundError, match="a vocabulary"):
+        loop.run(2)
+    assert mpiagg.load_checkpoint(folder)["step"] == 4
+    loop.run(6)
+    assert loop.trained.steps == [4, 5]
+    loop.free()
+
+
 def test_another_checkpoint_is_refused(folder):
     mpiagg.save_checkpoint(folder, {"weights": np.ones(3)})
     loop = mpiagg.Loop(Training, checkpoint=folder)
@@ -137,6 +156,15 @@ def test_another_checkpoint_is_refused(folder):
 )
 def test_bad_numbers_are_refused(options, words):
     refused(ValueError, words, mpiagg.Loop, Training, **options)
+
+
+@pytest.mark.parametrize("who", ["all", "last"])
+def test_what_cannot_be_trained_is_refused_on_all_ranks(rank, size, who):
+    mine = who == "all" or rank == size - 1
+    loop = mpiagg.Loop(type if mine else Training)
+    words = "a type, which has not step" if mine else rf"rank {size - 1} raised TypeError: make has returned a type"
+    refused(TypeError if mine else mpiagg.MismatchError, words, loop.run, 3)
+    loop.free()
 
 
 def test_ranks_that_pass_other_numbers_are_told(rank, size):

@@ -39,7 +39,7 @@ def programs(size, collective, counts, root, segment, *, in_place):
             Collective(collective), rank, layout, root, counts, how, Choice("shared", segment=segment), MPI.SUM
         )
         ground = on_node._Ground(channel, operation, vectors[rank], 1)
-        gate = Gate(block, rank)
+        gate = Gate(block, rank, range(size))
         made.append(ground._in_place(gate, [Position(0, 0)] * size) if in_place else ground._by_mail(gate, block))
     return made, vectors
 

@@ -85,10 +85,17 @@ def test_a_program_may_handle_its_errors_itself(tmp_path):
 
 
 def test_an_abort_that_hangs_is_not_waited_for(tmp_path):
-    soon = "from mpiagg.watch import ending as module\nmodule.LAST_RESORT = 0.1\n"
+    soon = "from mpiagg.watch import ending as module\nmodule.LAST_RESORT, module.LAST_WORDS = 0.1, 0\n"
     # A call of C's that keeps Python's lock, as the MPI library's own abort does.
     hang = "import ctypes\nending._abort = lambda _: ctypes.PyDLL(None).sleep(60)\n"
     assert run(f"{soon}{hang}fail()", tmp_path).returncode == 1
+
+
+def test_the_launcher_has_time_to_read_the_last_words(tmp_path):
+    pause = "from mpiagg.watch import ending as module\nmodule.time.sleep = lambda _: os.write(2, b'pauses')\n"
+    ended = run(f"{pause}fail()", tmp_path)
+    assert ended.stderr.endswith("ValueError: on purpose\npauses")
+    assert ended.stdout == "aborts\n"
 
 
 @pytest.mark.parametrize("end", ["os.kill(os.getpid(), signal.SIGTERM); time.sleep(60)", "fail()"])

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from mpiagg.watch import Recorder, Subject, Trail, done, dumps, failed, recordings
+from mpiagg.watch import Aside, Recorder, Subject, Trail, done, dumps, failed, recordings
 from mpiagg.watch.recordings import MOST_TEXT, Operation, Recording, Round, read, read_all, recording_of
 
 ROUNDS = [["packing", 110, 110, 110, 120], ["round 1", 120, 130, 150, 160]]
@@ -62,10 +62,12 @@ def test_what_a_process_writes_down_can_be_read():
     trail = Trail("00deadbeef001234", 0, 2)
     for end in (done, failed, lambda _: None):
         end(recorder.begin(Subject(trail, "allreduce by ring", "allreduce", 8), True))
+    recorder.begin(Subject(Aside(trail), "a meeting of some"), True)
     written = json.loads(json.dumps(dumps.recording(recorder, 0, 2, "raised ValueError: two\nlines")))
     found = recording_of(written)
-    assert [each.state for each in found.operations] == ["done", "failed", "running"]
-    assert [each.order for each in found.operations] == [1, 2, 3]
+    assert [each.state for each in found.operations] == ["done", "failed", "running", "running"]
+    assert [each.order for each in found.operations] == [1, 2, 3, 1]
+    assert [each.channel for each in found.operations] == [trail.name] * 3 + [None]
     assert found.reason == "raised ValueError: two\N{REPLACEMENT CHARACTER}lines"
 
 
@@ -92,12 +94,12 @@ WRONG = [
     ({**CONTENT, "operations": [OPERATION, 5]}, "operation 2: it must be an object"),
     (changed(state=...), "operation 2: 'state' is missing"),
     *(
-        (changed(channel=name), "operation 2: channel must be 16 hexadecimal")
+        (changed(channel=name), "operation 2: channel must be null or 16 hexadecimal")
         for name in (1, "xyz", "0" * 17, "A" * 16)
     ),
     *((changed(order=order), "operation 2: order must be an integer from 1") for order in (0, True, "2")),
     (changed(what=None), "operation 2: what must be a text"),
-    *((changed(collective=word), "operation 2: collective must be null or one of") for word in ("alltoall", 1, [])),
+    *((changed(collective=word), "operation 2: collective must be one of") for word in ("alltoall", 1, [])),
     (changed(nbytes=1.5), "operation 2: nbytes must be an integer"),
     *(
         (changed(state=state), "operation 2: state must be one of running, done, failed")
@@ -160,8 +162,8 @@ def test_a_file_that_is_too_long_is_not_read(tmp_path, monkeypatch):
 
 def test_only_files_are_read(tmp_path):
     os.mkfifo(tmp_path / "pipe")
-    for name in ("pipe", "nothing", ""):
-        with pytest.raises(ValueError, match="there is no such file"):
+    for name, words in (("pipe", "it is no file"), ("", "it is no file"), ("nothing", "it cannot be read: ")):
+        with pytest.raises(ValueError, match=words):
             read(tmp_path / name)
 
 

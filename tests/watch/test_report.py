@@ -46,6 +46,16 @@ def test_who_is_in_another_communicator_is_told():
     assert "has not come: it has entered 0 operations, and is in broadcast of 9 uint8, root 0 on another" in table
 
 
+def test_who_does_not_come_to_what_is_done_beside_the_operations_is_named():
+    meeting = state((1, SUM), elsewhere="a meeting of all ranks to set up shared memory on a node")
+    table, fault = report([meeting, state((1, SUM)), meeting])
+    assert fault is None
+    first, *ranks = table.splitlines()
+    assert first == "a meeting of all ranks to set up shared memory on a node of 3 ranks:"
+    assert ranks[0].startswith("  rank 0: it has entered 1 operations, and is in a meeting")
+    assert ranks[1].startswith("  rank 1: has not come: it has entered 1 operations, and computes")
+
+
 @pytest.mark.parametrize(
     ("answers", "words"),
     [

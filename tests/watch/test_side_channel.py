@@ -1,8 +1,11 @@
 """The side channel: questions between processes, answered to those who know the word, and to nobody else."""
 
 import json
+import os
 import socket
 import struct
+import subprocess
+import sys
 import threading
 
 import pytest
@@ -134,6 +137,11 @@ def test_who_is_gone_is_told_from_who_is_silent(listener):
     with pytest.raises(GoneError) as gone:
         silent._replace(pid=2**22 + 1).ask({}, patience=1)
     assert gone.value.certain
+    with subprocess.Popen([sys.executable, "-c", ""]) as ended:
+        os.waitid(os.P_PID, ended.pid, os.WEXITED | os.WNOWAIT)  # it has ended, and stays in the table of processes
+        with pytest.raises(GoneError) as gone:
+            silent._replace(pid=ended.pid).ask({}, patience=1)
+        assert gone.value.certain
     with pytest.raises(GoneError) as gone:
         silent._replace(pid=2**22 + 1, host="elsewhere", addresses=("127.0.0.1",)).ask({}, patience=1)
     assert not gone.value.certain

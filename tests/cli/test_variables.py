@@ -1,0 +1,36 @@
+"""What variables of the environment can say, which the library itself goes by."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from mpiagg.cli.variables import VARIABLES, wanted
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "good"),
+    [
+        *(("MPIAGG_WARN", text, True) for text in ("", "0", "2.5", "1e3")),
+        *(("MPIAGG_WARN", text, False) for text in ("soon", "-1", "nan")),
+        *(("MPIAGG_RECORD", text, True) for text in ("", "off", "rounds", "operations")),
+        *(("MPIAGG_RECORD", text, False) for text in ("on", "1")),
+    ],
+)
+def test_what_is_told_is_what_is_refused(name, text, good):
+    assert bool(wanted(name, {name: text})) is not good
+    script = "from mpiagg.transport import process\nprocess()"
+    done = subprocess.run(
+        [sys.executable, "-c", script], env={**os.environ, name: text}, capture_output=True, text=True, check=False
+    )
+    assert (done.returncode == 0) is good
+    assert good or f"ValueError: {name}={text!r} must be " in done.stderr
+
+
+def test_flags_are_0_or_1():
+    flags = [name for name in VARIABLES if name not in {"MPIAGG_WARN", "MPIAGG_RECORD"}]
+    assert len(flags) == 5
+    for name in flags:
+        assert [wanted(name, {name: text}) for text in ("", "0", "1", "yes")] == ["", "", "", "0 or 1"]
+        assert not wanted(name, {})
