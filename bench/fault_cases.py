@@ -98,6 +98,9 @@ BEFORE_THE_FIRST: Final = "the first call"
 MAKING: Final = "the making of a Comm"
 """The way in which a fault comes while ranks that know each other make another communicator."""
 
+FREEING: Final = "the freeing of a Comm"
+"""The way in which a fault comes while ranks free a communicator, and the memory that they share on it."""
+
 RUN, ALIKE, SYNC = "the run of a plan", "runs of plans alike", "DDP.sync_gradients"
 """Ways in which plans are there already, one of 100 numbers, one of 200 and another such, or a DDP."""
 
@@ -125,12 +128,12 @@ def cases() -> Iterator[Case]:
 
 def _stalls() -> Iterator[Case]:
     late = rf"rank {ODD}: has not come"
-    for way in (*CALLS, RUN, SYNC, MAKING):
+    for way in (*CALLS, RUN, SYNC, MAKING, FREEING):
         yield Case("missing", way, Expected("error", "deadline", late, ("StallError",), "others"))
     # Before that, the ranks do not know where to ask each other.
     yield Case("missing", BEFORE_THE_FIRST, Expected("error", "deadline", "in vain", ("StallError",), "others"))
     yield Case("missing", "native", Expected("end", "deadline", r"waited .* in vain", speakers="some"))
-    for way in (*CALLS, RUN, SYNC, MAKING, "native"):
+    for way in (*CALLS, RUN, SYNC, MAKING, FREEING, "native"):
         yield Case("late", way, Expected("go on", "return", late))
     yield Case("late", BEFORE_THE_FIRST, Expected("go on", "return", "has waited"))
 

@@ -17,7 +17,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
 
-from bench.fault_cases import ALIKE, BEFORE_THE_FIRST, MAKING, MISMATCHES, ODD
+from bench.fault_cases import ALIKE, BEFORE_THE_FIRST, FREEING, MAKING, MISMATCHES, ODD
 from bench.fault_witness import PACE, SHORT, Asked, Rank
 
 WARN: Final = float(os.environ["MPIAGG_WARN"])
@@ -88,6 +88,8 @@ def come(rank: Rank) -> None:
     """Do what the odd rank does not, or not yet."""
     if rank.way == MAKING:
         rank.mpiagg.Comm(rank.world).Free()
+    elif rank.way == FREEING:
+        rank.comm.Free()
     elif rank.way == BEFORE_THE_FIRST:
         rank.get_acquainted()
     else:

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from bench.fault_cases import ALIKE, ODD, RIGHT, RUN, SYNC, WRONG
+from bench.fault_cases import ALIKE, FREEING, ODD, RIGHT, RUN, SYNC, WRONG
 
 if TYPE_CHECKING:
     import numpy as np
@@ -71,6 +71,8 @@ class Rank:
         if self.way in {RUN, ALIKE}:
             asked = [Asked(), Asked(length=2 * SHORT), Asked(length=2 * SHORT, another=True)]
             self.plans = {each: self.mpiagg.allreduce_init(self.array(each)) for each in asked}
+        elif self.way == FREEING:
+            self.comm.Barrier()  # which makes what is to be freed
         elif self.way == SYNC:
             self.ddp = self.mpiagg.DDP([self.array(Asked())])
 

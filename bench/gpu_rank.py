@@ -130,7 +130,7 @@ def main(part: str, path: Path, name: str, *, quick: bool, largest: int, seconds
         measure(world, part, path, name, quick=quick, largest=largest)
     except Exception:  # noqa: BLE001 - whatever it is, the other ranks would wait for this one
         traceback.print_exc()
-        world.Abort(1)
+        job.abort(world)
 
 
 def measure(world: MPI.Intracomm, part: str, path: Path, name: str, *, quick: bool, largest: int) -> None:

@@ -3,8 +3,9 @@
     python bench/watching.py [--ranks 2] [--jobs 15] [--before FOLDER] [-o FILE.json]
 
 Jobs with everything on, with recorder and side channel off, and with the rounds recorded take turns; with ``--before``
-those of another checkout, too, for instance of a commit that had none of it. Each job times the same calls; what counts
-are medians over jobs of each job's median over blocks.
+those of another checkout, too, for instance of a commit that had none of it. Each job times the same calls, and takes
+the median over blocks. What counts are medians, over the turns, of what the jobs of one turn differ by: the speed of
+memory changes from minute to minute on machines that are shared.
 """
 
 import argparse
@@ -76,6 +77,17 @@ def run_job(ranks: int, environment: dict[str, str]) -> dict[str, float]:
     return found
 
 
+def _costs(on: list[dict[str, float]], other: list[dict[str, float]]) -> dict[str, tuple[float, float]]:
+    """Return for each call how many seconds it takes longer, and how many times as long, as with another build."""
+    return {
+        call: (
+            median(a[call] - b[call] for a, b in zip(on, other, strict=True)),
+            median(a[call] / b[call] for a, b in zip(on, other, strict=True)),
+        )
+        for call in on[0]
+    }
+
+
 def main() -> None:
     """Let jobs take turns, print and save."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -91,14 +103,14 @@ def main() -> None:
     for turn in range(asked.jobs):
         for name in sorted(builds, key=lambda name: (turn + list(builds).index(name)) % len(builds)):
             times[name].append(run_job(asked.ranks, builds[name]))
-    medians = {name: {call: median(job[call] for job in jobs) for call in jobs[0]} for name, jobs in times.items()}
-    for call, on in medians["on"].items():
-        found = {name: medians[name][call] for name in builds if name != "on"}
-        others = ", ".join(f"{(on - it) * 1e6:+.2f} us ({on / it:.3f}) to {name}" for name, it in found.items())
+    costs = {name: _costs(times["on"], times[name]) for name in builds if name != "on"}
+    for call in times["on"][0]:
+        on = median(job[call] for job in times["on"])
+        others = ", ".join(f"{cost[call][0] * 1e6:+.2f} us ({cost[call][1]:.3f}) to {it}" for it, cost in costs.items())
         print(f"{call:28} {on * 1e6:8.2f} us  {others}")
     from mpiagg.cli import machine  # noqa: PLC0415 - it imports MPI, which a parent of jobs must not before them
 
-    saved = {"machine": machine.facts(), "ranks": asked.ranks, "jobs": asked.jobs, "seconds": medians, "all": times}
+    saved = {"machine": machine.facts(), "ranks": asked.ranks, "jobs": asked.jobs, "costs": costs, "seconds": times}
     path = asked.output or RESULTS / f"watching-n{asked.ranks}-{library()}.json"
     path.write_text(json.dumps(saved, indent=1) + "\n")
     print(f"saved {path}")
