@@ -54,7 +54,14 @@ class Cluster:
         self.mark = uuid.uuid4().hex
         path = os.pathsep.join([str(Path(sys.prefix) / "bin"), os.environ["PATH"]])
         self.environment = launch.environment(
-            {"SLURM_CONF": configuration, "VENV": sys.prefix, "PATH": path, MARK: self.mark, "OUT": str(folder)}
+            {
+                "SLURM_CONF": configuration,
+                "VENV": sys.prefix,
+                "PATH": path,
+                MARK: self.mark,
+                "OUT": str(folder),
+                "MPIR_CVAR_CH4_NETMOD": "ofi",  # docs/slurm.md says why
+            }
         )
 
     def run(self, *words, seconds=JOB_SECONDS, status=0, **environment):
