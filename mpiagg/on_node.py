@@ -122,24 +122,25 @@ class _Ground:
         except MemoryError:
             memory.refused = True
             return self.by_messages()
-        enter = partial(gate.enter, self.operation.signature)
         leave = BoundRound((gate.leave,), (), (), ())
         if self.operation.nbytes <= ANNOUNCED and self.device is None:
             program = self._by_mail(gate, block)
-            return Program(
-                (BoundRound((enter,), (), (), ()), *program.rounds, leave),
-                program.releases,
-                program.nbytes,
-                self._sent_bytes(),
-            )
+            first, *others = program.rounds
+            rounds = (self._entered(gate, first), *others, leave)
+            return replace(program, rounds=rounds, sent_bytes=self._sent_bytes())
         met = gate_round(gate, self.operation.label, 0)
-        announce = BoundRound((enter, partial(gate.announce, self.position), *met.starts), *met[1:])
+        announce = self._entered(gate, met._replace(starts=(partial(gate.announce, self.position), *met.starts)))
         found = _Found(gate, partial(self._where_they_lie, gate, block))
         o = self.messages
         length = scratch_length(o.schedule(), o.lanes()) + (o.length if self.narrow else 0)
         nbytes = 0 if self.mailed else o.reduction.dtype.itemsize * length
         rounds = (*self._ready().rounds, announce, Deferred(found.program).as_round(), leave)
         return Program(rounds, (found.release,), nbytes, self._sent_bytes(), self.device)
+
+    def _entered(self, gate: Gate, first: BoundRound) -> BoundRound:
+        """Return a first round that begins the operation, and goes on only if all ranks have begun the same."""
+        enter = partial(gate.enter, self.operation.signature)
+        return first._replace(starts=(enter, *first.starts), folds=(gate.compare, *first.folds))
 
     def _where_they_lie(self, gate: Gate, block: Block, positions: tuple[Position, ...]) -> Program:
         if NOWHERE not in positions:

@@ -60,14 +60,15 @@ def run(
         _run_by_way_of_host(channel, operation, accelerator, x, out, timeout)
         return
     device = accelerator or HOST
+    native = operation.choice.algorithm == NATIVE
+    staged = operation.nbytes <= STAGED_BYTES and accelerator is None and not native
+    mapped = None if staged else _mapped(channel, operation, out)
     # Once ranks map each other's devices, other plans are right, on all of them at the same call.
     where = None if accelerator is None else (device.name, channel.device_memory is not None)
-    mapped = _mapped(channel, operation, out)
-    if operation.choice.algorithm == NATIVE:
+    if native:
         buffer = _own_buffer(operation, device) if mapped is None else mapped
         call: Callable[[], object] = partial(_call_native, channel, operation, buffer, timeout)
-    elif mapped is None or (mapped.nbytes <= STAGED_BYTES and accelerator is None):
-        mapped = None
+    elif mapped is None:
         make = partial(_plan_on_own_buffer, channel, operation, device)
         call = plan = find_plan(channel, (operation.key, where), make)
         buffer, plan.timeout = plan.result, timeout

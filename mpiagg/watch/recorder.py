@@ -10,9 +10,8 @@ import os
 import re
 import sys
 import threading
+from collections import deque
 from collections.abc import Callable
-from itertools import count
-from operator import itemgetter
 from pathlib import Path
 from time import perf_counter_ns
 from types import FrameType
@@ -24,19 +23,19 @@ clock: Final = perf_counter_ns
 """The clock of all that is recorded, in nanoseconds."""
 
 LENGTH: Final = 512
-"""How many operations are kept; a power of two."""
+"""How many operations are kept."""
 
 KEEPS: Final = ("operations", "rounds", "off")
 """What can be kept."""
 
 Entry = list[Any]
-"""A run of an operation: its number here, subject, order, start, end, whether the caller waits for it, and the clock
-within its rounds.
+"""A run of an operation: its subject, order, start, end, whether the caller waits for it, and the clock within its
+rounds.
 
 An end of 0 is one that has not come; one below 0 is that of a failure.
 """
 
-NUMBER, SUBJECT, ORDER, START, END, BLOCKING, STAMPS = range(7)
+SUBJECT, ORDER, START, END, BLOCKING, STAMPS = range(6)
 
 _STARTS: Final = re.compile(r"^<frozen runpy>$|/(runpy|mpi4py/run|mpi4py/__main__)\.py$")
 """The files by which Python starts a program."""
@@ -157,39 +156,47 @@ class Recorder:
         if keeps not in KEEPS:
             raise ValueError(f"what is recorded must be one of {', '.join(KEEPS)}, not {keeps!r}")
         self.rounds = keeps == "rounds"
-        self._ring: list[Entry | None] = [None] * LENGTH
-        self._next = count().__next__
-        self.begin: Callable[[Subject, bool], Entry] = _no_entry if keeps == "off" else self._begin
+        self._ring: deque[Entry] = deque(maxlen=LENGTH)
+        self.begin: Callable[[Subject, bool], Entry] = _no_entry if keeps == "off" else _entering(self._ring.append)
         """Enter an operation that starts, and say whether its caller waits for it; return its entry."""
         self.status = "runs"
         """What is to be said of this process as a whole."""
 
-    def _begin(self, subject: Subject, blocking: bool) -> Entry:
-        trail = subject.trail
-        trail.count = order = trail.count + 1
-        number = self._next()
-        self._ring[number & (LENGTH - 1)] = entry = [number, subject, order, clock(), 0, blocking, None]
-        return entry
-
     @property
     def entries(self) -> list[Entry]:
         """The entries that are kept, in the order in which they started."""
-        return sorted((entry for entry in self._ring if entry is not None), key=itemgetter(NUMBER))
+        return list(self._ring)
 
     @property
     def running(self) -> list[Entry]:
         """The entries whose end has not come."""
-        return [entry for entry in self._ring if entry is not None and entry[END] == 0]
+        return [entry for entry in self.entries if entry[END] == 0]
 
     @property
     def dropped(self) -> int:
-        """How many entries have been overwritten."""
-        return max(0, max((entry[NUMBER] + 1 for entry in self._ring if entry is not None), default=0) - LENGTH)
+        """How many operations came before these on the same communicators, and are no longer kept."""
+        oldest: dict[Trail, int] = {}
+        for entry in self.entries:
+            oldest.setdefault(entry[SUBJECT].trail, entry[ORDER])
+        return sum(order - 1 for order in oldest.values())
+
+
+def _entering(keep: Callable[[Entry], None]) -> Callable[[Subject, bool], Entry]:
+    """Return what enters an operation; a function of its own, because each operation pays for it."""
+
+    def begin(subject: Subject, blocking: bool) -> Entry:
+        trail = subject.trail
+        trail.count = order = trail.count + 1
+        entry = [subject, order, clock(), 0, blocking, None]
+        keep(entry)
+        return entry
+
+    return begin
 
 
 def _no_entry(subject: Subject, blocking: bool) -> Entry:
     del subject, blocking
-    return [None] * 7
+    return [None] * 6
 
 
 def done(entry: Entry) -> None:

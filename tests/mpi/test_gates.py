@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from mpiagg.errors import PlanError
+from mpiagg.errors import MismatchError, PlanError
 from mpiagg.transport import LINE, Block, Gate, Position
 from mpiagg.transport import gates as gates_module
 
@@ -93,3 +93,36 @@ def test_a_call_that_was_left_in_the_middle_is_told():
         first.enter(0)
     first.leave()
     first.enter(0)
+
+
+def test_operations_are_compared_at_their_first_gate():
+    first, second, third = gates(3)
+    for turn in range(4):
+        for gate in (first, second, third):
+            gate.enter(turn)
+            gate.come()
+            gate.leave()
+        first.compare()
+        # One who is ahead, and in another operation already, is not taken for one who disagrees.
+        first.enter(9)
+        first.come()
+        for gate in (second, third):
+            assert gate.passed()
+            gate.compare()
+        for gate in (second, third):
+            gate.enter(9)
+            gate.come()
+        for gate in (first, second, third):
+            gate.compare()
+            gate.leave()
+
+
+def test_who_is_in_another_operation_is_told_by_all():
+    trio = gates(3)
+    for gate, signature in zip(trio, (5, 5, 6), strict=True):
+        gate.enter(signature)
+        gate.come()
+    for gate in trio:
+        assert gate.passed()
+        with pytest.raises(MismatchError, match="disagree"):
+            gate.compare()

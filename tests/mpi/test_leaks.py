@@ -27,12 +27,12 @@ def grown(times, action):
     ring = process().recorder._ring
     for _ in range(min(times // 5, 200)):
         action()
-    ring[:] = [None] * len(ring)
+    ring.clear()
     gc.collect()
     before = resident(), len(gc.get_objects()), len(channels._channels)
     for _ in range(times):
         action()
-    ring[:] = [None] * len(ring)
+    ring.clear()
     gc.collect()
     after = resident(), len(gc.get_objects()), len(channels._channels)
     return [now - then for then, now in zip(before, after, strict=True)]

@@ -7,7 +7,7 @@ import pytest
 
 from mpiagg.watch import Recorder, Subject, Trail, done, failed
 from mpiagg.watch.dumps import DIRECTORY, recording, write
-from mpiagg.watch.recorder import LENGTH, ORDER, SUBJECT, call_site, stack
+from mpiagg.watch.recorder import LENGTH, ORDER, STAMPS, START, SUBJECT, call_site, stack
 from mpiagg.watch.recordings import read
 
 
@@ -49,7 +49,7 @@ def test_what_is_written_can_be_read(trail, tmp_path, monkeypatch):
     first = Subject(trail, "allreduce of 3 float32", "allreduce", 12)
     first.rounds = ("packing", "round 0")
     entry = recorder.begin(first, True)
-    entry[-1] = [entry[3] + step for step in range(8)]
+    entry[STAMPS] = [entry[START] + step for step in range(8)]
     done(entry)
     failed(recorder.begin(Subject(trail, "x" * 10_000), False))
     recorder.begin(Subject(trail, "a sum"), True)
