@@ -159,6 +159,19 @@ def threads(report: Report) -> Iterator[Problem]:
         )
 
 
+def addresses(report: Report) -> Iterator[Problem]:
+    """Whether ranks find those of other nodes, whatever else a program has in its memory."""
+    rank = report.ranks[0]
+    by_ucx = rank.transport.startswith("ch4:ucx") and rank.environment.get("MPIR_CVAR_CH4_NETMOD", "ucx") == "ucx"
+    if by_ucx and rank.launcher == "srun" and len(report.machines) > 1:
+        other = "set MPIR_CVAR_CH4_NETMOD=ofi, or " if "ofi" in rank.transport else ""
+        what = (
+            "ranks tell Slurm their addresses in lines that are at times too long for it, by what else is in a "
+            "program's memory: such a program fails in MPI_Init, with 'value not properly terminated'"
+        )
+        yield Problem("warning", "addresses", what, f"{other}make 'from mpi4py import MPI' the program's first import")
+
+
 # -- the nodes
 
 
@@ -376,7 +389,7 @@ def devices(report: Report) -> Iterator[Problem]:
 
 
 CHECKS: Final = (
-    *(launch, threads, processors, linear_algebra, shared_memory, layout),
+    *(launch, threads, addresses, processors, linear_algebra, shared_memory, layout),
     *(versions, settings, troubles, messages, devices),
 )
 """All of them: each takes a report and yields the problems that it finds."""

@@ -51,6 +51,8 @@ def devices(*chosen):
 NODES_2_2 = {"environment": {"MPIAGG_NODES": "2,2"}}
 WRONG_WARN = {"environment": {"MPIAGG_WARN": "soon", "MPIAGG_RECORD": "rounds", "MPIAGG_ABORT": "0"}}
 WRONG_FLAG = {"environment": {"MPIAGG_CHECK": "yes", "MPIAGG_WARN": "2.5"}}
+UCX = {"transport": "ch4:ucx ofi"}
+TWO_NODES = {2: {"machine": 2}, 3: {"machine": 2}}
 TROUBLE = {"troubles": [Problem("warning", "weather", "it rained", "wait")]}
 
 SICK = [
@@ -73,6 +75,8 @@ SICK = [
         alone(launcher="an mpiexec of the MPICH family", launched=1, vendor="Open MPI"),
         *("warning", "wrong-mpiexec", "would not find each other", "the mpiexec of Open MPI"),
     ),
+    (job(**UCX, each=TWO_NODES), "warning", "addresses", "lines that are at times too long", "=ofi, or make 'from"),
+    (job(transport="ch4:ucx", each=TWO_NODES), "warning", "addresses", "fails in MPI_Init", "make 'from mpi4py"),
     (alone(tasks=4), "note", "not-launched", "for 4 tasks", "start it with srun"),
     (job(each={1: {"threads": "serialized"}}), "warning", "thread-level", "rank 1: ", "MPI4PY_RC_THREAD_LEVEL"),
     (job(processors=2, cpus=[0, 1]), "note", "crowded", "ranks 0-3 on node share 2 processors", "tests"),
@@ -135,6 +139,9 @@ SICK = [
 ]
 
 WELL = [
+    job(**UCX),
+    job(**UCX, each=TWO_NODES, launcher="an mpiexec of the MPICH family"),
+    job(**UCX, each=TWO_NODES, environment={"MPIR_CVAR_CH4_NETMOD": "ofi"}),
     alone(),
     alone(launcher="srun", launched=1, tasks=4),
     alone(launcher="srun", launched=4, environment={"MPIAGG_ALONE": "1"}),
