@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from copy import deepcopy
 from types import FrameType, TracebackType
-from typing import Any, Final, NamedTuple, Protocol, runtime_checkable
+from typing import Any, Final, NamedTuple, Protocol
 
 import numpy as np
 from mpi4py import MPI
@@ -27,7 +27,6 @@ SIGNALS: Final = (signal.SIGTERM, signal.SIGUSR1)
 """What asks for a checkpoint and an end: what Slurm sends before a job's time is over."""
 
 
-@runtime_checkable
 class Trained(Protocol):
     """What a :class:`Loop` trains. If it has ``free()``, that is called before another one takes its place."""
 
@@ -194,14 +193,16 @@ class Loop:
 
     def _begin(self) -> None:
         """Make what is trained, and go on from the last commit, from the checkpoint, or from its beginning."""
+        self._free_trained()
         made = self._make(self.comm)
 
         def check() -> str:
-            if not isinstance(made, Trained):
+            if not all(callable(getattr(made, name, None)) for name in ("step", "state_dict", "load_state_dict")):
                 raise TypeError(f"make has returned a {type(made).__name__}, which has not {_METHODS}")
             return "what a Loop trains"
 
         channel_of(self.comm).agree_on(check)
+        self.trained = made
         if self._commits:
             last = np.array([self._commits[-1].step])
             common = int(allreduce(last, "min", comm=self.comm)[0])
@@ -209,8 +210,8 @@ class Loop:
             self._load(made, {"step": common, "state": deepcopy(self._commits[0].state)})
         elif (kept := self._saved()) is not None:
             self._load(made, kept)
-        # Only now, lest a run after an error begin anew, and take the place of the checkpoint.
-        self.trained, self._flags = made, Flags(self.comm, 1)
+        # Only now, lest a run after an error train what has not been loaded, and take the place of the checkpoint.
+        self._flags = Flags(self.comm, 1)
         self._commit()
 
     def _saved(self) -> Mapping[str, Any] | None:
@@ -246,9 +247,7 @@ class Loop:
     def _shrink(self) -> None:
         """Go on without the dead; collective among the living."""
         self._free_flags()
-        if (free := getattr(self.trained, "free", None)) is not None:
-            free()
-        self.trained = None
+        self._free_trained()
         old, self.comm = self.comm, self.comm.shrink()
         old.Free()
 
@@ -256,6 +255,11 @@ class Loop:
         if self._flags is not None:
             self._flags.free()
             self._flags = None
+
+    def _free_trained(self) -> None:
+        if (free := getattr(self.trained, "free", None)) is not None:
+            free()
+        self.trained = None
 
     # -- signals
 

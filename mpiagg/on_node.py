@@ -14,7 +14,7 @@ from mpiagg.ports import ask
 from mpiagg.program import BoundRound, Call, Computing, Deferred, Program, in_turn
 from mpiagg.schedules import Action, Collective, Round, algorithm
 from mpiagg.sharing import Mail, Task, gate_round, mail_rounds, owner_work
-from mpiagg.transport import LINE, NOWHERE, SHARED_TAG, Block, Channel, Gate, Position
+from mpiagg.transport import LINE, NOWHERE, SHARED_TAG, Block, Channel, Gate, Position, SignedGate
 from mpiagg.tuning import NATIVE, NCCL, SEGMENT
 
 ONE_SHOT: Final = 4 * 2**10
@@ -122,27 +122,21 @@ class _Ground:
         except MemoryError:
             memory.refused = True
             return self.by_messages()
+        enter = BoundRound((partial(gate.enter, self.operation.signature),), (), (), ())
         leave = BoundRound((gate.leave,), (), (), ())
         if self.operation.nbytes <= ANNOUNCED and self.device is None:
             program = self._by_mail(gate, block)
-            first, *others = program.rounds
-            rounds = (self._entered(gate, first), *others, leave)
-            return replace(program, rounds=rounds, sent_bytes=self._sent_bytes())
+            return replace(program, rounds=(enter, *program.rounds, leave), sent_bytes=self._sent_bytes())
         met = gate_round(gate, self.operation.label, 0)
-        announce = self._entered(gate, met._replace(starts=(partial(gate.announce, self.position), *met.starts)))
+        announce = met._replace(starts=(partial(gate.announce, self.position), *met.starts))
         found = _Found(gate, partial(self._where_they_lie, gate, block))
         o = self.messages
         length = scratch_length(o.schedule(), o.lanes()) + (o.length if self.narrow else 0)
         nbytes = 0 if self.mailed else o.reduction.dtype.itemsize * length
-        rounds = (*self._ready().rounds, announce, Deferred(found.program).as_round(), leave)
+        rounds = (*self._ready().rounds, enter, announce, Deferred(found.program).as_round(), leave)
         return Program(rounds, (found.release,), nbytes, self._sent_bytes(), self.device)
 
-    def _entered(self, gate: Gate, first: BoundRound) -> BoundRound:
-        """Return a first round that begins the operation, and goes on only if all ranks have begun the same."""
-        enter = partial(gate.enter, self.operation.signature)
-        return first._replace(starts=(enter, *first.starts), folds=(gate.compare, *first.folds))
-
-    def _where_they_lie(self, gate: Gate, block: Block, positions: tuple[Position, ...]) -> Program:
+    def _where_they_lie(self, gate: SignedGate, block: Block, positions: tuple[Position, ...]) -> Program:
         if NOWHERE not in positions:
             return self._in_place(gate, positions, first=False)
         return self._by_mail(gate, block) if self.mailed else self.by_messages()
@@ -290,7 +284,7 @@ class _Asking:
 class _Found:
     """The program that was made for what ranks announced last; they mostly announce the same again."""
 
-    def __init__(self, gate: Gate, make: Callable[[tuple[Position, ...]], Program]) -> None:
+    def __init__(self, gate: SignedGate, make: Callable[[tuple[Position, ...]], Program]) -> None:
         self._gate, self._make = gate, make
         self._positions: tuple[Position, ...] = ()
         self._program = Program((), (), 0)

@@ -70,10 +70,9 @@ class Operation:
     def in_words(self) -> str:
         """What all ranks must agree on."""
         values = self.form or f"{self.length} {self.reduction.dtype}"
-        lanes = f", {self.choice.lanes} lanes" if self.choice.lanes > 1 else ""
         how = f", op {self.reduction.name}" if self.collective.reduces else ""
         where = f", root {self.root}" if self.collective.rooted else ""
-        return f"{self.label}{lanes} of {values}{how}{where}"
+        return f"{self.label}{self.choice.details} of {values}{how}{where}"
 
     @property
     def signature(self) -> int:

@@ -82,10 +82,15 @@ class Choice(NamedTuple):
 
     def __str__(self) -> str:
         """Say it in words, as in ``ring, 2 lanes``."""
+        return f"{self.algorithm}{self.details}"
+
+    @property
+    def details(self) -> str:
+        """What else is chosen, in words to follow the algorithm and the wire; nothing where it is as usual."""
         lanes = f", {self.lanes} lanes" if self.lanes > 1 else ""
         segment = f", segments of {self.segment} bytes" if self.segment else ""
         elsewhere = f", in other memory {self.elsewhere}" if self.elsewhere else ""
-        return f"{self.algorithm}{lanes}{segment}{elsewhere}"
+        return f"{lanes}{segment}{elsewhere}"
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
 """How chunks cross between ranks."""
 
 from mpiagg.transport.channels import channel_of, free_channel_of, meet
-from mpiagg.transport.gates import Gate
+from mpiagg.transport.gates import Gate, SignedGate
 from mpiagg.transport.memory import LINE, NOWHERE, Block, Position, SharedMemory, Window
 from mpiagg.transport.messages import SHARED_TAG, Channel
 from mpiagg.transport.nodes import Node
@@ -23,6 +23,7 @@ __all__ = [
     "YIELDS",
     "YIELDS_IN_A_CROWD",
     "SharedMemory",
+    "SignedGate",
     "Window",
     "channel_of",
     "free_channel_of",

@@ -11,8 +11,9 @@ in a window of shared memory, and MPICH and Open MPI make it a full memory barri
 bytes, which is stored and loaded as a whole. Only its owner writes it, and it only grows; so a rank that is ahead can
 be one count ahead at most, and ``>=`` is the right question.
 
-Where ranks have not agreed before on what they do at a gate, each leaves the signature of its operation beside its
-counter before it comes to the operation's first gate; there they compare, before they read anything else.
+Where ranks have not agreed before on what they do at a gate, the low bits of the word are the signature of the
+operation that the rank is in; the others count further than any job gets. Two ranks that have come equally far with
+different signatures are in different operations, and neither may pass. Who is ahead has passed, and compared.
 
 On x86-64 the fences are left out: there stores are seen by others in the order in which they were made, and loads are
 made in order (Intel's manual, volume 3, on memory ordering in multi-processor systems; AMD's says the same).
@@ -27,17 +28,15 @@ from platform import machine
 from typing import Final
 
 from mpiagg.arrays import Array
-from mpiagg.errors import Error, MismatchError, PlanError
+from mpiagg.errors import Error, PlanError
 from mpiagg.transport.memory import LINE, Block, Position
+from mpiagg.transport.tags import SIGNATURE_BITS
 
 IN_ORDER: Final = machine() in {"x86_64", "AMD64"}
 """Whether processors of this kind keep stores in their order, and loads in theirs."""
 
-# Where things lie in a rank's line, in words; its counter is the first. What is told at a gate has two places, used in
-# turn from gate to gate: while a slow rank still reads one, a fast one may be in its next operation, but it cannot pass
-# the next gate.
 _ANNOUNCED: Final = (1, 3)
-_SIGNED: Final = (5, 6)
+"""Where announcements lie in a rank's line, in words; its counter is the first."""
 
 
 class Gate:
@@ -51,23 +50,17 @@ class Gate:
         This rank's number on the node.
     ranks : sequence of int
         The ranks that meet at it.
-    disagreement : callable, optional
-        Returns the error to raise where ranks have entered different operations.
     """
 
-    def __init__(
-        self, block: Block, place: int, ranks: Sequence[int], disagreement: Callable[[], Error] | None = None
-    ) -> None:
+    def __init__(self, block: Block, place: int, ranks: Sequence[int]) -> None:
         heads = [_words(part[:LINE]) for part in block.parts]
         self.count = 0
-        self._disagreement = disagreement
         self.place = place
         self._ranks = ranks
         self._heads = heads
         self._own = heads[place]
         self._others = [head for number, head in enumerate(heads) if number != place]
         self._fence = None if IN_ORDER else block.sync
-        self._inside = False
 
     def come(self) -> None:
         """Say that this rank has come to the next gate, with all that it wrote."""
@@ -90,10 +83,26 @@ class Gate:
         """Return the ranks that have not come."""
         return [rank for rank, head in zip(self._ranks, self._heads, strict=True) if head[0] < self.count]
 
-    # -- a gate that many plans use in turn
+
+class SignedGate(Gate):
+    """A gate that the operations of a communicator use in turn, without having agreed on them before.
+
+    Parameters
+    ----------
+    block, place, ranks
+        As for :class:`Gate`.
+    disagreement : callable
+        Returns the error to raise where ranks are in different operations.
+    """
+
+    def __init__(self, block: Block, place: int, ranks: Sequence[int], disagreement: Callable[[], Error]) -> None:
+        super().__init__(block, place, ranks)
+        self._disagreement = disagreement
+        self._word = self._least = self._signature = 0
+        self._inside = False
 
     def enter(self, signature: int) -> None:
-        """Begin an operation, and leave its signature for the others, before we come to its first gate.
+        """Begin an operation with a signature, of ``SIGNATURE_BITS`` bits.
 
         Raises
         ------
@@ -103,21 +112,50 @@ class Gate:
         if self._inside:
             raise PlanError("an error has left an earlier call on this communicator in the middle of its run")
         self._inside = True
-        self._own[_SIGNED[(self.count + 1) & 1]] = signature
+        self._signature = signature
 
-    def compare(self) -> None:
-        """Compare the signatures of all, once the operation's first gate is passed.
+    def leave(self) -> None:
+        """Say that the operation is over on this rank."""
+        self._inside = False
+
+    def come(self) -> None:
+        """Say that this rank has come to the next gate, with all that it wrote."""
+        if self._fence is not None:
+            self._fence()
+        self.count = count = self.count + 1
+        self._least = least = count << SIGNATURE_BITS
+        self._own[0] = self._word = least | self._signature
+
+    def passed(self) -> bool:
+        """Whether all ranks have come; what they wrote can then be read.
 
         Raises
         ------
         MismatchError
-            If a rank has entered with another signature.
+            If a rank has come with another signature.
         """
-        place = _SIGNED[self.count & 1]
-        signature = self._own[place]
+        word = self._word
         for other in self._others:
-            if other[place] != signature:
-                raise self._disagreement() if self._disagreement else MismatchError("ranks disagree")
+            theirs = other[0]
+            if theirs != word:
+                if theirs < self._least:
+                    return False
+                if theirs >> SIGNATURE_BITS == self.count:
+                    raise self._disagreement()
+        if self._fence is not None:
+            self._fence()
+        return True
+
+    def missing(self) -> list[int]:
+        """Return the ranks that have not come, or have come with another signature."""
+        return [
+            rank
+            for rank, head in zip(self._ranks, self._heads, strict=True)
+            if head[0] >> SIGNATURE_BITS <= self.count and head[0] != self._word
+        ]
+
+    # There are two places for announcements, used in turn from gate to gate: while a slow rank still reads one, a fast
+    # one may be in its next operation, but it cannot pass the next gate.
 
     def announce(self, position: Position) -> None:
         """Say where our array lies, before we come to the next gate."""
@@ -128,10 +166,6 @@ class Gate:
         """Return where the arrays of all lie, as they announced it before they came to the gate that is now passed."""
         place = _ANNOUNCED[self.count & 1]
         return tuple(Position(head[place], head[place + 1]) for head in self._heads)
-
-    def leave(self) -> None:
-        """Say that the operation is over on this rank."""
-        self._inside = False
 
 
 def _words(line: Array) -> memoryview:

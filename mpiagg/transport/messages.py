@@ -25,7 +25,7 @@ from mpiagg.tables import DIGEST_BYTES, Settings, settings
 from mpiagg.transport.awareness import awareness
 from mpiagg.transport.device_memory import warn_of_sharing
 from mpiagg.transport.failures import Failures, active
-from mpiagg.transport.gates import Gate
+from mpiagg.transport.gates import SignedGate
 from mpiagg.transport.memory import Block, SharedMemory
 from mpiagg.transport.nodes import Node
 from mpiagg.transport.process import process
@@ -120,7 +120,7 @@ class Channel:
         self.memory = SharedMemory(self.node)
         self.device_memory: SharedMemory | None = None
         self.nccl: Nccl | None = None
-        self._ground: tuple[Gate, Block] | None = None
+        self._ground: tuple[SignedGate, Block] | None = None
         self.open: dict[int, Freeable] = {}
         self.cached: OrderedDict[Hashable, Any] = OrderedDict()
         self.known: dict[Hashable, Any] = {}
@@ -186,7 +186,7 @@ class Channel:
         """Whether anything that was opened on the channel is running."""
         return any(thing.running for thing in self.open.values())
 
-    def ground(self, nbytes: int) -> tuple[Gate, Block]:
+    def ground(self, nbytes: int) -> tuple[SignedGate, Block]:
         """Return the gate of blocking calls, and the block of memory that they share; ``nbytes`` at the first call.
 
         They follow one another, so they can share it. The first call is collective on the node.
@@ -198,7 +198,7 @@ class Channel:
         """
         if self._ground is None:
             block = self.memory.take(nbytes, busy=self.busy)
-            self._ground = Gate(block, self.node.place, self.node.ranks, self._disagreement), block
+            self._ground = SignedGate(block, self.node.place, self.node.ranks, self._disagreement), block
         return self._ground
 
     def _disagreement(self) -> Error:
@@ -352,6 +352,7 @@ class Channel:
         if at_exit:
             self._free_all()
             return
+        self.trail.fault = None  # which has been raised: it is no reason not to come together once more
         with meeting("free a communicator", self.trail) as subject:
             complete(self.comm.Ibarrier(), "free a communicator", subject)
             subject.unleavable = DEFAULT_TIMEOUT  # a rank that has given up waiting for this one does not come

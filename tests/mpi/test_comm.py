@@ -1,5 +1,8 @@
 """The communicator: every collective, operator and datatype against the MPI library's own; its class; its end."""
 
+import time
+from contextlib import nullcontext
+
 import numpy as np
 import pytest
 from mpi4py import MPI
@@ -390,6 +393,18 @@ def test_a_plan_that_one_rank_has_left_running_holds_nobody_up(world, rank):
     plan = mpiagg.allreduce_init(np.ones(9000, np.float32), comm=comm, algorithm="ring")
     if rank == 0:
         plan.start()
+    comm.Free()
+    assert comm == MPI.COMM_NULL
+    world.Barrier()
+
+
+@pytest.mark.parametrize("make", [MPI.Intracomm.Dup, mpiagg.Comm], ids=["MPI's", "ours"])
+def test_a_communicator_on_which_ranks_have_disagreed_can_be_freed(world, rank, size, make):
+    comm = make(world)
+    with pytest.raises(mpiagg.MismatchError) if size > 1 else nullcontext():
+        mpiagg.allreduce(np.ones(3), "max" if rank == 0 else "sum", comm=comm)
+    if rank == 0:
+        time.sleep(0.1)  # so that the others have begun to sleep, too, which is where faults are looked at
     comm.Free()
     assert comm == MPI.COMM_NULL
     world.Barrier()

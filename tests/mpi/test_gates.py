@@ -1,27 +1,40 @@
 """Gates, with the ranks of a node played by one process."""
 
+from functools import partial
+
 import numpy as np
 import pytest
 
 from mpiagg.errors import MismatchError, PlanError
-from mpiagg.transport import LINE, Block, Gate, Position
+from mpiagg.transport import LINE, Block, Gate, Position, SignedGate
 from mpiagg.transport import gates as gates_module
 
 pytestmark = pytest.mark.mpi
 
 
-def gates(number, fences=None):
+def gates(number, fences=None, kind=Gate):
     """Return the gates of so many ranks, which share their heads."""
     parts = [np.zeros(LINE, np.uint8) for _ in range(number)]
     heard = [] if fences is None else fences
     return [
-        Gate(Block(parts, lambda place=place: heard.append(place), LINE, Position(0, 0)), place, range(number))
+        kind(Block(parts, lambda place=place: heard.append(place), LINE, Position(0, 0)), place, range(number))
         for place in range(number)
     ]
 
 
-def test_nobody_passes_until_all_have_come():
-    first, second, third = gates(3)
+def signed_gates(number, fences=None):
+    """Return gates at which operations are compared."""
+    return gates(number, fences, partial(SignedGate, disagreement=lambda: MismatchError("ranks are of two minds")))
+
+
+@pytest.fixture(params=[gates, signed_gates], ids=["plain", "signed"])
+def either(request):
+    """Return a function that returns gates of one kind."""
+    return request.param
+
+
+def test_nobody_passes_until_all_have_come(either):
+    first, second, third = either(3)
     for turn in range(3):
         first.come()
         assert not first.passed()
@@ -43,18 +56,18 @@ def test_nobody_passes_until_all_have_come():
         assert first.count == 2 * (turn + 1)
 
 
-def test_a_gate_of_one_is_open():
-    (gate,) = gates(1)
+def test_a_gate_of_one_is_open(either):
+    (gate,) = either(1)
     gate.come()
     assert gate.passed()
     assert gate.missing() == []
 
 
 @pytest.mark.parametrize("in_order", [True, False])
-def test_fences_stand_where_processors_need_them(monkeypatch, in_order):
+def test_fences_stand_where_processors_need_them(monkeypatch, in_order, either):
     monkeypatch.setattr(gates_module, "IN_ORDER", in_order)
     fences = []
-    first, second = gates(2, fences)
+    first, second = either(2, fences)
     first.come()  # fenced before the count: what was written is there for who sees it
     assert not first.passed()
     assert fences == ([] if in_order else [0])
@@ -64,7 +77,7 @@ def test_fences_stand_where_processors_need_them(monkeypatch, in_order):
 
 
 def test_what_is_announced_is_there_for_all():
-    first, second = gates(2)
+    first, second = signed_gates(2)
     first.announce(Position(3, 4096))
     second.announce(Position(-1, 0))
     for gate in (first, second):
@@ -73,7 +86,7 @@ def test_what_is_announced_is_there_for_all():
 
 
 def test_the_next_announcement_leaves_the_last_to_be_read():
-    first, second = gates(2)
+    first, second = signed_gates(2)
     for turn in range(4):
         first.announce(Position(turn, 64))
         second.announce(Position(-1, 0))
@@ -85,7 +98,7 @@ def test_the_next_announcement_leaves_the_last_to_be_read():
 
 
 def test_a_call_that_was_left_in_the_middle_is_told():
-    first, _ = gates(2)
+    first, _ = signed_gates(2)
     first.enter(0)
     first.leave()
     first.enter(0)
@@ -95,34 +108,38 @@ def test_a_call_that_was_left_in_the_middle_is_told():
     first.enter(0)
 
 
-def test_operations_are_compared_at_their_first_gate():
-    first, second, third = gates(3)
+def begin(gate, signature):
+    """Begin an operation on a rank, and come to its first gate."""
+    gate.enter(signature)
+    gate.come()
+
+
+def test_who_is_ahead_in_another_operation_does_not_disagree():
+    first, *others = trio = signed_gates(3)
     for turn in range(4):
-        for gate in (first, second, third):
-            gate.enter(turn)
-            gate.come()
-            gate.leave()
-        first.compare()
-        # One who is ahead, and in another operation already, is not taken for one who disagrees.
-        first.enter(9)
-        first.come()
-        for gate in (second, third):
+        for gate in trio:
+            begin(gate, turn)
+        assert first.passed()
+        first.leave()
+        begin(first, 9)
+        for gate in others:
             assert gate.passed()
-            gate.compare()
-        for gate in (second, third):
-            gate.enter(9)
-            gate.come()
-        for gate in (first, second, third):
-            gate.compare()
+            gate.leave()
+        assert not first.passed()
+        assert first.missing() == [1, 2]
+        for gate in others:
+            begin(gate, 9)
+        assert all(gate.passed() for gate in trio)
+        assert first.missing() == []
+        for gate in trio:
             gate.leave()
 
 
 def test_who_is_in_another_operation_is_told_by_all():
-    trio = gates(3)
+    trio = signed_gates(3)
     for gate, signature in zip(trio, (5, 5, 6), strict=True):
-        gate.enter(signature)
-        gate.come()
+        begin(gate, signature)
     for gate in trio:
-        assert gate.passed()
-        with pytest.raises(MismatchError, match="disagree"):
-            gate.compare()
+        with pytest.raises(MismatchError, match="two minds"):
+            gate.passed()
+    assert trio[0].missing() == [2]

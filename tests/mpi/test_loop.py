@@ -129,13 +129,32 @@ def test_an_error_while_loading_does_not_make_it_begin_anew(folder):
                 raise FileNotFoundError("a vocabulary")  # not the checkpoint
             super().load_state_dict(state)
 
+        def free(self):
+            freed.append(self)
+
+    freed = []
     loop = mpiagg.Loop(Faulty, checkpoint=folder)
     with pytest.raises(FileNotFoundError, match="a vocabulary"):
         loop.run(2)
     assert mpiagg.load_checkpoint(folder)["step"] == 4
+    failed = loop.trained
     loop.run(6)
+    assert freed == [failed]
     assert loop.trained.steps == [4, 5]
     loop.free()
+
+
+def test_methods_may_be_of_any_kind():
+    class Wrapper:
+        def __init__(self, comm):
+            self.inner = Training(comm)
+
+        def __getattr__(self, name):
+            return getattr(self.inner, name)
+
+    with mpiagg.Loop(Wrapper) as loop:
+        loop.run(2)
+    assert loop.trained.steps == [0, 1]
 
 
 def test_another_checkpoint_is_refused(folder):

@@ -10,7 +10,7 @@ from mpi4py import MPI
 from restated import result, same_bits, values
 
 import mpiagg
-from mpiagg.transport import Gate, channel_of
+from mpiagg.transport import SignedGate, channel_of
 
 pytestmark = pytest.mark.mpi
 
@@ -151,7 +151,7 @@ def test_a_call_that_fails_on_one_rank(broken, world, rank, size, monkeypatch, k
         return
     stops = {"error": FloatingPointError, "Ctrl-C": KeyboardInterrupt}[how]
     if rank == 0 and how == "Ctrl-C":
-        monkeypatch.setattr(Gate, "passed", lambda _: signal.raise_signal(signal.SIGINT))
+        monkeypatch.setattr(SignedGate, "passed", lambda _: signal.raise_signal(signal.SIGINT))
     x = memory[:length]
     with np.errstate(over="raise" if rank == 0 and how == "error" else "ignore"):
         if rank == 0:
