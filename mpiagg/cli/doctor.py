@@ -11,7 +11,7 @@ from typing import Final, TypeVar
 from mpiagg import placement
 from mpiagg.cli.facts import SHM, Level, Problem, Rank
 from mpiagg.cli.probe import Probed
-from mpiagg.cli.variables import VARIABLES, wanted
+from mpiagg.cli.variables import REFUSED, VARIABLES, wanted
 from mpiagg.launchers import ALONE
 from mpiagg.schedules import Layout
 
@@ -163,7 +163,7 @@ def addresses(report: Report) -> Iterator[Problem]:
     """Whether ranks find those of other nodes, whatever else a program has in its memory."""
     rank = report.ranks[0]
     by_ucx = rank.transport.startswith("ch4:ucx") and rank.environment.get("MPIR_CVAR_CH4_NETMOD", "ucx") == "ucx"
-    if by_ucx and rank.launcher == "srun" and len(report.machines) > 1:
+    if by_ucx and rank.environment.get("SLURM_MPI_TYPE") == "pmi2" and len(report.machines) > 1:
         other = "set MPIR_CVAR_CH4_NETMOD=ofi, or " if "ofi" in rank.transport else ""
         what = (
             "ranks tell Slurm their addresses in lines that are at times too long for it, by what else is in a "
@@ -332,7 +332,8 @@ def settings(report: Report) -> Iterator[Problem]:
         for ranks in together(wrong, lambda rank: rank.environment[name]):  # noqa: B023 - called here and now
             wants = wanted(name, ranks[0].environment)
             what = f"{name}={ranks[0].environment[name]} on {said(ranks)} is not {wants}"
-            yield Problem("error", "settings", what, f"make it {wants}, or unset it")
+            level: Level = "error" if name in REFUSED else "warning"
+            yield Problem(level, "settings", what, f"make it {wants}, or unset it")
 
 
 def troubles(report: Report) -> Iterator[Problem]:

@@ -31,7 +31,7 @@ _THREADS: Final = ("single", "funneled", "serialized", "multiple")
 
 _TELLING: Final = (
     *("MPIAGG_", "MPI4PY_", "CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"),
-    *("UCX_", "FI_", "NCCL_", "OMPI_MCA_", "MPIR_CVAR_", "MPICH_", "I_MPI_", "MV2_"),
+    *("SLURM_MPI_TYPE", "UCX_", "FI_", "NCCL_", "OMPI_MCA_", "MPIR_CVAR_", "MPICH_", "I_MPI_", "MV2_"),
 )
 """How the variables of the environment begin that are told."""
 

@@ -157,8 +157,9 @@ def summary(timeline: Timeline) -> Iterator[str]:
         missing = [rank for rank in range(size) if rank not in there]
         more = f" and {len(missing) - _MOST_NAMED} more" if len(missing) > _MOST_NAMED else ""
         yield f"missing: {ranks_in_words(missing[:_MOST_NAMED])}{more}"
-    if strangers := timeline.strangers():
-        yield f"of another job, or of an earlier run: {ranks_in_words(strangers)}, with no communicator of the others'"
+    if len(groups := timeline.groups()) > 1:
+        apart = "; ".join(map(ranks_in_words, groups))
+        yield f"perhaps of several runs, with no communicator in common as far as is recorded: {apart}"
     reasons: dict[str, list[int]] = defaultdict(list)
     clocks: dict[str, list[Recording]] = defaultdict(list)
     for each in recordings:

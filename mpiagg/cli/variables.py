@@ -31,3 +31,6 @@ VARIABLES: Final[dict[str, tuple[Callable[[str], bool], str]]] = {
     ),
 }
 """For each of them: whether it accepts a text, and what it wants."""
+
+REFUSED: Final = ("MPIAGG_WARN", "MPIAGG_RECORD")
+"""Those with which mpiagg refuses to communicate, if they say something else."""

@@ -105,7 +105,7 @@ class Recording:
     reason : str
         Why it was written.
     dropped : int
-        How many earlier operations are no longer known.
+        How many operations came before these on the same communicators.
     operations : tuple of Operation
     """
 

@@ -88,11 +88,16 @@ class Timeline:
     def _at(self, recording: Recording, ns: int) -> int:
         return ns + self.offsets[recording.rank].ns
 
-    def strangers(self) -> list[int]:
-        """Return the ranks that have been on communicators, but on none that another has been on, too."""
-        members = list(self._members.values())
-        there = {rank for ranks in members for rank in ranks}
-        return sorted(there - {rank for ranks in members if len(ranks) > 1 for rank in ranks}) if len(there) > 1 else []
+    def groups(self) -> list[list[int]]:
+        """Return the ranks that communicators connect, as far as is recorded: one group, unless there are several runs.
+
+        Ranks that have no operation of a communicator's are in none.
+        """
+        groups: list[set[int]] = []
+        for members in self._members.values():
+            met = [group for group in groups if group & members.keys()]
+            groups = [group for group in groups if group not in met] + [set(members).union(*met)]
+        return sorted(sorted(group) for group in groups)
 
     def stuck(self) -> list[Stuck]:
         """Return the operations that are still running on some ranks."""

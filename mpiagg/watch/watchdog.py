@@ -163,7 +163,7 @@ class Watchdog:
         patience = 2 * PATIENCE * (1 + len(known[1]) // AT_ONCE)
 
         def ask(card: Card) -> Report | None:
-            with suppress(OSError, ValueError, KeyError):
+            with suppress(Exception):  # in a thread of its own, where an error would end the job
                 card.ask({"ask": "state", "channel": trail.name})  # who does not answer this is not worth more patience
                 told = card.ask(question, patience)
                 return Report(str(told["table"]), _fault(told))

@@ -51,13 +51,13 @@ def devices(*chosen):
 NODES_2_2 = {"environment": {"MPIAGG_NODES": "2,2"}}
 WRONG_WARN = {"environment": {"MPIAGG_WARN": "soon", "MPIAGG_RECORD": "rounds", "MPIAGG_ABORT": "0"}}
 WRONG_FLAG = {"environment": {"MPIAGG_CHECK": "yes", "MPIAGG_WARN": "2.5"}}
-UCX = {"transport": "ch4:ucx ofi"}
+UCX = {"transport": "ch4:ucx ofi", "environment": {"SLURM_MPI_TYPE": "pmi2"}}
 TWO_NODES = {2: {"machine": 2}, 3: {"machine": 2}}
 TROUBLE = {"troubles": [Problem("warning", "weather", "it rained", "wait")]}
 
 SICK = [
     (job(each={1: WRONG_WARN}), "error", "settings", "MPIAGG_WARN=soon on rank 1 is not a number", "unset it"),
-    (job(**WRONG_FLAG), "error", "settings", "MPIAGG_CHECK=yes on ranks 0-3 is not 0 or 1", "make it 0 or 1"),
+    (job(**WRONG_FLAG), "warning", "settings", "MPIAGG_CHECK=yes on ranks 0-3 is not 0 or 1", "make it 0 or 1"),
     (job(environment={"MPIAGG_RECORD": "all"}), "error", "settings", "not one of operations, rounds, off", "unset it"),
     (alone(stopped="MPI is tired", mpiexec="let it sleep", size=0), "error", "cannot-start", "tired", "sleep"),
     (
@@ -76,7 +76,13 @@ SICK = [
         *("warning", "wrong-mpiexec", "would not find each other", "the mpiexec of Open MPI"),
     ),
     (job(**UCX, each=TWO_NODES), "warning", "addresses", "lines that are at times too long", "=ofi, or make 'from"),
-    (job(transport="ch4:ucx", each=TWO_NODES), "warning", "addresses", "fails in MPI_Init", "make 'from mpi4py"),
+    (
+        job(**UCX | {"transport": "ch4:ucx"}, each=TWO_NODES),
+        "warning",
+        "addresses",
+        "fails in MPI_Init",
+        "make 'from mpi4py",
+    ),
     (alone(tasks=4), "note", "not-launched", "for 4 tasks", "start it with srun"),
     (job(each={1: {"threads": "serialized"}}), "warning", "thread-level", "rank 1: ", "MPI4PY_RC_THREAD_LEVEL"),
     (job(processors=2, cpus=[0, 1]), "note", "crowded", "ranks 0-3 on node share 2 processors", "tests"),
@@ -140,8 +146,8 @@ SICK = [
 
 WELL = [
     job(**UCX),
-    job(**UCX, each=TWO_NODES, launcher="an mpiexec of the MPICH family"),
-    job(**UCX, each=TWO_NODES, environment={"MPIR_CVAR_CH4_NETMOD": "ofi"}),
+    job(transport="ch4:ucx ofi", each=TWO_NODES, launcher="an mpiexec of the MPICH family"),
+    job(**UCX | {"environment": {"SLURM_MPI_TYPE": "pmi2", "MPIR_CVAR_CH4_NETMOD": "ofi"}}, each=TWO_NODES),
     alone(),
     alone(launcher="srun", launched=1, tasks=4),
     alone(launcher="srun", launched=4, environment={"MPIAGG_ALONE": "1"}),

@@ -250,17 +250,20 @@ def test_what_some_ranks_do_alone_is_of_no_communicator(run):
     output, found = run(content(0, both, alone), content(1, both, {**alone, "what": "another"}))
     assert "still running: some ranks, operation 1: a meeting of some, on rank 0\n" in output
     assert "still running: some ranks, operation 1: another, on rank 1\n" in output
-    assert "another job" not in output
+    assert "several runs" not in output
     assert {event["args"]["channel"] for event in found if event.get("cat") == "operation"} == {"comm 0", "some ranks"}
 
 
 def test_recordings_of_two_runs_are_told_of(run):
     mine, others = operation(100, 200), operation(100, 200, channel=CHANNELS[1])
-    told = "of another job, or of an earlier run: {}, with no communicator of the others'"
-    output, _ = run(*(content(rank, mine, size=3) for rank in (0, 1)), content(2, others, size=3))
-    assert told.format("rank 2") in output
-    output, _ = run(content(0, mine, others, size=3), content(1, mine, size=3), content(2, others, size=3))
-    assert "another job" not in output
+    told = "perhaps of several runs, with no communicator in common as far as is recorded: {}"
+    for old, words in (([2], "ranks 0, 1; rank 2"), ([2, 3], "ranks 0, 1; ranks 2, 3")):
+        kept = [content(rank, others if rank in old else mine, size=4) for rank in range(2 + len(old))]
+        assert told.format(words) in run(*kept)[0]
+    # One that two groups have in common connects them.
+    both = content(1, mine, others, size=4)
+    output, _ = run(content(0, mine, size=4), both, content(2, others, size=4), content(3, others, size=4))
+    assert "several runs" not in output
 
 
 def test_without_operations_there_is_a_timeline_all_the_same(run):
