@@ -176,7 +176,10 @@ def read_manifest(folder: Path) -> bytes:
     ValueError
         If it is too long.
     """
-    return documents.named(MANIFEST, lambda _: documents.read(folder / MANIFEST, MOST_MANIFEST_BYTES), folder)
+    try:
+        return documents.read(folder / MANIFEST, MOST_MANIFEST_BYTES)
+    except ValueError as error:
+        raise ValueError(f"{MANIFEST}: {error}") from None
 
 
 def manifest_of(data: bytes) -> Manifest:

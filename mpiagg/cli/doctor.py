@@ -11,7 +11,7 @@ from typing import Final, TypeVar
 from mpiagg import placement
 from mpiagg.cli.facts import SHM, Level, Problem, Rank
 from mpiagg.cli.probe import Probed
-from mpiagg.cli.variables import REFUSED, VARIABLES, wanted
+from mpiagg.cli.variables import REFUSED, VARIABLES, should_say
 from mpiagg.launchers import ALONE
 from mpiagg.schedules import Layout
 
@@ -322,15 +322,12 @@ def by_value(ranks: Sequence[Rank], of: Callable[[Rank], str]) -> str:
     return "; ".join(f"{said(group)}: {of(group[0])}" for group in groups)
 
 
-# -- devices
-
-
 def settings(report: Report) -> Iterator[Problem]:
     """Whether variables of the environment say what they can."""
     for name in VARIABLES:
-        wrong = [rank for rank in report.ranks if wanted(name, rank.environment)]
+        wrong = [rank for rank in report.ranks if should_say(name, rank.environment)]
         for ranks in together(wrong, lambda rank: rank.environment[name]):  # noqa: B023 - called here and now
-            wants = wanted(name, ranks[0].environment)
+            wants = should_say(name, ranks[0].environment)
             what = f"{name}={ranks[0].environment[name]} on {said(ranks)} is not {wants}"
             level: Level = "error" if name in REFUSED else "warning"
             yield Problem(level, "settings", what, f"make it {wants}, or unset it")
@@ -344,6 +341,9 @@ def troubles(report: Report) -> Iterator[Problem]:
             found[trouble].append(rank)
     for trouble, ranks in found.items():
         yield trouble._replace(what=f"{said(ranks)}: {trouble.what}")
+
+
+# -- devices
 
 
 def messages(report: Report) -> Iterator[Problem]:

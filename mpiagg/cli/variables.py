@@ -9,7 +9,7 @@ from mpiagg.launchers import ALONE
 from mpiagg.watch import KEEPS
 
 
-def wanted(name: str, environment: Mapping[str, str]) -> str:
+def should_say(name: str, environment: Mapping[str, str]) -> str:
     """Return what a variable must say, if it says something else; else nothing."""
     text = environment.get(name, "")
     accepts, words = VARIABLES[name]

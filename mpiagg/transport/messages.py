@@ -350,15 +350,15 @@ class Channel:
     def _free_together(self, *, at_exit: bool) -> None:
         """Free what all ranks free together, but for what might hang."""
         if at_exit:
-            self._free_all()
+            self._free_parts()
             return
         self.trail.fault = None  # which has been raised: it is no reason not to come together once more
         with meeting("free a communicator", self.trail) as subject:
             complete(self.comm.Ibarrier(), "free a communicator", subject)
             subject.unleavable = DEFAULT_TIMEOUT  # a rank that has given up waiting for this one does not come
-            self._free_all()
+            self._free_parts()
 
-    def _free_all(self) -> None:
+    def _free_parts(self) -> None:
         # What an error has left running on one rank alone must not keep the others waiting for it here.
         if self.nccl is not None:
             self.nccl.close(abort=bool(self.open))

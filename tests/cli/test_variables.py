@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from mpiagg.cli.variables import VARIABLES, wanted
+from mpiagg.cli.variables import VARIABLES, should_say
 
 
 @pytest.mark.parametrize(
@@ -19,7 +19,7 @@ from mpiagg.cli.variables import VARIABLES, wanted
     ],
 )
 def test_what_is_told_is_what_is_refused(name, text, good):
-    assert bool(wanted(name, {name: text})) is not good
+    assert bool(should_say(name, {name: text})) is not good
     script = "from mpiagg.transport import process\nprocess()"
     done = subprocess.run(
         [sys.executable, "-c", script], env={**os.environ, name: text}, capture_output=True, text=True, check=False
@@ -32,5 +32,5 @@ def test_flags_are_0_or_1():
     flags = [name for name in VARIABLES if name not in {"MPIAGG_WARN", "MPIAGG_RECORD"}]
     assert len(flags) == 5
     for name in flags:
-        assert [wanted(name, {name: text}) for text in ("", "0", "1", "yes")] == ["", "", "", "0 or 1"]
-        assert not wanted(name, {})
+        assert [should_say(name, {name: text}) for text in ("", "0", "1", "yes")] == ["", "", "", "0 or 1"]
+        assert not should_say(name, {})
