@@ -32,7 +32,7 @@ from typing import Final, NoReturn
 
 import click
 
-from mpiagg.cli import launch
+from mpiagg.launch import start as launch
 
 MOST_NODES: Final = 200
 _UNITS: Final = {"kbit": 10**3, "mbit": 10**6, "gbit": 10**9}

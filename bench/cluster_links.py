@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 from mpi4py import MPI
 
-from mpiagg.cli import machine
+from mpiagg.benchmarks import machine
 
 COMM = MPI.COMM_WORLD
 TRIPS = 1000

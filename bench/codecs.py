@@ -21,7 +21,7 @@ import numpy as np
 from mpiagg.arrays import Array, codec
 from mpiagg.arrays.codecs import EPSILON, HEADER_BYTES
 from mpiagg.arrays.conversions import BLOCK, convert
-from mpiagg.cli import machine
+from mpiagg.benchmarks import machine
 
 RESULTS = Path(__file__).parent / "results" / "codecs.json"
 LENGTHS = (2**8, 2**11, 2**14, 2**18, 2**22)

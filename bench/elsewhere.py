@@ -17,9 +17,9 @@ from pathlib import Path
 import numpy as np
 from mpi4py import MPI
 
-from mpiagg.cli import machine
-from mpiagg.cli.competitors import Task
-from mpiagg.cli.tuner import plan_of
+from mpiagg.benchmarks import machine
+from mpiagg.benchmarks.competitors import Task
+from mpiagg.benchmarks.tuner import plan_of
 from mpiagg.schedules import Collective
 from mpiagg.tables import Choice
 

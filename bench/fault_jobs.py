@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from bench.fault_cases import ODD, RIGHT, WRONG, Case
-from mpiagg.cli import launch
+from mpiagg.launch import start as launch
 
 TOP: Final = Path(__file__).parents[1]
 if str(TOP / "tests") not in sys.path:

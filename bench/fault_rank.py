@@ -259,7 +259,7 @@ def at_first(rank: Rank, fault: str) -> None:
 
 def surroundings(fault: str, way: str, folder: Path) -> None:
     """Make the surroundings wrong, before MPI starts; the launcher has told this process who it is."""
-    from mpiagg.launchers import launch  # noqa: PLC0415 - it does not know MPI
+    from mpiagg.launch.launchers import launch  # noqa: PLC0415 - it does not know MPI
 
     found = launch()
     odd = found is not None and found.rank == ODD

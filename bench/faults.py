@@ -27,7 +27,7 @@ from bench import fault_cases, fault_jobs
 from bench.counts import parse_ranks
 from bench.fault_cases import Case
 from bench.fault_jobs import Limits, Outcome, Said
-from mpiagg.cli import launch
+from mpiagg.launch import start as launch
 
 RESULTS: Final = Path(__file__).parent / "results"
 LIMITS: Final = Limits(warn=1, timeout=6, slack=6)

@@ -30,8 +30,8 @@ import click
 from bench import gpu_report
 from bench.counts import parse_ranks
 from bench.gpu_rank import PARTS
-from mpiagg.cli import launch
-from mpiagg.cli.flags import parse_size
+from mpiagg.benchmarks.flags import parse_size
+from mpiagg.launch import start as launch
 
 TOP = Path(__file__).parents[1]
 

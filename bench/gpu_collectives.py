@@ -15,11 +15,12 @@ from mpi4py import MPI
 import mpiagg
 from bench.gpu_rank import Call, Setting
 from bench.gpu_report import LONG
-from mpiagg import binding, operations, tuning
 from mpiagg.arrays import Array
-from mpiagg.cli.competitors import Competitor, registered_zeros
-from mpiagg.cli.on_device import DeviceTask
+from mpiagg.benchmarks.competitors import Competitor, registered_zeros
+from mpiagg.benchmarks.on_device import DeviceTask
 from mpiagg.errors import DeviceError
+from mpiagg.plans import binding, operations
+from mpiagg.plans import choices as tuning
 from mpiagg.schedules import Collective
 from mpiagg.transport import channel_of
 

@@ -8,7 +8,7 @@ import numpy as np
 
 from bench.gpu_rank import Call, Setting
 from mpiagg.arrays import Accelerator, Array, reduction
-from mpiagg.cli.flags import dtype_of
+from mpiagg.benchmarks.flags import dtype_of
 
 MIB = 2**20
 MEMORY = [MIB, 16 * MIB, 64 * MIB, 256 * MIB, 1024 * MIB]

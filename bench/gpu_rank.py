@@ -21,9 +21,9 @@ from typing import TYPE_CHECKING, Any
 import click
 import numpy as np
 
-from mpiagg.cli import job
+from mpiagg.cuda.placement import bind_device
 from mpiagg.errors import DeviceError
-from mpiagg.placement import bind_device
+from mpiagg.launch import job
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -87,8 +87,8 @@ class Setting:
             For each call, in microseconds, ``us``, the median over the blocks of the slowest rank's mean, the
             ``least`` and the ``most``, ``device_us`` where the device has a clock, and how many ``calls`` were timed.
         """
-        from mpiagg.cli import contest  # noqa: PLC0415 - needs MPI
-        from mpiagg.cli.on_device import DeviceWatch  # noqa: PLC0415 - needs MPI
+        from mpiagg.benchmarks import contest  # noqa: PLC0415 - needs MPI
+        from mpiagg.benchmarks.on_device import DeviceWatch  # noqa: PLC0415 - needs MPI
 
         pace = contest.Pace(1000, 3, seconds / 20 if self.quick else seconds)
         entries = [contest.Entry(call) for call in calls.values()]
@@ -135,8 +135,8 @@ def main(part: str, path: Path, name: str, *, quick: bool, largest: int, seconds
 
 def measure(world: MPI.Intracomm, part: str, path: Path, name: str, *, quick: bool, largest: int) -> None:
     """Measure a part."""
-    from mpiagg.cli import machine  # noqa: PLC0415 - needs MPI
-    from mpiagg.cli.on_device import facts, take_device  # noqa: PLC0415 - needs MPI
+    from mpiagg.benchmarks import machine  # noqa: PLC0415 - needs MPI
+    from mpiagg.benchmarks.on_device import facts, take_device  # noqa: PLC0415 - needs MPI
     from mpiagg.transport import channel_of  # noqa: PLC0415 - needs MPI
 
     device: Any = take_device(channel_of(world), name)

@@ -17,8 +17,8 @@ import numpy as np
 from mpi4py import MPI
 
 import mpiagg
-from mpiagg.cli import machine
-from mpiagg.straight import straight_line
+from mpiagg.benchmarks import machine
+from mpiagg.plans.compiled import straight_line
 
 LENGTH = 16
 REPEATS = 3_000

@@ -24,7 +24,7 @@ import torch
 from mpi4py import MPI
 
 import mpiagg
-from mpiagg.cli import machine
+from mpiagg.benchmarks import machine
 from mpiagg.transport import Channel
 
 # The link is between two nodes; ranks of one would share memory and send nothing.

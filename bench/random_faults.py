@@ -34,8 +34,8 @@ import click
 from bench.fault_jobs import MARK, all_gone, end_processes, processes
 from bench.gpu import TOP, environment
 from bench.random_fault_draws import Draw, Job, Outcome, complaints, draws, finished, unnamed
-from mpiagg.cli import launch
-from mpiagg.cli.job import OutputFile
+from mpiagg.launch import start as launch
+from mpiagg.launch.job import OutputFile
 
 WARN: Final = 1.0
 TIMEOUT: Final = 5.0

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 
-from mpiagg.cli import launch
+from mpiagg.launch import start as launch
 
 RESULTS = Path(__file__).parent / "results"
 BENCH = [sys.executable, "-m", "mpiagg", "bench", "allreduce"]

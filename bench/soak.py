@@ -20,8 +20,8 @@ import click
 import numpy as np
 
 from bench.gpu import environment
-from mpiagg.cli import launch
-from mpiagg.cli.job import OutputFile
+from mpiagg.launch import start as launch
+from mpiagg.launch.job import OutputFile
 
 TOP = Path(__file__).parents[1]
 

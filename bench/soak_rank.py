@@ -18,7 +18,7 @@ from pathlib import Path
 from mpi4py import MPI
 
 from bench.soak_actions import Scene, draw
-from mpiagg.cli import machine
+from mpiagg.benchmarks import machine
 from mpiagg.transport import channels
 
 TOGETHER = 20

@@ -21,7 +21,7 @@ from statistics import median
 
 from saving import RESULTS, library
 
-from mpiagg.cli import launch
+from mpiagg.launch import start as launch
 
 HERE = Path(__file__).parent
 OFF = {"MPIAGG_RECORD": "off", "MPIAGG_WATCH": "0", "UNSIGNED": "1"}
@@ -114,7 +114,7 @@ def main() -> None:
         on = median(job[call] for job in times["on"])
         others = ", ".join(f"{cost[call][0] * 1e6:+.2f} us ({cost[call][1]:.3f}) to {it}" for it, cost in costs.items())
         print(f"{call:28} {on * 1e6:8.2f} us  {others}")
-    from mpiagg.cli import machine  # noqa: PLC0415 - it imports MPI, which a parent of jobs must not before them
+    from mpiagg.benchmarks import machine  # noqa: PLC0415 - it imports MPI, which a parent of jobs must not before them
 
     saved = {"machine": machine.facts(), "ranks": asked.ranks, "jobs": asked.jobs, "costs": costs, "seconds": times}
     path = asked.output or RESULTS / f"watching-n{asked.ranks}-{library()}.json"

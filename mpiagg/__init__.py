@@ -15,6 +15,7 @@ import sys
 from importlib import import_module
 from typing import TYPE_CHECKING
 
+from mpiagg.collectives.simulation import simulate
 from mpiagg.errors import (
     DeviceError,
     Error,
@@ -26,7 +27,6 @@ from mpiagg.errors import (
     StallError,
 )
 from mpiagg.schedules import algorithms
-from mpiagg.simulation import simulate
 
 if TYPE_CHECKING:
     from mpiagg.aggregation import (
@@ -42,7 +42,9 @@ if TYPE_CHECKING:
         Sparsified,
     )
     from mpiagg.checkpoints import load_checkpoint, save_checkpoint
-    from mpiagg.collectives import (
+    from mpiagg.checkpoints.loop import Loop
+    from mpiagg.collectives.comm import Comm
+    from mpiagg.collectives.functions import (
         allgather,
         allgather_init,
         allreduce,
@@ -54,12 +56,10 @@ if TYPE_CHECKING:
         reduce_scatter,
         reduce_scatter_init,
     )
-    from mpiagg.comm import Comm
+    from mpiagg.collectives.registered import empty
+    from mpiagg.cuda.placement import bind_device
     from mpiagg.ddp import DDP
-    from mpiagg.loop import Loop
-    from mpiagg.placement import bind_device
-    from mpiagg.plan import Plan
-    from mpiagg.registered import empty
+    from mpiagg.plans.plan import Plan
 
 __version__ = "0.1.0"
 
@@ -118,7 +118,7 @@ _HOMES = {
         "Sparsified",
     ),
     "mpiagg.checkpoints": ("load_checkpoint", "save_checkpoint"),
-    "mpiagg.collectives": (
+    "mpiagg.collectives.functions": (
         "allgather",
         "allgather_init",
         "allreduce",
@@ -130,12 +130,12 @@ _HOMES = {
         "reduce_scatter",
         "reduce_scatter_init",
     ),
-    "mpiagg.comm": ("Comm",),
+    "mpiagg.collectives.comm": ("Comm",),
     "mpiagg.ddp": ("DDP",),
-    "mpiagg.loop": ("Loop",),
-    "mpiagg.placement": ("bind_device",),
-    "mpiagg.plan": ("Plan",),
-    "mpiagg.registered": ("empty",),
+    "mpiagg.checkpoints.loop": ("Loop",),
+    "mpiagg.cuda.placement": ("bind_device",),
+    "mpiagg.plans.plan": ("Plan",),
+    "mpiagg.collectives.registered": ("empty",),
 }
 _HOME = {name: home for home, names in _HOMES.items() for name in names}
 

@@ -9,7 +9,7 @@ import time
 import uuid
 from pathlib import Path
 
-from mpiagg.cli.launch import command, environment
+from mpiagg.launch.start import command, environment
 
 HERE = Path(__file__).parent
 JOB_SECONDS = 300

@@ -11,7 +11,7 @@ import types
 
 import numpy as np
 
-from mpiagg.arrays.kernels import PRELUDE
+from mpiagg.cuda.kernels import PRELUDE
 
 COMPILER = shutil.which("g++")
 

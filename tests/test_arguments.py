@@ -4,7 +4,7 @@ from fractions import Fraction
 import numpy as np
 import pytest
 
-from mpiagg.arguments import check_flag, check_integer, check_number, check_root
+from mpiagg.common.arguments import check_flag, check_integer, check_number, check_root
 
 
 @pytest.mark.parametrize("value", [0, 3, np.int64(2), np.uint8(1)])

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from mpiagg.cli import launch
 from mpiagg.cli.aggregators import AGGREGATORS
+from mpiagg.launch import start as launch
 
 TOP = Path(__file__).parents[1]
 README = (TOP / "README.md").read_text()

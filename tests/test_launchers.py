@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mpiagg import launchers
 from mpiagg.errors import Error
+from mpiagg.launch import launchers
 
 SRUN = {"SLURM_JOB_ID": "1", "SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": "4", "SLURM_PROCID": "2"}
 PMI2 = {**SRUN, "PMI_SIZE": "4", "PMI_RANK": "2"}

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mpiagg import placement
+from mpiagg.cuda import placement
+from mpiagg.cuda.placement import Sharing, shared_devices
 from mpiagg.errors import DeviceError
-from mpiagg.placement import Sharing, shared_devices
 
 A, B, C = "00000000-a", "00000000-b", "00000000-c"
 
@@ -277,7 +277,9 @@ def test_a_broken_cupy_is_told(monkeypatch, tmp_path):
 
 
 def test_nothing_is_loaded_to_choose_a_device():
-    script = "import sys, mpiagg.placement; print([m for m in ('mpi4py.MPI', 'cupy', 'torch') if m in sys.modules])"
+    script = (
+        "import sys, mpiagg.cuda.placement; print([m for m in ('mpi4py.MPI', 'cupy', 'torch') if m in sys.modules])"
+    )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=60)
     assert done.stdout.strip() == "[]"
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from jobs import MARK, all_gone, end_processes, run_job
 
-from mpiagg.cli.launch import mpi_vendor
+from mpiagg.launch.start import mpi_vendor
 
 HERE = Path(__file__).parent
 

@@ -4,11 +4,11 @@ import numpy as np
 import pytest
 
 import mpiagg
+from mpiagg.plans.choices import NATIVE, Case, Memory, choose, pick
 from mpiagg.schedules import Collective, Layout
 from mpiagg.tables import Choice, Row, Table, settings
 from mpiagg.tables.files import write_table
 from mpiagg.tables.settings import Settings
-from mpiagg.tuning import NATIVE, Case, Memory, choose, pick
 
 CASE = Case(Collective.ALLREDUCE, 2**20, Layout.of([1, 1, 1, 1]))
 LEFT_TO_RIGHT = [[2.0**60], [-(2.0**60)], [1.0], [2.0**-40]]

@@ -12,7 +12,7 @@ import pytest
 from jobs import MARK, all_gone, end_processes
 
 import mpiagg
-from mpiagg.cli import launch
+from mpiagg.launch import start as launch
 
 HERE = Path(__file__).parent
 

@@ -12,13 +12,13 @@ from mpi4py import MPI
 
 from mpiagg.aggregation.backends import Backend
 from mpiagg.aggregation.elementwise import Elementwise
-from mpiagg.arguments import check_flag, check_number
 from mpiagg.arrays import HOST, Array, check_wire_dtype, device_of, reduction, working_dtype
-from mpiagg.on_node import folds_as_it_is
-from mpiagg.program import Program, in_turn
+from mpiagg.common.arguments import check_flag, check_number
+from mpiagg.plans.choices import NATIVE, Case, Choice, pick
+from mpiagg.plans.on_node import folds_as_it_is
+from mpiagg.plans.program import Program, in_turn
 from mpiagg.schedules import Collective
 from mpiagg.transport import SHARED_TAG
-from mpiagg.tuning import NATIVE, Case, Choice, pick
 
 OPS: Final = ("sum", "avg", "min", "max")
 
@@ -142,7 +142,7 @@ class AllReduce(Elementwise):
     def bind(self, vector: Array, tag: int, residual: Array | None = None) -> Program:
         """Return the program that reduces a vector, in place.
 
-        It is of the dtype in which values are combined, or as :func:`mpiagg.on_node.folds_as_it_is` says.
+        It is of the dtype in which values are combined, or as :func:`mpiagg.plans.on_node.folds_as_it_is` says.
 
         With a ``residual`` as long as the vector, that is added to it first; what the codec loses is left there.
         """

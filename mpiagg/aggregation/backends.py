@@ -13,7 +13,7 @@ from typing import Any
 from mpi4py import MPI
 
 from mpiagg.arrays import Array
-from mpiagg.mpi_ops import mpi_op
+from mpiagg.collectives.mpi_ops import mpi_op
 
 Backend = Callable[[Array, str], object]
 

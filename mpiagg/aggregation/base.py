@@ -13,15 +13,15 @@ from mpi4py import MPI
 
 from mpiagg.aggregation.packing import Layout, check_tensors, layout_in_words, layout_of
 from mpiagg.arrays import Array, Reduction, reduction
+from mpiagg.collectives.mpi_ops import mpi_op
 from mpiagg.errors import PlanError
-from mpiagg.mpi_ops import mpi_op
-from mpiagg.operation import Operation
-from mpiagg.operations import bind_operation
-from mpiagg.plan import Plan
-from mpiagg.program import Program, in_turn
+from mpiagg.plans.choices import Choice
+from mpiagg.plans.operation import Operation
+from mpiagg.plans.operations import bind_operation
+from mpiagg.plans.plan import Plan
+from mpiagg.plans.program import Program, in_turn
 from mpiagg.schedules import Collective
 from mpiagg.transport import SHARED_TAG, channel_of
-from mpiagg.tuning import Choice
 from mpiagg.watch import Subject
 
 Self = TypeVar("Self", bound="Aggregation")

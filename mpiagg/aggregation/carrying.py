@@ -16,10 +16,10 @@ import numpy as np
 from mpi4py import MPI
 
 from mpiagg.aggregation.packing import layout_in_words, layout_of
-from mpiagg.arguments import check_number
 from mpiagg.arrays import Array
 from mpiagg.checkpoints import PerRank
-from mpiagg.collectives import allreduce
+from mpiagg.collectives.functions import allreduce
+from mpiagg.common.arguments import check_number
 from mpiagg.transport import channel_of
 
 State = Mapping[str, Any]

@@ -8,12 +8,12 @@ from mpi4py import MPI
 
 from mpiagg.aggregation.gossip import Nodes, PeerSelection, Phase, gossip
 from mpiagg.aggregation.mixing import Mixing
-from mpiagg.arguments import check_flag
 from mpiagg.arrays import Array, device_of, reduction
-from mpiagg.program import Program
+from mpiagg.common.arguments import check_flag
+from mpiagg.plans.choices import Case, pick
+from mpiagg.plans.program import Program
 from mpiagg.schedules import Collective
 from mpiagg.transport import SHARED_TAG, channel_of
-from mpiagg.tuning import Case, pick
 
 
 class Decentralized(Mixing):

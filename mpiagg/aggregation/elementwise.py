@@ -14,8 +14,8 @@ from mpi4py import MPI
 from mpiagg.aggregation.base import Aggregation
 from mpiagg.aggregation.packing import Packing, key_of
 from mpiagg.arrays import HOST, Array, settle
-from mpiagg.plan import Plan
-from mpiagg.program import Program, in_turn
+from mpiagg.plans.plan import Plan
+from mpiagg.plans.program import Program, in_turn
 from mpiagg.transport import SHARED_TAG
 
 KEPT_LAYOUTS: Final = 64

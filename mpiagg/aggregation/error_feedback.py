@@ -13,9 +13,9 @@ from mpiagg.aggregation.base import expect_keys
 from mpiagg.aggregation.memory import Remembering, check_arrays
 from mpiagg.aggregation.packing import Layout, Packing
 from mpiagg.arrays import Array, load, to_host
-from mpiagg.plan import Plan
-from mpiagg.program import Program, in_turn
-from mpiagg.tuning import ENCODING_ONCE
+from mpiagg.plans.choices import ENCODING_ONCE
+from mpiagg.plans.plan import Plan
+from mpiagg.plans.program import Program, in_turn
 
 
 class Residuals:

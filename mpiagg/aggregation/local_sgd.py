@@ -14,10 +14,10 @@ from mpiagg.aggregation.all_reduce import AllReduce
 from mpiagg.aggregation.base import expect_keys
 from mpiagg.aggregation.memory import Remembering, check_arrays
 from mpiagg.aggregation.packing import Layout, Packing
-from mpiagg.arguments import check_flag, check_integer, check_number
 from mpiagg.arrays import Array, check_wire_dtype, load, settle, to_host
-from mpiagg.plan import Plan
-from mpiagg.program import in_turn
+from mpiagg.common.arguments import check_flag, check_integer, check_number
+from mpiagg.plans.plan import Plan
+from mpiagg.plans.program import in_turn
 
 
 class Anchor:

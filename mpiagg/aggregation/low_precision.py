@@ -13,16 +13,16 @@ from mpi4py import MPI
 from mpiagg.aggregation.base import expect_keys
 from mpiagg.aggregation.carrying import with_each
 from mpiagg.aggregation.decentralized import nodes_of
-from mpiagg.aggregation.flags import Flags
 from mpiagg.aggregation.gossip import Nodes, among
 from mpiagg.aggregation.memory import Remembering, check_arrays
 from mpiagg.aggregation.packing import Group, Layout, Packing
-from mpiagg.arguments import check_flag, check_integer
 from mpiagg.arrays import CODECS, Array, Reduction, check_wire_dtype, even_ranges, load, reduction, settle, to_host
-from mpiagg.binding import Lane, bind
 from mpiagg.checkpoints import PerRank
-from mpiagg.plan import Plan
-from mpiagg.program import Program, in_turn
+from mpiagg.collectives.flags import Flags
+from mpiagg.common.arguments import check_flag, check_integer
+from mpiagg.plans.binding import Lane, bind
+from mpiagg.plans.plan import Plan
+from mpiagg.plans.program import Program, in_turn
 from mpiagg.schedules import Collective, Round, finish, receive, send
 from mpiagg.transport import Channel, signature
 

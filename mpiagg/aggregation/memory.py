@@ -16,7 +16,7 @@ from mpiagg.aggregation.carrying import carried
 from mpiagg.aggregation.packing import Layout, layout_in_words, layout_of
 from mpiagg.arrays import HOST, Array, settle
 from mpiagg.errors import PlanError
-from mpiagg.plan import Plan
+from mpiagg.plans.plan import Plan
 
 
 class Memory(Protocol):

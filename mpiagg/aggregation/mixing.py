@@ -14,14 +14,14 @@ from mpi4py import MPI
 from mpiagg.aggregation.base import Aggregation, expect_keys
 from mpiagg.aggregation.elementwise import Elementwise
 from mpiagg.aggregation.gossip import Phase, Row, in_pieces
-from mpiagg.arguments import check_integer
 from mpiagg.arrays import Array, device_of, even_ranges, reduction, settle
-from mpiagg.background import InBackground
-from mpiagg.binding import Lane, bind
+from mpiagg.common.arguments import check_integer
 from mpiagg.errors import PlanError
-from mpiagg.plan import Plan
-from mpiagg.ports import Draft, port_of
-from mpiagg.program import Awaited, BoundRound, Program, in_turn
+from mpiagg.plans.background import InBackground
+from mpiagg.plans.binding import Lane, bind
+from mpiagg.plans.plan import Plan
+from mpiagg.plans.ports import Draft, port_of
+from mpiagg.plans.program import Awaited, BoundRound, Program, in_turn
 from mpiagg.schedules import MOST_LANES, receive, send
 from mpiagg.transport import SHARED_TAG, Channel, signature
 

@@ -11,8 +11,8 @@ from mpi4py import MPI
 
 from mpiagg.aggregation.gossip import Phase, metropolis, neighbor_row
 from mpiagg.aggregation.mixing import Mixing
-from mpiagg.arguments import check_integer, check_number
 from mpiagg.arrays import Array
+from mpiagg.common.arguments import check_integer, check_number
 from mpiagg.errors import MismatchError
 
 

@@ -25,8 +25,8 @@ from mpiagg.arrays import (
     working_dtype,
 )
 from mpiagg.errors import PlanError
-from mpiagg.operations import STAGED_BYTES
-from mpiagg.plan import Plan
+from mpiagg.plans.operations import STAGED_BYTES
+from mpiagg.plans.plan import Plan
 
 KEPT_PLANS: Final = 64
 """How many plans are kept for one layout: a tensor that is not packed needs one for each place where it lies."""

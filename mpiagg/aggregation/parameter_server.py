@@ -10,12 +10,12 @@ import numpy as np
 from mpi4py import MPI
 
 from mpiagg.aggregation.elementwise import Elementwise
-from mpiagg.arguments import check_root
 from mpiagg.arrays import Array, Reduction, is_array, reduction, working_dtype
-from mpiagg.program import Program
+from mpiagg.common.arguments import check_root
+from mpiagg.plans.choices import Choice
+from mpiagg.plans.program import Program
 from mpiagg.schedules import Collective
 from mpiagg.transport import SHARED_TAG
-from mpiagg.tuning import Choice
 
 _CENTRAL: Final = Choice("parameter_server")
 

@@ -15,12 +15,12 @@ from mpiagg.aggregation.base import expect_keys
 from mpiagg.aggregation.low_rank import LowRank
 from mpiagg.aggregation.memory import Remembering, check_arrays
 from mpiagg.aggregation.packing import Layout
-from mpiagg.arguments import check_flag, check_integer, check_number
 from mpiagg.arrays import Array, Device, device_of, load, reduction, to_host, working_dtype
-from mpiagg.plan import Plan
-from mpiagg.program import Deferred, Program, in_turn
+from mpiagg.common.arguments import check_flag, check_integer, check_number
+from mpiagg.plans.choices import Case, choose
+from mpiagg.plans.plan import Plan
+from mpiagg.plans.program import Deferred, Program, in_turn
 from mpiagg.schedules import Collective
-from mpiagg.tuning import Case, choose
 
 ErrorFeedback = Literal["local", "aggregated"]
 

@@ -15,10 +15,10 @@ from mpiagg.aggregation.exchanges import INDEX, CountedGather, Exchange, Gather,
 from mpiagg.aggregation.memory import Remembering, check_arrays
 from mpiagg.aggregation.packing import Group, Layout, Packing
 from mpiagg.aggregation.selection import Selection, at_least, how_many, random_block, random_k, top_k
-from mpiagg.arguments import check_integer, check_number
 from mpiagg.arrays import Array, cuts_of, load, ranges, reduction, to_host
-from mpiagg.plan import Plan
-from mpiagg.program import Program, in_turn
+from mpiagg.common.arguments import check_integer, check_number
+from mpiagg.plans.plan import Plan
+from mpiagg.plans.program import Program, in_turn
 from mpiagg.transport import Channel
 
 

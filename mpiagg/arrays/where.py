@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from importlib import import_module
 from typing import Any, Final
 
 import numpy as np
@@ -57,23 +58,25 @@ def find_device(name: str | Device | None) -> Device:
     return KINDS[kind](int(number) if colon else None)
 
 
+_CUDA: Final = "mpiagg.cuda.device"
+"""The room above that serves CuPy's arrays: imported when one of them arrives, or "cuda" is asked for."""
+
+
 def _cuda_device_of(x: Any) -> Device:
-    from cupy import ndarray  # noqa: PLC0415 - CuPy is an extra
-
-    from mpiagg.arrays.cuda import device_of_array  # noqa: PLC0415 - CuPy is an extra
-
-    return device_of_array(x) if isinstance(x, ndarray) else HOST
+    found: Device = import_module(_CUDA).device_of_array(x) if isinstance(x, import_module("cupy").ndarray) else HOST
+    return found
 
 
 def _cuda_device(ordinal: int | None) -> Device:
     try:
-        from mpiagg.arrays.cuda import device  # noqa: PLC0415 - CuPy is an extra
+        cuda = import_module(_CUDA)
     except Exception as error:
         raise DeviceError(
             f"CUDA devices need CuPy, which cannot be imported ({type(error).__name__}: {error}); "
             "install mpiagg[cuda12] or mpiagg[cuda13], whichever the driver is for"
         ) from error
-    return device(ordinal)
+    found: Device = cuda.device(ordinal)
+    return found
 
 
 ACCELERATED: Final[dict[str, Callable[[Any], Device]]] = {"cupy": _cuda_device_of}

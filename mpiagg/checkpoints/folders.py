@@ -23,10 +23,10 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from mpiagg import documents
-from mpiagg.arguments import check_integer
 from mpiagg.arrays import Array
 from mpiagg.checkpoints.trees import Stored, Tree, bytes_of, decode, digest_of, text_of
+from mpiagg.common import documents
+from mpiagg.common.arguments import check_integer
 
 FORMAT: Final = "mpiagg checkpoint"
 VERSION: Final = 1

@@ -10,10 +10,10 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from mpiagg import documents
-from mpiagg.arguments import check_integer
 from mpiagg.arrays import Array
 from mpiagg.checkpoints.per_rank import PerRank
+from mpiagg.common import documents
+from mpiagg.common.arguments import check_integer
 
 MOST_DEPTH: Final = 100
 """How deep dicts and lists may be nested."""

@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from mpiagg.arrays import HOST, OPS, check_wire_dtype, reduction
-from mpiagg.cli import job, launch
-from mpiagg.cli.flags import (
+from mpiagg.benchmarks.flags import (
     BUFFERS,
     CUDA,
     DTYPES,
@@ -28,10 +27,12 @@ from mpiagg.cli.flags import (
     parse_range,
     parse_rate,
 )
+from mpiagg.cuda.placement import bind_device
 from mpiagg.errors import DeviceError
-from mpiagg.placement import bind_device
+from mpiagg.launch import job
+from mpiagg.launch import start as launch
+from mpiagg.plans.choices import NATIVE, NCCL
 from mpiagg.schedules import Collective, algorithms
-from mpiagg.tuning import NATIVE, NCCL
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -183,7 +184,7 @@ def bench(ranks: int, json_file: Path | None, **options: object) -> None:
             bind_device()
 
     def work(world: MPI.Intracomm) -> int:
-        from mpiagg.cli import sweep  # noqa: PLC0415 - needs MPI, which only a rank may load
+        from mpiagg.benchmarks import sweep  # noqa: PLC0415 - needs MPI, which only a rank may load
 
         try:
             measured = sweep.Sweep(world, flags, names, show=click.echo if world.rank == 0 else None)

@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
-from mpiagg.cli import job, launch
 from mpiagg.cli.aggregators import AGGREGATORS
 from mpiagg.cli.settings import Settings
+from mpiagg.launch import job
+from mpiagg.launch import start as launch
 from mpiagg.schedules import algorithms
 
 if TYPE_CHECKING:

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import Final, TypeVar
 
-from mpiagg import placement
 from mpiagg.cli.facts import SHM, Level, Problem, Rank
 from mpiagg.cli.probe import Probed
 from mpiagg.cli.variables import REFUSED, VARIABLES, should_say
-from mpiagg.launchers import ALONE
+from mpiagg.cuda import placement
+from mpiagg.launch.launchers import ALONE
 from mpiagg.schedules import Layout
 
 T = TypeVar("T")

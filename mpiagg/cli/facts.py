@@ -18,9 +18,10 @@ import mpi4py
 import numpy as np
 
 import mpiagg
-from mpiagg import launchers, placement
-from mpiagg.cli import job, launch
+from mpiagg.cuda import placement
 from mpiagg.errors import DeviceError
+from mpiagg.launch import job, launchers
+from mpiagg.launch import start as launch
 
 if TYPE_CHECKING:
     from mpi4py import MPI

@@ -13,10 +13,12 @@ from rich.table import Table
 from rich.text import Text
 
 import mpiagg
-from mpiagg.cli import facts, job, launch
+from mpiagg.cli import facts
 from mpiagg.cli import probe as probing
 from mpiagg.cli.doctor import Report, by_value, nbytes_said, problems, said
 from mpiagg.cli.facts import Problem, Rank
+from mpiagg.launch import job
+from mpiagg.launch import start as launch
 from mpiagg.schedules import Layout
 
 if TYPE_CHECKING:

@@ -16,9 +16,10 @@ import click
 import numpy as np
 import numpy.typing as npt
 
-from mpiagg import placement
-from mpiagg.cli import job, launch
+from mpiagg.cuda import placement
 from mpiagg.errors import DeviceError
+from mpiagg.launch import job
+from mpiagg.launch import start as launch
 
 if TYPE_CHECKING:
     from mpi4py import MPI

@@ -14,8 +14,8 @@ import click
 from rich import box
 from rich.table import Table
 
-from mpiagg.cli import job
-from mpiagg.cli.flags import parse_size
+from mpiagg.benchmarks.flags import parse_size
+from mpiagg.launch import job
 from mpiagg.schedules import Cluster, Collective, Layout, algorithms
 from mpiagg.schedules.model import Prediction, Pricing
 

@@ -14,9 +14,10 @@ import click
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from mpiagg.cli import job, machine
+from mpiagg.benchmarks import machine
 from mpiagg.cli.aggregators import AGGREGATORS
 from mpiagg.cli.training import CLASSES, Result
+from mpiagg.launch import job
 
 TOLERANCE: Final = 1e-8
 """How much weights may differ from the serial training: sums in another order round differently."""

@@ -12,7 +12,7 @@ import click
 from rich import box
 from rich.table import Table
 
-from mpiagg.cli import job
+from mpiagg.launch import job
 from mpiagg.watch import ranks_in_words, who_says_what
 from mpiagg.watch.recordings import Operation, Recording, Round, read_all
 from mpiagg.watch.timeline import COMPUTING, PACKING, WAITING, Timeline, computing, parts, spent

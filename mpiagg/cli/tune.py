@@ -12,9 +12,9 @@ import click
 from rich import box
 from rich.table import Table as Printed
 
-from mpiagg.cli import job
-from mpiagg.cli.flags import SizeRange, parse_range
+from mpiagg.benchmarks.flags import SizeRange, parse_range
 from mpiagg.cli.simulate import parse_nodes
+from mpiagg.launch import job
 from mpiagg.schedules import Collective, Layout
 from mpiagg.tables import Case, Memory, Settings
 from mpiagg.tables.files import read_table, write_table
@@ -106,7 +106,7 @@ def _measure(
     world: MPI.Intracomm, output: Path, collectives: Sequence[Collective], lengths: Sequence[int], seconds: float
 ) -> int:
     """Do the work of a rank and return its exit status."""
-    from mpiagg.cli.tuner import Tuner  # noqa: PLC0415 - needs MPI, which only a rank may load
+    from mpiagg.benchmarks.tuner import Tuner  # noqa: PLC0415 - needs MPI, which only a rank may load
 
     def tell(line: str) -> None:
         if world.rank == 0:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Final
 
-from mpiagg.launchers import ALONE
+from mpiagg.launch.launchers import ALONE
 from mpiagg.watch import KEEPS
 
 

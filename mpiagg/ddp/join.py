@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager, contextmanager, suppress
 import numpy as np
 from mpi4py import MPI
 
-from mpiagg.aggregation.flags import Flags
+from mpiagg.collectives.flags import Flags
 from mpiagg.ddp.steps import Gradients, Steps
 
 

@@ -10,15 +10,15 @@ import numpy as np
 from mpi4py import MPI
 
 from mpiagg.aggregation import Aggregation
-from mpiagg.aggregation.flags import Flags
 from mpiagg.arrays import Array, Form
-from mpiagg.background import InBackground
+from mpiagg.collectives.flags import Flags
+from mpiagg.collectives.registered import shared_vector
 from mpiagg.ddp.buckets import Bucket, fill_buckets
 from mpiagg.ddp.finite import FiniteCheck, unwarned
 from mpiagg.ddp.launching import Launcher
 from mpiagg.errors import PlanError
-from mpiagg.plan import Plan
-from mpiagg.registered import shared_vector
+from mpiagg.plans.background import InBackground
+from mpiagg.plans.plan import Plan
 from mpiagg.transport import channel_of
 
 Gradients = list[Array | None]

@@ -8,8 +8,8 @@ from enum import Enum
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
-from mpiagg import documents
-from mpiagg.arguments import check_integer, check_number
+from mpiagg.common import documents
+from mpiagg.common.arguments import check_integer, check_number
 from mpiagg.schedules import MOST_LANES, Collective, Layout, algorithm
 from mpiagg.tables.rows import SEGMENT, Choice, Memory, Origin, Row, Spread, Table
 

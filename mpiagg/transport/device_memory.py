@@ -11,8 +11,8 @@ from typing import Final
 import numpy as np
 
 from mpiagg.arrays import Accelerator, Array, address
+from mpiagg.cuda.placement import shared_devices
 from mpiagg.errors import DeviceError
-from mpiagg.placement import shared_devices
 from mpiagg.transport.nodes import Node
 from mpiagg.transport.texts import gather
 

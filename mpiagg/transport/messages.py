@@ -19,7 +19,7 @@ from mpi4py import MPI
 from mpiagg.arrays import HOST, Accelerator, Array, Device
 from mpiagg.arrays.devices import Nccl
 from mpiagg.errors import DeviceError, Error, MismatchError, PlanError, RankFailedError, StallError
-from mpiagg.launchers import refuse_copies
+from mpiagg.launch.launchers import refuse_copies
 from mpiagg.schedules import Layout
 from mpiagg.tables import DIGEST_BYTES, Settings, settings
 from mpiagg.transport.awareness import awareness

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from mpiagg import documents
-from mpiagg.arguments import check_integer
+from mpiagg.common import documents
+from mpiagg.common.arguments import check_integer
 from mpiagg.schedules import Collective
 
 FORMAT: Final = "mpiagg recording"

@@ -15,8 +15,9 @@ import numpy as np
 import pytest
 
 import mpiagg.arrays
-from mpiagg.arrays import cuda_uint8, kernels
-from mpiagg.arrays.kernels import MOST_VECTORS, OPTIONS, conversion, fold, share
+from mpiagg.cuda import kernels
+from mpiagg.cuda import uint8 as cuda_uint8
+from mpiagg.cuda.kernels import MOST_VECTORS, OPTIONS, conversion, fold, share
 
 HALVES, WIDE = ("float16", "bfloat16"), ("float32", "float64")
 MANY = MOST_VECTORS + 1
@@ -57,7 +58,7 @@ def device(tmp_path_factory):
         pytest.skip("there is no g++ to compile the kernels with")
     all_of_them = [*folds((3,)), *folds((1, 2, 8, MOST_VECTORS, MANY), SOME), *others()]
     library = shim.compiled(all_of_them, tmp_path_factory.mktemp("kernels"))
-    name = "mpiagg.arrays.cuda_kernels"
+    name = "mpiagg.cuda.compiled"
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(sys.modules, "cupy", shim.fake_cupy(library))
         patch.delitem(sys.modules, name, raising=False)

@@ -53,7 +53,7 @@ def test_what_is_no_name():
 
 def test_a_missing_cupy_is_an_error_only_where_a_device_is_asked_for(monkeypatch):
     monkeypatch.setitem(sys.modules, "cupy", None)
-    monkeypatch.delitem(sys.modules, "mpiagg.arrays.cuda", raising=False)
+    monkeypatch.delitem(sys.modules, "mpiagg.cuda.device", raising=False)
     with pytest.raises(mpiagg.DeviceError, match=r"CuPy, which cannot be imported .*install mpiagg\[cuda12\] or"):
         find_device("cuda")
 
@@ -64,7 +64,7 @@ def test_a_broken_cupy_is_an_error_only_where_a_device_is_asked_for(monkeypatch)
             raise OSError("libcudart.so.12: cannot open shared object file")
 
     monkeypatch.setitem(sys.modules, "cupy", Broken("cupy"))
-    monkeypatch.delitem(sys.modules, "mpiagg.arrays.cuda", raising=False)
+    monkeypatch.delitem(sys.modules, "mpiagg.cuda.device", raising=False)
     with pytest.raises(mpiagg.DeviceError, match=r"OSError: libcudart.so.12: cannot open"):
         find_device("cuda:0")
 

@@ -16,7 +16,7 @@ import pytest
 from click.testing import CliRunner
 from jobs import MARK, all_gone, processes
 
-from mpiagg.cli import launch
+from mpiagg.launch import start as launch
 
 SCRIPT = Path(__file__).parents[2] / "bench" / "cluster.py"
 _spec = importlib.util.spec_from_file_location("cluster", SCRIPT)

@@ -12,7 +12,7 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from mpiagg.cli import launch
+from mpiagg.launch import start as launch
 
 TOP = Path(__file__).parents[2]
 MIB = 2**20
@@ -232,7 +232,8 @@ def test_tests_alone_run_beside_each_other_where_they_can(gpu, monkeypatch, tmp_
 KNOWN = """
 from types import SimpleNamespace
 from bench.gpu_collectives import MPI, built_with, channel_of
-from mpiagg import operations, tuning
+from mpiagg.plans import operations
+from mpiagg.plans import choices as tuning
 comm = MPI.COMM_SELF
 known = channel_of(comm).known
 known["call"] = "worked out before"

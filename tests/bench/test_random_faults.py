@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from mpiagg.cli import launch
+from mpiagg.launch import start as launch
 
 sys.path.append(str(Path(__file__).parents[2]))
 

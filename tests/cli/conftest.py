@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import pytest
 
-from mpiagg.cli import launch
+from mpiagg.launch import start as launch
 
 SECONDS = 100
 

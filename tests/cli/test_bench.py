@@ -7,9 +7,11 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from mpiagg.cli import columns, launch, main
-from mpiagg.cli.flags import LARGEST, SMALLEST, Flags, mlbench_counts, parse_range, parse_rate, parse_size
+from mpiagg.benchmarks import columns
+from mpiagg.benchmarks.flags import LARGEST, SMALLEST, Flags, mlbench_counts, parse_range, parse_rate, parse_size
+from mpiagg.cli import main
 from mpiagg.errors import DeviceError
+from mpiagg.launch import start as launch
 from mpiagg.schedules import Collective, algorithms
 
 
@@ -264,12 +266,12 @@ def test_a_node_has_no_link_to_give_a_rate_for(mpiagg):
 
 EVERYTHING = """
 import sys
-from mpiagg.cli import job
-from mpiagg.cli.competitors import Competitor
-from mpiagg.cli.flags import Flags, SizeRange
+from mpiagg.launch import job
+from mpiagg.benchmarks.competitors import Competitor
+from mpiagg.benchmarks.flags import Flags, SizeRange
 from mpiagg.schedules import Collective, algorithms
 world = job.join()
-from mpiagg.cli.sweep import Sweep
+from mpiagg.benchmarks.sweep import Sweep
 usual = Flags("allreduce", (), SizeRange(4, 1000), 16, 2, 1, 1.0, False, "float32", "sum", 0, None, True)
 others = (
     dict(dtype="float16", op="avg"), dict(dtype="int32", op="prod"), dict(dtype="complex64"), dict(dtype="uint8"),
@@ -329,11 +331,11 @@ def test_an_algorithm_that_is_wrong_is_told_and_fails(run_ranks, tmp_path):
 
 GLOO = """
 import sys
-from mpiagg.cli import job
-from mpiagg.cli.flags import Flags, SizeRange
+from mpiagg.launch import job
+from mpiagg.benchmarks.flags import Flags, SizeRange
 from mpiagg.schedules import Collective
 world = job.join()
-from mpiagg.cli.sweep import Sweep
+from mpiagg.benchmarks.sweep import Sweep
 usual = Flags("allreduce", (), SizeRange(64, 64), 2, 1, 1, 1.0, False, "float32", "sum", 0, None, True)
 usual = usual._replace(beside=("gloo",))
 runs = [usual._replace(collective=collective.value, root=world.size - 1) for collective in Collective]
@@ -424,12 +426,12 @@ def test_arrays_on_a_device_are_measured(run_ranks, monkeypatch, tmp_path, aware
 
 
 EVERYTHING_ON_DEVICE = """
-from mpiagg.cli import job
-from mpiagg.cli.competitors import Competitor
-from mpiagg.cli.flags import Flags, SizeRange
+from mpiagg.launch import job
+from mpiagg.benchmarks.competitors import Competitor
+from mpiagg.benchmarks.flags import Flags, SizeRange
 from mpiagg.schedules import Collective
 world = job.join()
-from mpiagg.cli.sweep import Sweep
+from mpiagg.benchmarks.sweep import Sweep
 from mpiagg.transport import channel_of
 aware = channel_of(world).aware = sys.argv[1] == "aware"
 usual = Flags("allreduce", (), SizeRange(100_000, 100_000), 2, 1, 0, 1.0, False, "float32", "sum", 0, None, True)
@@ -508,7 +510,7 @@ class Device:
         done.append("wait for all")
 cuda = types.SimpleNamespace(Event=Event, Device=Device, get_elapsed_time=lambda first, last: 250.0)
 sys.modules["cupy"] = types.SimpleNamespace(cuda=cuda)
-from mpiagg.cli.on_device import DeviceWatch
+from mpiagg.benchmarks.on_device import DeviceWatch
 device = types.SimpleNamespace(kind="cuda", name="cuda:3", synchronise=lambda: done.append("synchronise"))
 watch = DeviceWatch(device)
 watch.start()

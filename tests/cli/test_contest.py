@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mpiagg.cli.contest import BLOCKS, FEWEST_BLOCKS, Pace, takes_part, turns
+from mpiagg.benchmarks.contest import BLOCKS, FEWEST_BLOCKS, Pace, takes_part, turns
 
 
 @given(st.integers(1, 200), st.data())
@@ -38,7 +38,7 @@ def test_a_slow_competitor_does_not_slow_down_the_others():
 CONTEST = """
 import sys
 from mpi4py import MPI
-from mpiagg.cli.contest import Entry, Pace, hold
+from mpiagg.benchmarks.contest import Entry, Pace, hold
 calls = {"one": 0, "other": 0}
 def entry(name):
     def call():

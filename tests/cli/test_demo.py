@@ -8,10 +8,11 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
-from mpiagg.cli import launch, main, summary, training
+from mpiagg.cli import main, summary, training
 from mpiagg.cli.aggregators import AGGREGATORS
 from mpiagg.cli.network import Network
 from mpiagg.cli.settings import Settings
+from mpiagg.launch import start as launch
 
 RING = Settings(aggregator="allreduce", algorithm="ring", epochs=2, batch_size=50, learning_rate=0.1, seed=1)
 RESULT = training.Result(
@@ -124,7 +125,8 @@ def test_bad_arguments_are_told_with_the_known_names(arguments, words):
 TRAIN = """
 import json, sys
 from dataclasses import asdict
-from mpiagg.cli import job, summary, training
+from mpiagg.cli import summary, training
+from mpiagg.launch import job
 from mpiagg.cli.settings import Settings
 world = job.join()
 told = []
@@ -192,7 +194,8 @@ def test_the_command_needs_no_arguments_and_learns(mpiagg, tmp_path):
 
 LEARN = """
 import json, sys
-from mpiagg.cli import job, summary, training
+from mpiagg.cli import summary, training
+from mpiagg.launch import job
 from mpiagg.cli.aggregators import AGGREGATORS
 from mpiagg.cli.settings import Settings
 world = job.join()

@@ -5,9 +5,9 @@ from types import ModuleType
 
 import pytest
 
-from mpiagg import placement
 from mpiagg.cli import facts
 from mpiagg.cli.facts import Problem, Rank, take_device
+from mpiagg.cuda import placement
 from mpiagg.errors import DeviceError
 
 A, B = "00000000-a", "00000000-b"

@@ -4,11 +4,11 @@ import json
 
 import pytest
 
-from mpiagg.cli import launch
 from mpiagg.cli.doctor import Report
 from mpiagg.cli.facts import Problem, Rank
 from mpiagg.cli.info import MOST_HOSTS, _tell
 from mpiagg.cli.probe import Probed
+from mpiagg.launch import start as launch
 
 A, B = "00000000-a", "00000000-b"
 RAIN = Problem("warning", "weather", "it rained", "wait")

@@ -8,12 +8,12 @@ from pathlib import Path
 import click
 import pytest
 
-from mpiagg.cli import launch
+from mpiagg.launch import start as launch
 
 HELLO = """
 import sys
 from mpi4py import MPI
-from mpiagg.cli import launch
+from mpiagg.launch import start as launch
 sys.stdout.write(f"{MPI.COMM_WORLD.size} {launch.launched_ranks()}\\n")
 """
 

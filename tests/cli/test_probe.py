@@ -5,7 +5,8 @@ import sys
 
 import pytest
 
-from mpiagg.cli import launch, probe
+from mpiagg.cli import probe
+from mpiagg.launch import start as launch
 
 SAID = probe._MARK
 

@@ -5,7 +5,8 @@ import json
 import pytest
 from click.testing import CliRunner
 
-from mpiagg.cli import launch, main
+from mpiagg.cli import main
+from mpiagg.launch import start as launch
 from mpiagg.schedules import Collective, Layout, algorithms
 from mpiagg.tables import Choice, Memory, Origin, Row, Spread, Table
 from mpiagg.tables.files import read_table, write_table
@@ -117,7 +118,7 @@ def test_a_table_is_not_shown_for_another_layout(invoke, table):
 
 ROWS = """
 import math, sys
-from mpiagg.cli.tuner import OPEN, Candidate, candidates, chosen, preferred, rows_of, variants
+from mpiagg.benchmarks.tuner import OPEN, Candidate, candidates, chosen, preferred, rows_of, variants
 from mpiagg.schedules import Collective, Layout
 from mpiagg.tables import Choice, Memory, Spread
 ring, tree, shared, lanes = Choice("ring"), Choice("tree"), Choice("shared"), Choice("ring", 2)

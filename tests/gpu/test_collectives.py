@@ -42,7 +42,8 @@ def comms():
 @pytest.fixture
 def short_ones_too(monkeypatch):
     """Let messages of short vectors be messages of a device's, too."""
-    from mpiagg import operations, tuning
+    from mpiagg.plans import choices as tuning
+    from mpiagg.plans import operations
 
     for module in (operations, tuning):
         monkeypatch.setattr(module, "BY_WAY_OF_HOST", -1)
@@ -119,7 +120,7 @@ def test_wires_have_the_bits_of_the_host(comms, device, bits, wire):
 
 
 def test_pieces_do_not_change_the_bits(comms, device, monkeypatch, bits):
-    from mpiagg import binding
+    from mpiagg.plans import binding
 
     monkeypatch.setattr(binding, "PIECE", 16 * 2**10)
     for comm in comms:

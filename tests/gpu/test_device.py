@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from mpiagg.arrays import HOST, accelerator_of, device_of, find_device, reduction
-from mpiagg.arrays.kernels import MOST_VECTORS
+from mpiagg.cuda.kernels import MOST_VECTORS
 
 checks.gpu()
 

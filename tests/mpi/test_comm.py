@@ -8,7 +8,7 @@ import pytest
 from mpi4py import MPI
 
 import mpiagg
-from mpiagg.calls import Call
+from mpiagg.collectives.calls import Call
 
 pytestmark = pytest.mark.mpi
 

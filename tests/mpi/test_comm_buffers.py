@@ -7,8 +7,8 @@ import pytest
 from mpi4py import MPI
 
 import mpiagg
-from mpiagg.buffers import read
-from mpiagg.calls import Call
+from mpiagg.collectives.buffers import read
+from mpiagg.collectives.calls import Call
 
 pytestmark = pytest.mark.mpi
 

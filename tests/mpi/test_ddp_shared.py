@@ -7,7 +7,7 @@ import pytest
 from mpi4py import MPI
 
 import mpiagg
-from mpiagg import sharing
+from mpiagg.plans import sharing
 from mpiagg.transport import LINE, NOWHERE, Window, channel_of
 
 pytestmark = pytest.mark.mpi

@@ -11,7 +11,8 @@ from device_cases import assert_same
 from mpi4py import MPI
 
 import mpiagg
-from mpiagg import binding, operations, tuning
+from mpiagg.plans import binding, operations
+from mpiagg.plans import choices as tuning
 from mpiagg.transport import channel_of
 
 pytestmark = pytest.mark.mpi

@@ -11,12 +11,12 @@ from support import refused
 
 import mpiagg
 from mpiagg.arrays import Accelerator, reduction
-from mpiagg.operation import Operation
-from mpiagg.operations import bind_operation
-from mpiagg.plan import Plan
+from mpiagg.plans.choices import NCCL, Choice
+from mpiagg.plans.operation import Operation
+from mpiagg.plans.operations import bind_operation
+from mpiagg.plans.plan import Plan
 from mpiagg.schedules import Collective
 from mpiagg.transport import channel_of
-from mpiagg.tuning import NCCL, Choice
 
 pytestmark = pytest.mark.mpi
 

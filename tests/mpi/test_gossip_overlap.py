@@ -10,7 +10,7 @@ from support import refused
 import mpiagg
 from mpiagg.aggregation import decentralized, mixing
 from mpiagg.aggregation.gossip import ring
-from mpiagg.background import threads_allowed
+from mpiagg.plans.background import threads_allowed
 
 pytestmark = pytest.mark.mpi
 

@@ -3,7 +3,7 @@
 import pytest
 from mpi4py import MPI
 
-from mpiagg import placement
+from mpiagg.cuda import placement
 
 pytestmark = pytest.mark.mpi
 

@@ -8,7 +8,7 @@ import pytest
 from support import fill_recorder
 
 import mpiagg
-from mpiagg import plan as plan_module
+from mpiagg.plans import plan as plan_module
 from mpiagg.transport import channel_of
 
 pytestmark = pytest.mark.mpi

@@ -12,8 +12,8 @@ from restated import result, same_bits, values
 from support import fill_recorder
 
 import mpiagg
-from mpiagg import sharing
 from mpiagg.arrays import address
+from mpiagg.plans import sharing
 from mpiagg.transport import LINE, NOWHERE, Window, channel_of
 
 pytestmark = pytest.mark.mpi
@@ -152,7 +152,7 @@ def test_values_go_from_vector_to_vector(comm, rank, size, copied, collective):
 
 
 def test_a_plan_has_a_gate_and_two_mailboxes_of_a_segment_at_most(comm, size):
-    from mpiagg.tuning import SEGMENT
+    from mpiagg.plans.choices import SEGMENT
 
     for length in (1, 1000, SEGMENT // 4, SEGMENT, 4 * SEGMENT):
         x = np.ones(length, np.float32)

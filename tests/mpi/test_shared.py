@@ -11,14 +11,14 @@ from restated import result, same_bits, values
 
 import mpiagg
 from mpiagg.arrays import cuts_of, reduction
-from mpiagg.on_node import ANNOUNCED, ONE_SHOT
-from mpiagg.operation import Operation, even_counts
-from mpiagg.operations import bind_operation
-from mpiagg.plan import Plan
+from mpiagg.plans.choices import SEGMENT, Choice
+from mpiagg.plans.on_node import ANNOUNCED, ONE_SHOT
+from mpiagg.plans.operation import Operation, even_counts
+from mpiagg.plans.operations import bind_operation
+from mpiagg.plans.plan import Plan
 from mpiagg.schedules import Collective
 from mpiagg.tables.predicted import MAILED
 from mpiagg.transport import LINE, NOWHERE, channel_of
-from mpiagg.tuning import SEGMENT, Choice
 
 pytestmark = pytest.mark.mpi
 

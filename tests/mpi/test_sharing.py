@@ -10,12 +10,12 @@ from hypothesis import strategies as st
 from mpi4py import MPI
 from restated import result, same_bits, values
 
-from mpiagg import on_node, program
 from mpiagg.arrays import cuts_of, reduction
-from mpiagg.operation import Operation, even_counts
+from mpiagg.plans import on_node, program
+from mpiagg.plans.choices import Choice
+from mpiagg.plans.operation import Operation, even_counts
 from mpiagg.schedules import Collective, Layout
 from mpiagg.transport import LINE, Block, Gate, Position
-from mpiagg.tuning import Choice
 
 pytestmark = pytest.mark.mpi
 

@@ -15,7 +15,7 @@ from typing import NamedTuple
 import pytest
 from jobs import MARK, all_gone, end_processes
 
-from mpiagg.cli import launch
+from mpiagg.launch import start as launch
 
 TOP = Path(__file__).parents[2]
 SCRIPT = TOP / "slurm" / "local_cluster"

@@ -1,0 +1,123 @@
+"""Ordinary calls beside mpi4py's own and beside prepared plans: every verb, plain and registered arrays.
+
+    mpiexec -n 2 python -m mpi4py bench/calls.py [-o FILE.json] [--verbs Allreduce,Bcast] [--bytes 8,1024] [--seconds 1]
+
+Each cell is one run of blocks in turn (``mpiagg.benchmarks.contest``): the method of ``mpiagg.Comm``, the array function with
+``out=``, the plan of its ``..._init``, and mpi4py's own method on the same arrays; medians of at most twenty blocks,
+in microseconds. Arrays are float32 sums, ``plain`` (NumPy's own, on a communicator without registered memory), ``registered``
+(``mpiagg.empty``), or ``mixed``: plain ones on a communicator that has registered memory, too. With ``--all-algorithms``
+every algorithm and the MPI library's own collective take part, by the array functions.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from mpi4py import MPI
+
+import mpiagg
+from mpiagg.benchmarks import machine
+from mpiagg.benchmarks.contest import Entry, Pace, hold
+
+Arrays = Callable[[int], Any]
+VERBS = ("Allreduce", "Bcast", "Reduce", "Allgather", "Reduce_scatter_block", "Barrier")
+BYTES = (8, 1024, 64 * 1024, 2**20, 16 * 2**20)
+KINDS = ("plain", "mixed", "registered")
+DTYPE = np.float32
+
+
+def cell(verb: str, nbytes: int, make: Arrays, size: int) -> tuple[tuple[Any, ...], str, tuple[Any, ...], Any]:
+    """Return the arguments of a method, and the name, the arguments and the output of its array function."""
+    n = max(1, nbytes // np.dtype(DTYPE).itemsize)
+    if verb == "Allreduce":
+        x = make(n)
+        return (MPI.IN_PLACE, x), "allreduce", (x,), x
+    if verb == "Bcast":
+        x = make(n)
+        return (x, 0), "broadcast", (x,), x
+    if verb == "Reduce":
+        x, out = make(n), make(n)
+        return (x, out), "reduce", (x,), out
+    if verb == "Allgather":
+        x, out = make(max(1, n // size)), make(size * max(1, n // size))
+        return (x, out), "allgather", (x,), out.reshape(size, -1)
+    if verb == "Reduce_scatter_block":
+        x, out = make(size * max(1, n // size)), make(max(1, n // size))
+        return (x, out), "reduce_scatter", (x,), out
+    raise ValueError(f"{verb} has no arrays")
+
+
+def contenders(verb: str, nbytes: int, kind: str, comms: dict[str, Any], *, every: bool) -> dict[str, Any]:
+    """Return the calls of a cell by their names, and the plans that are to be freed."""
+    ours, theirs = comms[kind], comms["mpi"]
+    if verb == "Barrier":
+        return {"mpi": theirs.Barrier, "comm": ours.Barrier}
+    make = partial(registered, ours) if kind == "registered" else plain
+    method, function, arguments, out = cell(verb, nbytes, make, ours.size)
+    run = partial(getattr(mpiagg, function), *arguments, out=out, comm=ours)
+    if every:
+        names = ["native", "auto", *mpiagg.algorithms(function)]
+        return {name: partial(run, algorithm=name) for name in names}
+    return {
+        "mpi": partial(getattr(theirs, verb), *method),
+        "comm": partial(getattr(ours, verb), *method),
+        "function": run,
+        "plan": getattr(mpiagg, f"{function}_init")(*arguments, out=out, comm=ours),
+    }
+
+
+def plain(length: int) -> Any:
+    """Return an array of NumPy's own."""
+    return np.zeros(length, DTYPE)
+
+
+def registered(comm: MPI.Intracomm, length: int) -> Any:
+    """Return an array in memory that the ranks of a node share."""
+    x = mpiagg.empty(length, DTYPE, comm=comm)
+    x.fill(0)
+    return x
+
+
+def main() -> None:
+    """Measure, print and save."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("-o", "--output", type=Path)
+    parser.add_argument("--verbs", default=",".join(VERBS))
+    parser.add_argument("--bytes", default=",".join(map(str, BYTES)))
+    parser.add_argument("--kinds", default=",".join(KINDS))
+    parser.add_argument("--seconds", type=float, default=1.5, help="for each cell")
+    parser.add_argument("--all-algorithms", action="store_true")
+    asked = parser.parse_args()
+    world = MPI.COMM_WORLD
+    comms = {"mpi": world.Dup(), **{kind: mpiagg.Comm(world) for kind in KINDS}}
+    keep = registered(comms["mixed"], 1)
+    pace = Pace(iterations=200_000, warmup=20, seconds=asked.seconds)
+    rows = []
+    for verb in asked.verbs.split(","):
+        for nbytes in [0] if verb == "Barrier" else map(int, asked.bytes.split(",")):
+            for kind in asked.kinds.split(","):
+                calls = contenders(verb, nbytes, kind, comms, every=asked.all_algorithms)
+                found = hold(world, [Entry(call) for call in calls.values()], pace)
+                row = {"verb": verb, "bytes": nbytes, "arrays": kind}
+                row["us"] = {name: float(np.median(r.seconds)) * 1e6 for name, r in zip(calls, found, strict=True)}
+                rows.append(row)
+                for call in calls.values():
+                    if isinstance(call, mpiagg.Plan):
+                        call.free()
+                if world.rank == 0:
+                    times = "  ".join(f"{name} {us:10.2f}" for name, us in row["us"].items())
+                    print(f"{verb:21}{nbytes:>9} {kind:10}  {times}", flush=True)
+    del keep
+    if world.rank == 0 and asked.output:
+        saved = {"machine": machine.facts(), "ranks": world.size, "dtype": np.dtype(DTYPE).name, "rows": rows}
+        asked.output.write_text(json.dumps(saved, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

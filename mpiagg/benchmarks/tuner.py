@@ -1,0 +1,259 @@
+"""The work of ``mpiagg tune`` on the ranks: what is fastest for each length, and the table that says so."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from itertools import groupby, pairwise
+from typing import Final, NamedTuple
+
+import numpy as np
+from mpi4py import MPI
+
+from mpiagg.arrays import Array
+from mpiagg.benchmarks import contest, machine
+from mpiagg.benchmarks.competitors import Competitor, Task, registered_zeros
+from mpiagg.plans.on_node import ANNOUNCED
+from mpiagg.schedules import TABLE, Cluster, Collective, Layout, algorithms
+from mpiagg.schedules.model import Pricing
+from mpiagg.tables import SEGMENT, Case, Choice, Memory, Origin, Row, Settings, Spread, Table, settings
+from mpiagg.transport import channel_of
+
+TOLERANCE: Final = 1.03
+"""By how much another must be faster than what is usual, or simpler, to be taken: less is noise."""
+
+CONTENDERS: Final = 2.0
+"""Who takes more than this multiple of the best time in a short first round is out."""
+
+LONG: Final = 2**20
+MOST_OF_A_LINK: Final = 1.5
+"""From this length on, algorithms that put more than so many times the fewest bytes on a link are not tried."""
+
+OPEN: Final = 4 * 2**20
+"""What is best for a vector of this length, or a longer one, is best for all that are still longer."""
+
+LANES_FROM: Final = 256 * 2**10
+MORE_LANES: Final = (2, 4)
+MORE_SEGMENTS: Final = (SEGMENT // 8, SEGMENT // 4, SEGMENT // 2)
+
+
+class Candidate(NamedTuple):
+    """What is measured: a choice, and whether the vectors lie in memory from ``mpiagg.empty``."""
+
+    choice: Choice
+    registered: bool = False
+
+    def __str__(self) -> str:
+        """Say it in words, as tables do."""
+        return f"{self.choice}, registered memory" if self.registered else str(self.choice)
+
+
+Times = dict[Candidate, float]
+"""The median seconds of candidates."""
+
+
+class Tuner:
+    """Measures a cluster; making one is collective.
+
+    Parameters
+    ----------
+    comm : MPI.Intracomm
+        The ranks of the job.
+    collectives : sequence of Collective
+    lengths : sequence of int
+        The lengths of vectors to measure, in bytes, ascending.
+    seconds : float
+        What all of it may take, about. When the time is over, longer vectors are left out.
+    tell : callable
+        Is given a line of text for each length that was measured.
+    """
+
+    def __init__(
+        self,
+        comm: MPI.Intracomm,
+        collectives: Sequence[Collective],
+        lengths: Sequence[int],
+        seconds: float,
+        tell: Callable[[str], object],
+    ) -> None:
+        self.comm, self._tell = comm, tell
+        self.layout: Layout = channel_of(comm).layout
+        self._cells = [(collective, nbytes) for nbytes in lengths for collective in collectives]
+        self._seconds = seconds
+        self._dtype = np.dtype(np.float32)
+        self._memory: Array | None = None
+        if self.layout.widest > 1:
+            self._memory = registered_zeros(comm, max(map(self._count, lengths)), self._dtype)
+
+    def table(self, name: str) -> Table:
+        """Measure, and return the table; collective."""
+        times: dict[Collective, dict[int, Times]] = {}
+        start = time.perf_counter()
+        for done, (collective, nbytes) in enumerate(self._cells):
+            left = self._left(start)
+            if left <= 0 and done:
+                self._tell(f"# out of time: {len(self._cells) - done} of {len(self._cells)} are left out")
+                break
+            found = self._measure(collective, nbytes, max(left, 0.1) / (len(self._cells) - done))
+            times.setdefault(collective, {})[nbytes] = found
+            told = "; by messages ".join(dict.fromkeys(_fastest(_able(found, memory)) for memory in Memory))
+            self._tell(f"{done + 1:3d}/{len(self._cells)} {collective.value:14} {nbytes:10d} B  {told}")
+        rows = tuple(
+            row for collective, measured in times.items() for row in rows_of(collective, self.layout, measured)
+        )
+        facts = machine.facts()
+        return Table(name, rows, Origin(self.layout, facts["mpi"], facts))
+
+    def _left(self, start: float) -> float:
+        """Return how many seconds are left, the same on all ranks."""
+        left = np.array([self._seconds - (time.perf_counter() - start)])
+        self.comm.Bcast(left)
+        return float(left[0])
+
+    def _count(self, nbytes: int) -> int:
+        """Return about as many elements as are in ``nbytes``, and as many for every rank."""
+        size = self.comm.size
+        return max(1, nbytes // self._dtype.itemsize // size) * size
+
+    # -- one length
+
+    def _measure(self, collective: Collective, nbytes: int, seconds: float) -> Times:
+        """Return what candidates take; collective."""
+        count = self._count(nbytes)
+        task = Task(collective, self.comm, count, self._dtype, "sum", 0)
+        # What not all ranks get is not reduced in place.
+        in_place = collective not in (Collective.REDUCE, Collective.REDUCE_SCATTER)
+        registered = in_place and self._memory is not None
+        tasks = [task, replace(task, memory=self._memory)] if registered else [task]
+        first = [Choice(name) for name in candidates(collective, self.layout, nbytes)]
+        times = self._hold(tasks, first, contest.Pace(3, 1, seconds / 4))
+        contenders: dict[Choice, None] = {}
+        for memory in Memory:
+            able = _able(times, memory)
+            limit = CONTENDERS * min(able.values())
+            contenders.update((candidate.choice, None) for candidate, taken in able.items() if taken <= limit)
+        second = [more for choice in contenders for more in variants(choice, nbytes)]
+        return self._hold(tasks, second, contest.Pace(1000, 10, seconds * 3 / 4))
+
+    def _hold(self, tasks: Sequence[Task], choices: Sequence[Choice], pace: contest.Pace) -> Times:
+        """Return the median seconds of choices: in any memory, and in registered memory where that is another thing."""
+        found: dict[Candidate, Competitor] = {}
+        for choice in choices:
+            for task in tasks if TABLE[choice.algorithm].owned is not None else tasks[:1]:
+                found[Candidate(choice, task.memory is not None)] = plan_of(task, choice)
+        results = contest.hold(self.comm, [contest.Entry(one.call) for one in found.values()], pace)
+        for competitor in found.values():
+            competitor.free()
+        return {name: float(np.median(result.seconds)) for name, result in zip(found, results, strict=True)}
+
+
+def plan_of(task: Task, choice: Choice) -> Competitor:
+    """Return the plan that ``"auto"`` would make if the choice stood in the table; collective."""
+    channel = channel_of(task.comm)
+    channel.known.clear()
+    with settings().trying(Case(task.collective, task.count * task.dtype.itemsize, channel.layout), choice):
+        plan = task.ours("auto", None, planned=True)
+    channel.known.clear()
+    return plan
+
+
+def candidates(collective: Collective, layout: Layout, nbytes: int) -> list[str]:
+    """Return the algorithms to measure on a layout."""
+    spread = Spread.of(layout)
+    # By messages, "shared" is "direct".
+    nowhere = {"shared"} if spread is not Spread.ONE_NODE or layout.size == 1 else set()
+    if spread is not Spread.SEVERAL:
+        nowhere.add("hierarchical")
+    names = [name for name in algorithms(collective) if name not in nowhere]
+    if nbytes < LONG:
+        return names
+    nodes = Cluster(node_alpha=1e-6, node_beta=1e-10)
+    busiest = {name: Pricing(name, collective, layout, nodes).predict(nbytes).busiest for name in names}
+    return [name for name in names if busiest[name] <= MOST_OF_A_LINK * min(busiest.values())]
+
+
+def variants(choice: Choice, nbytes: int) -> Iterator[Choice]:
+    """Yield a choice, and for long vectors the same with more lanes, or through memory with shorter segments."""
+    yield choice
+    if choice.algorithm == "shared":
+        yield from (choice._replace(segment=segment) for segment in MORE_SEGMENTS if segment * 2 <= nbytes)
+    elif nbytes >= LANES_FROM:
+        yield from (choice._replace(lanes=lanes) for lanes in MORE_LANES)
+
+
+# -- from times to rows
+
+
+def rows_of(collective: Collective, layout: Layout, times: Mapping[int, Times]) -> list[Row]:
+    """Return the rows that say what is best by measured times.
+
+    Parameters
+    ----------
+    collective : Collective
+    layout : Layout
+        Where they were measured.
+    times : mapping
+        For each length the seconds of candidates.
+    """
+    spread, lengths = Spread.of(layout), sorted(times)
+    limits: list[int | None] = [math.isqrt(shorter * longer) for shorter, longer in pairwise(lengths)]
+    limit_of = dict(zip(lengths, [*limits, None if lengths[-1] >= OPEN else lengths[-1]], strict=True))
+    rows = []
+    # Where no two ranks share a node, it makes no difference whether they could share memory.
+    for memory in (Memory.NONE,) if spread is Spread.ONE_EACH else Memory:
+        able = {nbytes: _able(times[nbytes], memory) for nbytes in lengths}
+        steps: list[tuple[Choice, int]] = []
+        for nbytes in lengths:
+            usual = Settings().found(Case(collective, nbytes, layout, memory)).choice
+            before = [choice for choice, _ in steps[-1:]]
+            # Shorter vectors of calls are always copied, and other nodes have other memory.
+            apart = spread is Spread.ONE_NODE and nbytes > ANNOUNCED
+            steps.append((chosen(able[nbytes], [usual, *before], apart=apart), nbytes))
+        for choice, group in groupby(steps, lambda step: step[0]):
+            same = [nbytes for _, nbytes in group]
+            told = {nbytes: {str(one): taken for one, taken in able[nbytes].items()} for nbytes in same}
+            where = None if spread is Spread.ONE_EACH else memory
+            rows.append(Row(collective, choice, limit_of[same[-1]], layout.size, spread, where, told))
+    return rows
+
+
+def _able(times: Times, memory: Memory) -> Times:
+    """Return the times of what can be taken with a memory; without any to share, "shared" is "direct"."""
+    if memory is Memory.TOGETHER:
+        return times
+    return {one: taken for one, taken in times.items() if not one.registered and one.choice.algorithm != "shared"}
+
+
+def _fastest(times: Times) -> str:
+    best = min(times, key=times.__getitem__)
+    return f"{best} {1e6 * times[best]:.1f} us"
+
+
+def chosen(times: Times, before_others: Sequence[Choice], *, apart: bool) -> Choice:
+    """Return the choice to take: for vectors in registered memory and, if ``apart``, by what messages elsewhere."""
+    in_registered = {one.choice: taken for one, taken in times.items()}
+    in_registered |= {one.choice: taken for one, taken in times.items() if one.registered}
+    if not any(one.registered for one in times):
+        # What is taken elsewhere is all there is.
+        before_others = [Choice(other.elsewhere or other.algorithm, other.lanes) for other in before_others]
+    choice = preferred(in_registered, [other._replace(elsewhere=None) for other in before_others])
+    if not (apart and any(one.registered and one.choice == choice for one in times)):
+        return choice
+    messages = {
+        one.choice: taken
+        for one, taken in times.items()
+        if TABLE[one.choice.algorithm].owned is None and one.choice.lanes == choice.lanes
+    }
+    usual = [choice if other.elsewhere is None else Choice(other.elsewhere, choice.lanes) for other in before_others]
+    by = preferred({choice: times[Candidate(choice)], **messages}, usual)
+    return choice if by == choice else choice._replace(elsewhere=by.algorithm)
+
+
+def preferred(seconds: Mapping[Choice, float], before_others: Sequence[Choice]) -> Choice:
+    """Return the first choice that is about as fast as the fastest: of some, or else the simplest."""
+    order = list(TABLE)
+    simplest = sorted(seconds, key=lambda one: (one.lanes, one.segment is not None, order.index(one.algorithm)))
+    best = min(seconds.values())
+    return next(choice for choice in (*before_others, *simplest) if seconds.get(choice, math.inf) <= TOLERANCE * best)

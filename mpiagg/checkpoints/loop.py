@@ -1,0 +1,283 @@
+"""A training loop that goes on when ranks die, and that can be stopped and started again."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from copy import deepcopy
+from types import FrameType, TracebackType
+from typing import Any, Final, NamedTuple, Protocol
+
+import numpy as np
+from mpi4py import MPI
+
+from mpiagg.checkpoints import load_checkpoint, save_checkpoint
+from mpiagg.collectives.comm import Comm
+from mpiagg.collectives.flags import Flags
+from mpiagg.collectives.functions import allreduce
+from mpiagg.common.arguments import check_integer
+from mpiagg.errors import RankFailedError
+from mpiagg.transport import channel_of
+from mpiagg.transport.failures import active, all_agree
+
+SIGNALS: Final = (signal.SIGTERM, signal.SIGUSR1)
+"""What asks for a checkpoint and an end: what Slurm sends before a job's time is over."""
+
+
+class Trained(Protocol):
+    """What a :class:`Loop` trains. If it has ``free()``, that is called before another one takes its place."""
+
+    def step(self, step: int) -> object:
+        """Take a step of training, the first being number 0; collective."""
+
+    def state_dict(self) -> Mapping[str, Any]:
+        """Return all that must be saved to go on from here."""
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> object:
+        """Go on from a state, which may be of another number of ranks; collective."""
+
+
+_METHODS: Final = "step(i), state_dict() and load_state_dict(state)"
+
+
+class _Commit(NamedTuple):
+    """The state after so many steps."""
+
+    step: int
+    state: Mapping[str, Any]
+
+
+class Loop:
+    """Trains step by step, whatever befalls its ranks; making one is collective.
+
+    In a job of Open MPI that was started with ``mpiexec --with-ft ulfm`` the ranks that are left go on when others die:
+    on a communicator without them, with an object that ``make`` makes anew, from the last state that all of them have
+    kept in memory. A checkpoint outlives the job.
+
+    Parameters
+    ----------
+    make : callable
+        Takes a communicator and returns what is trained on its ranks, with ``step(i)``, ``state_dict()`` and
+        ``load_state_dict(state)``; collective. What must be the same on all ranks is for ``load_state_dict`` to
+        make so, with :meth:`DDP.broadcast_parameters`, as it is for ``make``.
+    comm : MPI.Intracomm, optional
+        The ranks, the world by default; the loop works on duplicates.
+    commit_every : int
+        After how many steps the state is copied in memory, where ranks that die are survived. Two copies are kept.
+    checkpoint : str or path, optional
+        The folder of a checkpoint, for :func:`save_checkpoint`: :meth:`run` begins with what is there. It is saved when
+        :meth:`run` ends, also by SIGTERM or SIGUSR1 to any of the ranks.
+    checkpoint_every : int, optional
+        After how many steps it is saved meanwhile.
+
+    Attributes
+    ----------
+    comm : Comm
+        The ranks that are left.
+    trained : object
+        What ``make`` has returned for them; None before the first :meth:`run`.
+    step : int
+        How many steps have been taken.
+    stopped : bool
+        Whether a signal has ended the last :meth:`run` before its time.
+    failures : list of RankFailedError
+        What this rank has survived.
+
+    Raises
+    ------
+    TypeError, ValueError
+        For numbers of steps that are not integers above 0.
+    MismatchError
+        If ranks pass different numbers.
+    """
+
+    def __init__(
+        self,
+        make: Callable[[Comm], Trained],
+        comm: MPI.Intracomm | None = None,
+        *,
+        commit_every: int = 10,
+        checkpoint: str | os.PathLike[str] | None = None,
+        checkpoint_every: int | None = None,
+    ) -> None:
+        def check() -> str:
+            check_integer("commit_every", commit_every, 1)
+            if checkpoint_every is not None:
+                check_integer("checkpoint_every", checkpoint_every, 1)
+                if checkpoint is None:
+                    raise ValueError("checkpoint_every is given, but no checkpoint")
+            return f"a Loop with {commit_every=}, {checkpoint=}, {checkpoint_every=}"
+
+        channel_of(comm).agree_on(check)
+        self.comm = Comm(MPI.COMM_WORLD if comm is None else comm)
+        self.trained: Trained | None = None
+        self.step = 0
+        self.stopped = False
+        self.failures: list[RankFailedError] = []
+        self._make = make
+        self._commit_every = commit_every
+        self._checkpoint, self._checkpoint_every = checkpoint, checkpoint_every
+        self._commits: list[_Commit] = []
+        self._flags: Flags | None = None
+        self._asked = False
+
+    def run(self, steps: int) -> None:
+        """Train until so many steps are taken in all, those before a checkpoint too; collective.
+
+        A rank that dies costs the steps since the last commit, at most. The last steps are only over when all ranks
+        have taken them.
+
+        Raises
+        ------
+        TypeError, ValueError
+            If ``steps`` is not an integer from 0 on; if what ``make`` returns cannot be trained; or if the checkpoint
+            cannot be used.
+        Exception
+            What ``make`` and what it has made raise, but for :class:`RankFailedError`.
+        """
+        channel_of(self.comm).agree_on(lambda: f"Loop.run({check_integer('steps', steps, 0)})")
+        self.stopped = False
+        with self._signals():
+            while not self._trained_together(steps):
+                self._shrink()
+
+    def free(self) -> None:
+        """Give back what the loop holds, its communicator too; collective. A second call does nothing."""
+        self._free_flags()
+        self._commits.clear()
+        if self.comm != MPI.COMM_NULL:
+            self.comm.Free()
+
+    def __enter__(self) -> Loop:  # noqa: PYI034 - typing.Self needs Python 3.11
+        """Return the loop."""
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Free the loop, unless an error ends it: the other ranks may be elsewhere."""
+        if error is None:
+            self.free()
+
+    # -- the way through the steps
+
+    def _trained_together(self, steps: int) -> bool:
+        """Train, and return whether all ranks that were there have come to the end."""
+        survived = False
+        try:
+            with channel_of(self.comm).failures.told():
+                self._train(steps)
+            survived = True
+        except RankFailedError as error:
+            self.failures.append(error)
+        return all_agree(self.comm, word=survived) if active() else survived
+
+    def _train(self, steps: int) -> None:
+        if self._flags is None:
+            self._begin()
+        trained, flags = self.trained, self._flags
+        assert trained is not None
+        assert flags is not None
+        while self.step < steps and not self.stopped:
+            trained.step(self.step)
+            self.step += 1
+            # All are together here: so commits are one apart at most, and all stop at the same step.
+            self.stopped = bool(flags.share(lambda: [self._asked])[0])
+            if self.step % self._commit_every == 0:
+                self._commit()
+            if self._checkpoint is not None and (self.stopped or self.step == steps or self._due()):
+                save_checkpoint(self._checkpoint, self._state(), self.comm)
+
+    def _begin(self) -> None:
+        """Make what is trained, and go on from the last commit, from the checkpoint, or from its beginning."""
+        self._free_trained()
+        made = self._make(self.comm)
+
+        def check() -> str:
+            if not all(callable(getattr(made, name, None)) for name in ("step", "state_dict", "load_state_dict")):
+                raise TypeError(f"make has returned a {type(made).__name__}, which has not {_METHODS}")
+            return "what a Loop trains"
+
+        channel_of(self.comm).agree_on(check)
+        self.trained = made
+        if self._commits:
+            last = np.array([self._commits[-1].step])
+            common = int(allreduce(last, "min", comm=self.comm)[0])
+            self._commits = [commit for commit in self._commits if commit.step == common]
+            self._load(made, {"step": common, "state": deepcopy(self._commits[0].state)})
+        elif (kept := self._saved()) is not None:
+            self._load(made, kept)
+        # Only now, lest a run after an error train what has not been loaded, and take the place of the checkpoint.
+        self._flags = Flags(self.comm, 1)
+        self._commit()
+
+    def _saved(self) -> Mapping[str, Any] | None:
+        """Return what is in the checkpoint, if there is one."""
+        with suppress(FileNotFoundError):
+            return None if self._checkpoint is None else load_checkpoint(self._checkpoint, self.comm)
+        return None
+
+    def _load(self, made: Trained, kept: Mapping[str, Any]) -> None:
+        def check() -> str:
+            if set(kept) != {"step", "state"}:
+                raise ValueError(f"{self._checkpoint!r} is a checkpoint, but not of a Loop")
+            return f"go on from step {check_integer('step', kept['step'], 0)}"
+
+        channel_of(self.comm).agree_on(check)
+        made.load_state_dict(kept["state"])
+        self.step = kept["step"]
+
+    def _state(self) -> dict[str, Any]:
+        assert self.trained is not None
+        return {"step": self.step, "state": self.trained.state_dict()}
+
+    def _commit(self) -> None:
+        """Keep the state, and the one before: another rank may not come to keep this one."""
+        if active():
+            self._commits = [*self._commits[-1:], _Commit(**deepcopy(self._state()))]
+
+    def _due(self) -> bool:
+        return self._checkpoint_every is not None and self.step % self._checkpoint_every == 0
+
+    # -- ranks that die
+
+    def _shrink(self) -> None:
+        """Go on without the dead; collective among the living."""
+        self._free_flags()
+        self._free_trained()
+        old, self.comm = self.comm, self.comm.shrink()
+        old.Free()
+
+    def _free_flags(self) -> None:
+        if self._flags is not None:
+            self._flags.free()
+            self._flags = None
+
+    def _free_trained(self) -> None:
+        if (free := getattr(self.trained, "free", None)) is not None:
+            free()
+        self.trained = None
+
+    # -- signals
+
+    @contextmanager
+    def _signals(self) -> Iterator[None]:
+        """Take signals as the wish for a checkpoint and an end."""
+        self._asked = False
+        if self._checkpoint is None or threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        before = {number: signal.signal(number, self._ask) for number in SIGNALS}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                # What was not set from Python cannot be set again from there.
+                signal.signal(number, signal.SIG_DFL if handler is None else handler)
+
+    def _ask(self, number: int, frame: FrameType | None) -> None:
+        del number, frame
+        self._asked = True

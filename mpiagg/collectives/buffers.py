@@ -1,0 +1,138 @@
+"""What mpi4py calls a buffer specification, read as a flat view of the user's memory.
+
+``x``, ``[x, type]``, ``[x, count]``, ``[x, count, type]``, ``[x, (count, displacement), type]`` and
+``[x, count, displacement, type]``, where x is a buffer or a DLPack object, and type an ``MPI.Datatype`` or a string.
+Whatever is not understood here, and whatever is wrong, is None: mpi4py then takes it, or refuses it in its own words.
+"""
+
+from __future__ import annotations
+
+import sys
+from operator import index
+from typing import Any, NamedTuple
+
+import numpy as np
+from mpi4py import MPI
+
+from mpiagg.arrays import HOST, Array, device_of
+from mpiagg.collectives.datatypes import extent_of
+
+
+class Message(NamedTuple):
+    """A buffer specification that was understood.
+
+    Attributes
+    ----------
+    memory : numpy.ndarray
+        The bytes that it names, one-dimensional, in the user's own memory, which may be a device's.
+    datatype : MPI.Datatype
+        A predefined datatype.
+    length : int
+        How many elements each block has.
+    """
+
+    memory: Array
+    datatype: MPI.Datatype
+    length: int
+
+    def matches(self, other: Message | None) -> bool:
+        """Whether both have the same datatype and length, as reductions want it."""
+        return other is not None and self.datatype == other.datatype and self.length == other.length
+
+
+def read(specification: object, *, writable: bool, blocks: int = 1) -> Message | None:
+    """Return what a buffer specification names, or None if that is for mpi4py to say.
+
+    Parameters
+    ----------
+    specification : object
+        As the methods of an mpi4py communicator take it.
+    writable : bool
+        Whether something is to be received in it.
+    blocks : int
+        How many blocks it has, one after another; its count is that of one block.
+    """
+    try:
+        return _read(specification, writable=writable, blocks=blocks)
+    except (AttributeError, BufferError, OverflowError, TypeError, ValueError):
+        return None
+
+
+def _read(specification: object, *, writable: bool, blocks: int) -> Message | None:
+    thing, count, displacement, kind = _parts(specification)
+    datatype = _datatype(thing, kind)
+    extent = extent_of(datatype)
+    if extent is None:
+        return None
+    memory = _memory(thing, writable=writable)
+    start = index(displacement or 0) * extent
+    if count is None:
+        count, rest = divmod(memory.size - start, extent * blocks)
+        if rest:
+            return None
+    stop = start + index(count) * extent * blocks
+    if not 0 <= start <= stop <= memory.size:
+        return None
+    return Message(memory[start:stop], datatype, index(count))
+
+
+def _parts(specification: object) -> tuple[Any, Any, Any, Any]:
+    """Return the buffer, count, displacement and datatype; None for those that are not given."""
+    given = specification if isinstance(specification, list | tuple) else (specification, None)
+    match given:
+        case [thing, MPI.Datatype() | str() as kind]:
+            return thing, None, None, kind
+        case [thing, [count, displacement]]:
+            return thing, count, displacement, None
+        case [thing, count]:
+            return thing, count, None, None
+        case [thing, [count, displacement], kind]:
+            return thing, count, displacement, kind
+        case [thing, count, kind]:
+            return thing, count, None, kind
+        case [thing, count, displacement, kind]:
+            return thing, count, displacement, kind
+    raise ValueError("not a buffer specification")
+
+
+def _datatype(thing: Any, kind: MPI.Datatype | str | None) -> MPI.Datatype:
+    """Return the datatype that is given, or else that of a buffer's elements."""
+    if isinstance(kind, MPI.Datatype):
+        return kind
+    if kind is None:
+        kind = _format(thing)
+        if kind == "B":
+            return MPI.BYTE
+    return MPI.Datatype.fromcode(kind)
+
+
+def _format(thing: Any) -> str:
+    """Return the type of a buffer's elements, in the letters of the buffer protocol."""
+    if _on_device(thing):
+        return str(thing.dtype.char)
+    try:
+        code = memoryview(thing).format
+    except TypeError:  # no such buffer: it speaks DLPack, or nothing that we know
+        code = np.from_dlpack(thing).dtype.char
+    return code.lstrip("@<" if sys.byteorder == "little" else "@>")
+
+
+def _memory(thing: Any, *, writable: bool) -> Array:
+    """Return the bytes of a buffer, in the order in which they lie."""
+    if thing is None or thing is MPI.BOTTOM:
+        return np.empty(0, np.uint8)
+    on_device = _on_device(thing)
+    if (on_device or isinstance(thing, np.ndarray)) and not thing.flags.c_contiguous:
+        thing = thing.T
+    if on_device:
+        if not thing.flags.c_contiguous:
+            raise BufferError("not contiguous")
+        return thing.reshape(-1).view(np.uint8)  # type: ignore[no-any-return]  # an array of the device's
+    # Slicing refuses memory that the processor cannot reach.
+    view: Any = MPI.buffer.frombuffer(thing, readonly=not writable)[:]
+    memory: Array = np.frombuffer(view, np.uint8)
+    return memory
+
+
+def _on_device(thing: object) -> bool:
+    return not isinstance(thing, np.ndarray) and device_of(thing) is not HOST

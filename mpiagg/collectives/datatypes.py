@@ -1,0 +1,141 @@
+"""MPI's predefined datatypes: how long each is, and which of MPI's operators we combine it with, and how.
+
+What is not here, derived datatypes and operators of the user's among it, is for the MPI library.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from typing import Any, Final
+
+import numpy as np
+from mpi4py import MPI
+
+from mpiagg.arrays import Array, Combine, Reduction, reduction
+from mpiagg.collectives.mpi_ops import op_name
+
+_LOGICAL: Final = ("land", "lor", "lxor")
+_BITWISE: Final = ("band", "bor", "bxor")
+_INTEGER: Final = ("sum", "prod", "min", "max", *_LOGICAL, *_BITWISE)
+_OPS: Final[dict[str, tuple[str, ...]]] = {
+    "b": _LOGICAL,
+    "i": _INTEGER,
+    "u": _INTEGER,
+    "f": ("sum", "prod", "min", "max"),
+    "c": ("sum", "prod"),
+}
+"""The operators that MPI defines for each kind of number, in NumPy's letters."""
+
+# BYTE has no arithmetic, Fortran's truth need not be C's, and a quadruple is no long double, though its typestr is.
+_NOT_NUMBERS: Final = (
+    "BYTE",
+    "PACKED",
+    "LOGICAL",
+    "LOGICAL1",
+    "LOGICAL2",
+    "LOGICAL4",
+    "LOGICAL8",
+    "REAL16",
+    "COMPLEX32",
+)
+
+_PAIRS: Final = {
+    "FLOAT_INT": "f",
+    "DOUBLE_INT": "d",
+    "LONG_INT": "l",
+    "INT_INT": "i",
+    "SHORT_INT": "h",
+    "LONG_DOUBLE_INT": "g",
+}
+"""The datatypes of MAXLOC and MINLOC, and the types of their values, in C's letters."""
+
+
+def _dtypes() -> dict[str, np.dtype[Any]]:
+    """Return the dtypes of numbers by their type strings, as ``MPI.Datatype.typestr`` spells them."""
+    return {np.dtype(code).str[1:]: np.dtype(code) for code in "?bhilqBHILQfdgFDG"}
+
+
+def _named(*names: str) -> set[int]:
+    return {getattr(MPI, name).handle for name in names}
+
+
+def _numbers() -> dict[int, np.dtype[Any]]:
+    """Return the dtype of every datatype of numbers, by the datatype's handle."""
+    dtypes, others = _dtypes(), _named(*_NOT_NUMBERS)
+    return {
+        handle: dtypes[datatype.typestr]
+        for handle, datatype in _PREDEFINED.items()
+        if datatype.typestr in dtypes and handle not in others
+    }
+
+
+def _pairs() -> dict[int, np.dtype[Any]]:
+    """Return the dtype of every pair of a value and an index, by the datatype's handle."""
+    pairs = {}
+    for name, code in _PAIRS.items():
+        datatype = getattr(MPI, name)
+        dtype = np.dtype([("value", code), ("index", "i")], align=True)
+        if _EXTENTS.get(datatype.handle) == dtype.itemsize:
+            pairs[datatype.handle] = dtype
+    return pairs
+
+
+_PREDEFINED: Final = {
+    thing.handle: thing
+    for thing in vars(MPI).values()
+    if isinstance(thing, MPI.Datatype) and thing != MPI.DATATYPE_NULL
+}
+_EXTENTS: Final = {handle: extent for handle, datatype in _PREDEFINED.items() if (extent := datatype.extent) > 0}
+_NUMBER: Final = _numbers()
+_PAIR: Final = _pairs()
+_BYTES: Final = _named("BYTE")
+
+
+def extent_of(datatype: MPI.Datatype) -> int | None:
+    """Return the bytes from one element to the next, or None if the datatype is not a predefined one."""
+    return _EXTENTS.get(datatype.handle)
+
+
+def reduction_of(datatype: MPI.Datatype, op: object) -> Reduction | None:
+    """Return how we combine values of a datatype by an ``MPI.Op``, or None if that is for the MPI library."""
+    if not isinstance(op, MPI.Op):
+        return None
+    locating = _LOCATING.get(op.handle)
+    if locating is not None:
+        return _locating(datatype.handle, locating)
+    name = op_name(op)
+    return None if name is None else _reduction(datatype.handle, name)
+
+
+@cache  # there are only so many
+def _locating(datatype: int, name: str) -> Reduction | None:
+    dtype = _PAIR.get(datatype)
+    return None if dtype is None else Reduction(_LOCATORS[name], dtype, name)
+
+
+@cache  # there are only so many
+def _reduction(datatype: int, name: str) -> Reduction | None:
+    if datatype in _BYTES:
+        return reduction(name, np.dtype(np.uint8), 1) if name in _BITWISE else None
+    dtype = _NUMBER.get(datatype)
+    return None if dtype is None or name not in _OPS[dtype.kind] else reduction(name, dtype, 1)
+
+
+def maxloc(left: Array, right: Array, out: Array) -> None:
+    """Take the pair with the larger value; of equal ones that with the lower index."""
+    _locate(np.greater, left, right, out)
+
+
+def minloc(left: Array, right: Array, out: Array) -> None:
+    """Take the pair with the smaller value; of equal ones that with the lower index."""
+    _locate(np.less, left, right, out)
+
+
+def _locate(better: Callable[[Array, Array], Array], left: Array, right: Array, out: Array) -> None:
+    tied = (left["value"] == right["value"]) & (right["index"] < left["index"])
+    out[...] = np.where(better(right["value"], left["value"]) | tied, right, left)
+
+
+_LOCATORS: Final[dict[str, Combine]] = {"maxloc": maxloc, "minloc": minloc}
+_LOCATING: Final = {MPI.MAXLOC.handle: "maxloc", MPI.MINLOC.handle: "minloc"}

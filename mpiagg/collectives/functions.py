@@ -1,0 +1,367 @@
+"""Collectives for arrays, with NumPy's habits: an array in, an array out, ``out=`` to work in place.
+
+Arrays are NumPy's or CuPy's; ``out`` is on the device of the input, and a new array, too. On all ranks they are of one
+kind. When a call returns, results on a device are there for all its streams.
+
+All of them take these keywords:
+
+``out``
+    An array for the result; the input itself works in place. A new array is made without it.
+``comm``
+    The communicator, mpi4py's or :class:`mpiagg.Comm`; the world by default.
+``algorithm``
+    A name from :func:`mpiagg.algorithms`; ``"auto"`` chooses by length, ``"native"`` is the MPI library's own, and
+    ``"nccl"`` NVIDIA's, for arrays on GPUs of which every rank has its own.
+``lanes``
+    Into how many interleaved parts the vector is cut; None leaves it to the choice.
+``timeout``
+    Seconds that a wait may last without any message completing; the environment variable ``MPIAGG_TIMEOUT`` by default,
+    or half an hour. The MPI library's own blocking collectives cannot be left; there the job ends.
+``check``
+    Whether the ranks first compare what they are about to do, so that a difference between them, or a bad argument on
+    one of them, is an error on all before anything else is sent; by default where the environment variable
+    ``MPIAGG_CHECK`` is 1. Without it, ranks that disagree wait in vain, and the report of that says so.
+
+The ``..._init`` functions take the same arguments and return a :class:`~mpiagg.plans.plan.Plan`, which carries
+the operation out each time it is called: ``plan() -> out``. Making one is collective, and checks that all ranks agree.
+
+All ranks must call a collective, in the same order, with the same shape, dtype, op, root and algorithm.
+Arguments are checked before anything is sent. Values of float16 and bfloat16 are combined in float32.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy.typing as npt
+from mpi4py import MPI
+
+from mpiagg.arrays import Array
+from mpiagg.collectives.array_calls import Arguments, ArrayCall, Op
+from mpiagg.plans.operations import prepare, run
+from mpiagg.plans.plan import Plan
+from mpiagg.schedules import Collective
+from mpiagg.transport import CHECK, Channel, channel_of, check_timeout
+
+ArrayPlan = Plan[Any]
+"""What the ``..._init`` functions return: a plan whose result is an array, or None where a rank gets none."""
+
+
+def allreduce(
+    x: npt.ArrayLike,
+    op: Op = "sum",
+    *,
+    out: Array | None = None,
+    comm: MPI.Intracomm | None = None,
+    algorithm: str = "auto",
+    lanes: int | None = None,
+    wire: str | None = None,
+    timeout: float | None = None,
+    check: bool | None = None,
+) -> Array:
+    """Reduce the arrays of all ranks, element by element; every rank gets the result.
+
+    Parameters
+    ----------
+    x : array_like
+        This rank's array: any shape and layout, the same shape and dtype on all ranks.
+    op : {"sum", "avg", "min", "max", "prod"} or MPI.Op
+        How values are combined; ``"avg"`` is the sum divided by the number of ranks.
+    out, comm, algorithm, lanes, timeout, check
+        See :mod:`mpiagg.collectives.functions`.
+    wire : {None, "fp16", "bf16", "u8"}
+        How values travel: as they are, or in the fewer bytes of a codec (:mod:`mpiagg.arrays.codecs`). They are
+        combined in the dtype they have, or in float32, all the same.
+
+    Returns
+    -------
+    numpy.ndarray
+        The reduction, of x's shape and dtype, with the same bits on all ranks: ``out`` if it was given.
+
+    Raises
+    ------
+    ValueError
+        For an unknown op, algorithm or wire, a wire that is not for the algorithm, or an ``out`` that is read-only
+        or of another shape.
+    TypeError
+        For a dtype that the op or the wire is not for, or an ``out`` that is no array or of another dtype.
+    StallError
+        If a message does not complete within the timeout.
+
+    Notes
+    -----
+    Long vectors take 2 (n-1)/n times their bytes on every link, the least there is; see ``docs/algorithms.md``.
+    """
+    return _everywhere(
+        _run(Arguments(Collective.ALLREDUCE, x, op, 0, out, algorithm, lanes, wire), comm, timeout, check=check)
+    )
+
+
+def reduce(
+    x: npt.ArrayLike,
+    op: Op = "sum",
+    *,
+    root: int = 0,
+    out: Array | None = None,
+    comm: MPI.Intracomm | None = None,
+    algorithm: str = "auto",
+    lanes: int | None = None,
+    timeout: float | None = None,
+    check: bool | None = None,
+) -> Array | None:
+    """Reduce the arrays of all ranks, element by element; the root gets the result.
+
+    Parameters
+    ----------
+    x, op
+        As for :func:`allreduce`.
+    root : int
+        The rank that gets the result.
+    out : numpy.ndarray, optional
+        On the root, an array for the result; elsewhere nothing is written to it.
+    comm, algorithm, lanes
+        See :mod:`mpiagg.collectives.functions`.
+
+    Returns
+    -------
+    numpy.ndarray or None
+        On the root the reduction, of x's shape and dtype; None elsewhere.
+
+    Raises
+    ------
+    ValueError, TypeError, StallError
+        As :func:`allreduce`, and ValueError for a root out of range.
+    """
+    return _run(Arguments(Collective.REDUCE, x, op, root, out, algorithm, lanes), comm, timeout, check=check)
+
+
+def broadcast(
+    x: npt.ArrayLike,
+    *,
+    root: int = 0,
+    out: Array | None = None,
+    comm: MPI.Intracomm | None = None,
+    algorithm: str = "auto",
+    lanes: int | None = None,
+    timeout: float | None = None,
+    check: bool | None = None,
+) -> Array:
+    """Give the root's array to all ranks.
+
+    Parameters
+    ----------
+    x : array_like
+        On the root the array to give; elsewhere any array of the same shape and dtype, whose values do not matter.
+    root : int
+        The rank that gives.
+    out, comm, algorithm, lanes, timeout, check
+        See :mod:`mpiagg.collectives.functions`.
+
+    Returns
+    -------
+    numpy.ndarray
+        The root's values: ``out`` if it was given.
+
+    Raises
+    ------
+    ValueError, TypeError, StallError
+        As :func:`allreduce`, and ValueError for a root out of range.
+    """
+    return _everywhere(
+        _run(Arguments(Collective.BROADCAST, x, "sum", root, out, algorithm, lanes), comm, timeout, check=check)
+    )
+
+
+def allgather(
+    x: npt.ArrayLike,
+    *,
+    out: Array | None = None,
+    comm: MPI.Intracomm | None = None,
+    algorithm: str = "auto",
+    lanes: int | None = None,
+    timeout: float | None = None,
+    check: bool | None = None,
+) -> Array:
+    """Give the arrays of all ranks to all ranks.
+
+    Parameters
+    ----------
+    x : array_like
+        This rank's array, of the same shape and dtype on all ranks.
+    out, comm, algorithm, lanes, timeout, check
+        See :mod:`mpiagg.collectives.functions`.
+
+    Returns
+    -------
+    numpy.ndarray
+        An array of shape ``(size, *x.shape)``; row r is rank r's x.
+
+    Raises
+    ------
+    ValueError, TypeError, StallError
+        As :func:`allreduce`.
+    """
+    return _everywhere(
+        _run(Arguments(Collective.ALLGATHER, x, "sum", 0, out, algorithm, lanes), comm, timeout, check=check)
+    )
+
+
+def reduce_scatter(
+    x: npt.ArrayLike,
+    op: Op = "sum",
+    *,
+    out: Array | None = None,
+    comm: MPI.Intracomm | None = None,
+    algorithm: str = "auto",
+    lanes: int | None = None,
+    timeout: float | None = None,
+    check: bool | None = None,
+) -> Array:
+    """Reduce the arrays of all ranks, element by element; every rank gets one part of the result.
+
+    Parameters
+    ----------
+    x, op
+        As for :func:`allreduce`, with at least one dimension.
+    out, comm, algorithm, lanes, timeout, check
+        See :mod:`mpiagg.collectives.functions`.
+
+    Returns
+    -------
+    numpy.ndarray
+        On rank r ``numpy.array_split(reduction, size)[r]``: the first axis is cut evenly, and the first
+        ``len(x) % size`` ranks get one row more.
+
+    Raises
+    ------
+    ValueError, TypeError, StallError
+        As :func:`allreduce`, and ValueError for an array without dimensions.
+    """
+    return _everywhere(
+        _run(Arguments(Collective.REDUCE_SCATTER, x, op, 0, out, algorithm, lanes), comm, timeout, check=check)
+    )
+
+
+def allreduce_init(
+    x: npt.ArrayLike,
+    op: Op = "sum",
+    *,
+    out: Array | None = None,
+    comm: MPI.Intracomm | None = None,
+    algorithm: str = "auto",
+    lanes: int | None = None,
+    wire: str | None = None,
+    timeout: float | None = None,
+) -> ArrayPlan:
+    """Plan an :func:`allreduce` of ``x`` as it is whenever the plan runs; collective.
+
+    Returns
+    -------
+    Plan
+        ``plan()`` returns ``out``, or an array of the plan's own that is overwritten each time.
+
+    Raises
+    ------
+    ValueError, TypeError
+        As :func:`allreduce`.
+    MismatchError
+        On all ranks, if the ranks disagree on any argument.
+    """
+    return _prepare(Arguments(Collective.ALLREDUCE, x, op, 0, out, algorithm, lanes, wire), comm, timeout)
+
+
+def reduce_init(
+    x: npt.ArrayLike,
+    op: Op = "sum",
+    *,
+    root: int = 0,
+    out: Array | None = None,
+    comm: MPI.Intracomm | None = None,
+    algorithm: str = "auto",
+    lanes: int | None = None,
+    timeout: float | None = None,
+) -> ArrayPlan:
+    """Plan a :func:`reduce`; collective. Raises what :func:`allreduce_init` does."""
+    return _prepare(Arguments(Collective.REDUCE, x, op, root, out, algorithm, lanes), comm, timeout)
+
+
+def broadcast_init(
+    x: npt.ArrayLike,
+    *,
+    root: int = 0,
+    out: Array | None = None,
+    comm: MPI.Intracomm | None = None,
+    algorithm: str = "auto",
+    lanes: int | None = None,
+    timeout: float | None = None,
+) -> ArrayPlan:
+    """Plan a :func:`broadcast`; collective. Raises what :func:`allreduce_init` does."""
+    return _prepare(Arguments(Collective.BROADCAST, x, "sum", root, out, algorithm, lanes), comm, timeout)
+
+
+def allgather_init(
+    x: npt.ArrayLike,
+    *,
+    out: Array | None = None,
+    comm: MPI.Intracomm | None = None,
+    algorithm: str = "auto",
+    lanes: int | None = None,
+    timeout: float | None = None,
+) -> ArrayPlan:
+    """Plan an :func:`allgather`; collective. Raises what :func:`allreduce_init` does."""
+    return _prepare(Arguments(Collective.ALLGATHER, x, "sum", 0, out, algorithm, lanes), comm, timeout)
+
+
+def reduce_scatter_init(
+    x: npt.ArrayLike,
+    op: Op = "sum",
+    *,
+    out: Array | None = None,
+    comm: MPI.Intracomm | None = None,
+    algorithm: str = "auto",
+    lanes: int | None = None,
+    timeout: float | None = None,
+) -> ArrayPlan:
+    """Plan a :func:`reduce_scatter`; collective. Raises what :func:`allreduce_init` does."""
+    return _prepare(Arguments(Collective.REDUCE_SCATTER, x, op, 0, out, algorithm, lanes), comm, timeout)
+
+
+# -- from arguments to operations
+
+
+def _everywhere(result: Array | None) -> Array:
+    """Return the result of a collective that has one on every rank."""
+    assert result is not None
+    return result
+
+
+def _run(
+    arguments: Arguments, comm: MPI.Intracomm | None, timeout: float | None, *, check: bool | None
+) -> Array | None:
+    channel = channel_of(comm)
+    if CHECK if check is None else check:
+        call, timeout = _agreed(arguments, channel, timeout)
+    else:
+        call, timeout = arguments.checked(channel), check_timeout(timeout)
+    run(channel, *call, timeout)
+    return call.out
+
+
+def _prepare(arguments: Arguments, comm: MPI.Intracomm | None, timeout: float | None) -> ArrayPlan:
+    channel = channel_of(comm)
+    call, timeout = _agreed(arguments, channel, timeout)
+    plan = prepare(channel, *call, tag=channel.tags.in_turn(call.operation.choice.lanes))
+    plan.timeout = timeout
+    return plan
+
+
+def _agreed(arguments: Arguments, channel: Channel, timeout: float | None) -> tuple[ArrayCall, float]:
+    """Return what all ranks mean, and this one's timeout; collective."""
+    good: list[tuple[ArrayCall, float]] = []
+
+    def say() -> str:
+        good.append((arguments.checked(channel), check_timeout(timeout)))
+        return good[0][0].in_words()
+
+    channel.agree_on(say)
+    return good[0]

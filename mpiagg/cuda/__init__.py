@@ -1,0 +1,1 @@
+"""NVIDIA's devices, by CuPy: memory, streams, kernels, NCCL, and which device a rank takes."""

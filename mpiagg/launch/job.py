@@ -1,0 +1,137 @@
+"""A command that is a job: it starts its own ranks, or is one of them."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import sys
+import time
+import traceback
+import warnings
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import click
+import mpi4py
+from rich.console import Console
+
+from mpiagg.launch import start as launch
+from mpiagg.watch import LAST_WORDS
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+WRONG_LAUNCH = 2
+"""The exit status of a rank that the launcher of another MPI library started."""
+
+
+def run(ranks: int, work: Callable[[MPI.Intracomm], int], options: Sequence[str] = ()) -> NoReturn:
+    """Do the work of a command on all ranks of a job, and exit.
+
+    Parameters
+    ----------
+    ranks : int
+        How many ranks to start, where this process is not one already: then it starts the same command line again,
+        under mpiexec.
+    work : callable
+        What a rank does: takes the world and returns the exit status. An exception in one rank ends the job.
+    options : sequence of str
+        For mpiexec.
+    """
+    if launch.launched_ranks() is None:
+        sys.exit(launch.run(ranks, ["-m", "mpiagg", *sys.argv[1:]], options))
+    world = join()
+    sys.exit(take_part(world, work))
+
+
+def take_part(world: MPI.Intracomm, work: Callable[[MPI.Intracomm], int]) -> int:
+    """Do the work of a rank and return the exit status; an exception ends the job."""
+    try:
+        return work(world)
+    except Exception:  # noqa: BLE001 - whatever it is, the other ranks would wait for this one for ever
+        print(f"rank {world.rank} of {world.size} failed:\n{traceback.format_exc()}", file=sys.stderr, flush=True)
+        abort(world)
+    return 1
+
+
+def abort(world: MPI.Intracomm) -> None:
+    """End the job, once its launcher has had the time to read what was printed."""
+    time.sleep(LAST_WORDS)
+    world.Abort(1)
+
+
+def join() -> MPI.Intracomm:
+    """Initialise MPI and return the world; exit with a message if this rank's launcher is not the MPI library's."""
+    fault = initialise()
+    if fault is not None:
+        print(f"Error: {fault}", file=sys.stderr, flush=True)
+        sys.exit(WRONG_LAUNCH)
+    from mpi4py import MPI  # noqa: PLC0415 - only a process that is a rank may load MPI
+
+    return MPI.COMM_WORLD
+
+
+def initialise() -> str | None:
+    """Initialise MPI; return what is wrong with how this rank was started, in words, or None.
+
+    MPI is initialised here and not by its import, because with the launcher of another library that may be fatal. Where
+    it would be, MPI is not initialised.
+    """
+    mpi4py.rc.initialize = False
+    from mpi4py import MPI  # noqa: PLC0415 - only a process that is a rank may load MPI
+
+    vendor = MPI.get_vendor()[0]
+    if not MPI.Is_initialized():
+        fault = launch.wrong_launch(vendor, library=MPI.Get_library_version())
+        if fault is not None:
+            return fault
+        with warnings.catch_warnings():
+            # mpi4py warns of suspicious launchers too; what it suspects is found out below.
+            warnings.simplefilter("ignore", RuntimeWarning)
+            # As its import would: mpi4py has read MPI4PY_RC_THREAD_LEVEL.
+            MPI.Init_thread(getattr(MPI, f"THREAD_{mpi4py.rc.thread_level.upper()}"))
+        atexit.register(MPI.Finalize)
+    return launch.wrong_launch(vendor, MPI.COMM_WORLD.size)
+
+
+def console() -> Console:
+    """Return where rank 0 writes: in colour if its output ends in a terminal.
+
+    Only what started the ranks knows that: some launchers give them pipes, and some give them terminals that are none.
+    """
+    width = os.environ.get(launch.TERMINAL_WIDTH)
+    return Console(force_terminal=width is not None, width=None if width is None else int(width))
+
+
+def ranks_option(default: int) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Return the option ``-n``."""
+    return click.option(
+        "-n",
+        "ranks",
+        type=click.IntRange(min=1),
+        default=default,
+        help="Ranks to start; without effect where mpiexec or srun has started them.",
+    )
+
+
+class OutputFile(click.Path):
+    """A file to write at the end: what stands in its way is told at the beginning."""
+
+    def __init__(self) -> None:
+        super().__init__(dir_okay=False, writable=True, path_type=Path)
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Path:
+        """Return the path, if its folder is there."""
+        path = Path(os.fsdecode(super().convert(value, param, ctx)))
+        if not path.absolute().parent.is_dir():
+            self.fail(f"folder {str(path.parent)!r} does not exist", param, ctx)
+        return path
+
+
+def vendor() -> str:
+    """Return the name and version of the MPI library; for a rank."""
+    from mpi4py import MPI  # noqa: PLC0415 - only a process that is a rank may load MPI
+
+    name, version = MPI.get_vendor()
+    return f"{name} {'.'.join(map(str, version))}"

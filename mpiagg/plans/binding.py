@@ -1,0 +1,356 @@
+"""Binding: a schedule becomes a program, with views of a buffer and a persistent request for every message."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Final, NamedTuple
+
+import numpy as np
+
+from mpiagg.arrays import Array, Codec, Device, Reduction, accelerator_of, device_of, even_ranges
+from mpiagg.plans.ports import Draft, Port, port_of
+from mpiagg.plans.program import Awaited, BoundRound, Interleaved, Program
+from mpiagg.schedules import Action, Round, Step
+from mpiagg.transport import Channel
+
+Run = tuple[int, int]
+"""A range (start, stop) of the buffer."""
+
+Lane = Sequence[Run]
+"""The range of every chunk of a schedule in the buffer."""
+
+
+PIECE: Final = 2**20
+"""Bytes of a chunk that cross together where messages are staged: long enough for full pace, short enough that copies
+and messages of two pieces overlap."""
+
+_ASIDE: Final = (Action.REDUCE, Action.HOLD)
+"""What is received does not land in the buffer at once."""
+
+
+@dataclass(frozen=True)
+class Wire:
+    """How values travel other than as they are.
+
+    Attributes
+    ----------
+    codec : Codec
+        Turns values into what travels, and back.
+    residual : numpy.ndarray, optional
+        As long as the buffer: where what the codec loses of this rank's contributions is left.
+    """
+
+    codec: Codec
+    residual: Array | None = None
+
+
+def bind(
+    channel: Channel,
+    schedule: Sequence[Round],
+    buffer: Array,
+    lanes: Sequence[Lane],
+    reduction: Reduction,
+    *,
+    label: str,
+    tag: int,
+    wire: Wire | None = None,
+) -> Program:
+    """Bind a schedule to a buffer.
+
+    Parameters
+    ----------
+    channel : Channel
+        Where its messages travel.
+    schedule : sequence of Round
+        What this rank does.
+    buffer : numpy.ndarray
+        One-dimensional and contiguous; the schedule's chunks are ranges of it.
+    lanes : sequence of Lane
+        For each lane the ranges of its chunks. Lanes are independent runs of the same schedule on parts of the
+        buffer, interleaved, so that one reduces while another's messages travel; each has a tag of its own.
+    reduction : Reduction
+        How values are combined.
+    label : str
+        What it is, for messages to people.
+    tag : int
+        The first of ``len(lanes)`` tags.
+    wire : Wire, optional
+        How values travel.
+    """
+    device = accelerator_of(buffer)
+    cut = PIECE // buffer.itemsize if device is not None and not channel.aware and _divisible(wire) else None
+    tracks = [[lane] for lane in lanes] if cut is None else _turns(lanes, cut)
+    binders: list[_Binder] = []
+    bound: list[tuple[BoundRound, ...]] = []
+    ports = [port_of(channel, tag + number, buffer, label) for number in range(len(tracks))]
+    for port, track in zip(ports, tracks, strict=True):
+        rounds: list[BoundRound] = []
+        for lane in track:
+            place = _Place(port, buffer, lane, reduction, label)
+            binders.append(_Binder(place) if wire is None else _WireBinder(place, wire))
+            rounds += binders[-1].bind(schedule)
+        bound.append(port.whole(rounds))
+    releases = tuple(release for port in ports for release in port.releases)
+    nbytes = sum(binder.nbytes for binder in binders) + sum(port.nbytes for port in ports)
+    sent = sum(binder.sent_bytes for binder in binders)
+    return Program(bound[0] if len(bound) == 1 else (Interleaved(bound).as_round(),), releases, nbytes, sent, device)
+
+
+def _divisible(wire: Wire | None) -> bool:
+    """Whether a part of a chunk travels as it does within the chunk."""
+    return wire is None or wire.codec.elementwise
+
+
+def _turns(lanes: Sequence[Lane], length: int) -> list[list[Lane]]:
+    """Return lanes cut into lanes with chunks of some length at most, in at least two rows that take turns.
+
+    Every chunk is cut, so that what is combined in which order stays as it is.
+    """
+    pieces: list[Lane] = []
+    for lane in lanes:
+        longest = max((stop - start for start, stop in lane), default=0)
+        parts = [even_ranges(start, stop, max(1, -(-longest // length))) for start, stop in lane]
+        pieces += (list(piece) for piece in zip(*parts, strict=True))
+    rows = min(len(pieces), max(len(lanes), 2))
+    return [pieces[row::rows] for row in range(rows)]
+
+
+def scratch_length(schedule: Sequence[Round], lanes: Sequence[Lane]) -> int:
+    """Return how many elements of scratch a bound schedule has, where values travel as they are."""
+    return sum(max((_arriving(lane, a_round) for a_round in schedule), default=0) for lane in lanes)
+
+
+def _arriving(lane: Lane, a_round: Round) -> int:
+    """Return how many elements arrive in a round that do not land in the buffer at once."""
+    return sum(stop - start for step in a_round if step.action in _ASIDE for start, stop in _runs(lane, step))
+
+
+def _runs(lane: Lane, step: Step) -> Iterator[Run]:
+    """Yield the contiguous ranges of the buffer that a step's chunks make up, without the empty ones."""
+    start = stop = 0
+    for first, last in lane[step.chunk : step.chunk + step.count]:
+        if first != stop and start < stop:
+            yield start, stop
+        start, stop = (start if first == stop else first), last
+    if start < stop:
+        yield start, stop
+
+
+class _Place(NamedTuple):
+    """Where a lane of a schedule runs."""
+
+    port: Port
+    buffer: Array
+    lane: Lane
+    reduction: Reduction
+    label: str
+
+    @property
+    def device(self) -> Device:
+        """Where the buffer lies."""
+        return device_of(self.buffer)
+
+
+class _Draft(Draft):
+    """A round while it is bound, and what has arrived so far.
+
+    Attributes
+    ----------
+    held : dict of Run to numpy.ndarray
+        What has arrived for a run and stands to the left of what is reduced into it next.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.held: dict[Run, Array] = {}
+
+
+class _Binder:
+    """Binds a schedule to one lane; values travel as they are."""
+
+    def __init__(self, place: _Place) -> None:
+        self.place = place
+        self.sent_bytes = 0
+        self.spare = place.device.empty(0, place.buffer.dtype)
+
+    @property
+    def nbytes(self) -> int:
+        """The memory that belongs to the program alone."""
+        return self.spare.nbytes
+
+    def bind(self, schedule: Sequence[Round]) -> list[BoundRound]:
+        self.spare = self.place.device.empty(self._scratch(schedule), self.spare.dtype)
+        return [part for index, a_round in enumerate(schedule) for part in self._bind_round(index, a_round)]
+
+    def _scratch(self, schedule: Sequence[Round]) -> int:
+        """Return how much scratch there must be for what a round receives to reduce."""
+        return scratch_length(schedule, (self.place.lane,))
+
+    def _bind_round(self, index: int, a_round: Round) -> list[BoundRound]:
+        draft, used = _Draft(), 0
+        for step in a_round:
+            for run in self._runs(step):
+                if step.action is Action.FINISH:
+                    self._bind_finish(draft, run)
+                elif step.action is Action.SEND:
+                    self._bind_send(draft, index, step, run)
+                elif step.action is Action.RECEIVE:
+                    self._bind_receive(draft, index, step, run)
+                else:
+                    used += self._bind_reduce(draft, index, step, run, used)
+        return self.place.port.rounds(draft)
+
+    def _bind_finish(self, draft: _Draft, run: Run) -> None:
+        if self.place.reduction.divisor is not None:
+            draft.folds.append(partial(self.place.reduction.finish, self._own(run)))
+
+    def _bind_send(self, draft: _Draft, index: int, step: Step, run: Run) -> None:
+        self._post_send(draft, index, step, self._own(run))
+
+    def _bind_receive(self, draft: _Draft, index: int, step: Step, run: Run) -> None:
+        self._post_receive(draft, index, step, self._own(run))
+
+    def _bind_reduce(self, draft: _Draft, index: int, step: Step, run: Run, used: int) -> int:
+        """Receive into the scratch from ``used`` on, and return how much of it that takes."""
+        arrived = self.spare[used : used + run[1] - run[0]]
+        self._post_receive(draft, index, step, arrived)
+        self._combine(draft, step, run, arrived)
+        return arrived.size
+
+    def _combine(self, draft: _Draft, step: Step, run: Run, arrived: Array) -> None:
+        """Reduce what has arrived into our own values, or keep it aside for the next that arrives."""
+        own, combine = self._own(run), self.place.reduction.combine
+        if run in draft.held:
+            draft.folds.append(partial(combine, draft.held.pop(run), arrived, arrived))
+        if step.action is Action.HOLD:
+            draft.held[run] = arrived
+        else:
+            pair = (arrived, own) if step.received_first else (own, arrived)
+            draft.folds.append(partial(combine, *pair, own))
+
+    def _post_send(self, draft: _Draft, index: int, step: Step, message: Array) -> None:
+        self.sent_bytes += message.nbytes
+        self.place.port.send(draft, message, Awaited(self.place.label, index, step, message.nbytes))
+
+    def _post_receive(self, draft: _Draft, index: int, step: Step, message: Array) -> None:
+        self.place.port.receive(draft, message, Awaited(self.place.label, index, step, message.nbytes))
+
+    def _own(self, run: Run) -> Array:
+        return self.place.buffer[run[0] : run[1]]
+
+    def _runs(self, step: Step) -> Iterator[Run]:
+        return _runs(self.place.lane, step)
+
+
+class _WireBinder(_Binder):
+    """Binds a schedule to one lane; images of values travel.
+
+    Who sends values goes on with what the receiver gets, and who finishes a chunk goes on with what it will
+    send. So a schedule that leaves all ranks with the same values does so with images, too: ``prove`` shows it.
+    An image that was received, or is there of values that have not changed, is sent as it is.
+    """
+
+    def __init__(self, place: _Place, wire: Wire) -> None:
+        super().__init__(place)
+        self.wire = wire
+        self.spare = place.device.empty(0, np.uint8)
+        self.images: dict[Run, Array] = {}
+        self.current: set[Run] = set()
+        self.goes_on: set[tuple[int, int]] = set()
+        # Two, for what is kept aside and what arrives next.
+        self.decoded = [place.device.empty(0, place.buffer.dtype)] * 2
+
+    @property
+    def nbytes(self) -> int:
+        """The memory that belongs to the program alone."""
+        images = sum(image.nbytes for image in self.images.values())
+        return self.spare.nbytes + sum(decoded.nbytes for decoded in self.decoded) + images
+
+    def bind(self, schedule: Sequence[Round]) -> list[BoundRound]:
+        self.goes_on = _going_on(schedule)
+        steps = [step for a_round in schedule for step in a_round]
+        for number, actions in enumerate((_ASIDE, (Action.HOLD,))):
+            lengths = (stop - start for step in steps if step.action in actions for start, stop in self._runs(step))
+            self.decoded[number] = self.place.device.empty(max(lengths, default=0), self.place.buffer.dtype)
+        return super().bind(schedule)
+
+    def _scratch(self, schedule: Sequence[Round]) -> int:
+        def arriving(a_round: Round) -> int:
+            runs = (run for step in a_round if step.action in _ASIDE for run in self._runs(step))
+            return sum(self.wire.codec.nbytes(stop - start) for start, stop in runs)
+
+        return max(map(arriving, schedule), default=0)
+
+    def _bind_finish(self, draft: _Draft, run: Run) -> None:
+        super()._bind_finish(draft, run)
+        divisor = self.place.reduction.divisor
+        draft.folds += self._encoding(run, 1.0 if divisor is None else divisor)
+        draft.folds.append(partial(self.wire.codec.decode, self.images[run], self._own(run)))
+
+    def _bind_send(self, draft: _Draft, index: int, step: Step, run: Run) -> None:
+        if run not in self.current:
+            draft.encodings += self._encoding(run)
+        if any((index, chunk) in self.goes_on for chunk in range(step.chunk, step.chunk + step.count)):
+            draft.encodings.append(partial(self.wire.codec.decode, self.images[run], self._own(run)))
+        self._post_send(draft, index, step, self.images[run])
+
+    def _bind_receive(self, draft: _Draft, index: int, step: Step, run: Run) -> None:
+        image = self._image(run)
+        self._post_receive(draft, index, step, image)
+        draft.folds.append(partial(self.wire.codec.decode, image, self._own(run)))
+
+    def _bind_reduce(self, draft: _Draft, index: int, step: Step, run: Run, used: int) -> int:
+        length = run[1] - run[0]
+        arrived = self.spare[used : used + self.wire.codec.nbytes(length)]
+        self._post_receive(draft, index, step, arrived)
+        first, second = self.decoded
+        decoded = (first if run not in draft.held or draft.held[run].base is not first else second)[:length]
+        draft.folds.append(partial(self.wire.codec.decode, arrived, decoded))
+        self._combine(draft, step, run, decoded)
+        self._changed(run)
+        return arrived.size
+
+    def _encoding(self, run: Run, unit: float = 1.0) -> list[Callable[[], object]]:
+        """Return the calls that make the image of our own values, and leave what it loses."""
+        own, image, residual = self._own(run), self._image(run), self.wire.residual
+        calls: list[Callable[[], object]] = [partial(self.wire.codec.encode, own, image)]
+        if residual is not None:
+            calls.append(partial(self._leave, own, image, residual[run[0] : run[1]], unit))
+        return calls
+
+    def _leave(self, own: Array, image: Array, lost: Array, unit: float) -> None:
+        """Write what an image loses of our own values, in a unit."""
+        self.wire.codec.decode(image, lost)
+        with np.errstate(invalid="ignore", over="ignore"):
+            np.subtract(own, lost, out=lost)
+            np.multiply(lost, unit, out=lost)
+        # What is not finite was not lost, but sent as such; it would come back for ever.
+        np.copyto(lost, 0, where=~np.isfinite(lost))
+
+    def _image(self, run: Run) -> Array:
+        """Return where the image of a run lies, which is about to be that of its values."""
+        self._changed(run)
+        self.current.add(run)
+        if run not in self.images:
+            self.images[run] = self.place.device.empty(self.wire.codec.nbytes(run[1] - run[0]), np.uint8)
+        return self.images[run]
+
+    def _changed(self, run: Run) -> None:
+        self.current = {(start, stop) for start, stop in self.current if stop <= run[0] or start >= run[1]}
+
+
+def _going_on(schedule: Sequence[Round]) -> set[tuple[int, int]]:
+    """Return (round, chunk) for what is sent in a round and then combined or finished, not received anew."""
+    found: set[tuple[int, int]] = set()
+    combined: dict[int, bool] = {}
+    for index in reversed(range(len(schedule))):
+        for step in schedule[index]:
+            if step.action is not Action.SEND:
+                for chunk in range(step.chunk, step.chunk + step.count):
+                    combined[chunk] = step.action is not Action.RECEIVE
+        for step in schedule[index]:
+            if step.action is Action.SEND:
+                found |= {(index, chunk) for chunk in range(step.chunk, step.chunk + step.count) if combined.get(chunk)}
+    return found

@@ -1,0 +1,78 @@
+"""Which schedule for which case: what a caller's words mean, and what ``algorithm="auto"`` takes.
+
+That is the algorithm in ``MPIAGG_ALGORITHM``, the first row that fits of the table in ``MPIAGG_TUNING``, or of the
+default: see ``tables``.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from mpiagg.arrays import HOST, Device, codec
+from mpiagg.common.arguments import check_integer
+from mpiagg.schedules import MOST_LANES, algorithm
+from mpiagg.tables import SEGMENT, Case, Choice, Memory, settings
+
+__all__ = ["BY_WAY_OF_HOST", "ENCODING_ONCE", "NATIVE", "NCCL", "SEGMENT", "Case", "Choice", "Memory", "choose", "pick"]
+
+ENCODING_ONCE: Final = "direct"
+"""The algorithm for codecs that lose something each time that they encode."""
+
+NATIVE: Final = "native"
+"""The algorithm that is the MPI library's own collective."""
+
+NCCL: Final = "nccl"
+"""The algorithm that is the collective of NVIDIA's library, for vectors on its devices."""
+
+BY_WAY_OF_HOST: Final = 64 * 2**10
+"""Bytes up to which vectors of a device go by way of the host as a whole: two copies cost less then than waiting for
+the device in every round."""
+
+
+def choose(case: Case, device: Device = HOST) -> Choice:
+    """Return what ``"auto"`` means in a case, for vectors that lie on a device.
+
+    Raises
+    ------
+    ValueError
+        If the environment names a table that cannot be used, or an unknown algorithm.
+    """
+    if device is HOST or case.nbytes <= BY_WAY_OF_HOST:
+        return settings().found(case).choice
+    messages = settings().found(case._replace(memory=Memory.NONE)).choice
+    together = case.memory is Memory.TOGETHER and len(case.layout.nodes) == 1
+    return messages._replace(algorithm="shared", elsewhere=messages.algorithm) if together else messages
+
+
+def pick(name: str, lanes: int | None, case: Case, wire: str | None = None, device: Device | None = None) -> Choice:
+    """Return the algorithm, the lanes and the wire that a caller's words mean, for vectors that lie on a device.
+
+    Without a device the words alone are looked at, as for vectors on the host.
+
+    Raises
+    ------
+    ValueError
+        If a name is unknown, or the algorithm not for this collective, wire or device, or the lanes are none or too
+        many; or as for :func:`choose`.
+    """
+    once = wire is not None and not codec(wire).elementwise
+    if name in (NATIVE, NCCL):
+        if wire is not None:
+            raise ValueError(f"algorithm {name!r} sends values as they are, not with wire {wire!r}")
+        if name == NCCL and device is HOST:
+            raise ValueError("algorithm 'nccl' is for arrays on CUDA devices")
+        return Choice(name)
+    if once and name not in ("auto", ENCODING_ONCE):
+        raise ValueError(f"wire {wire!r} is for algorithm {ENCODING_ONCE!r}, which encodes a value once on each way")
+    if name == "auto":
+        chosen = (
+            Choice(ENCODING_ONCE)
+            if once
+            else choose(case if wire is None else case._replace(memory=Memory.NONE), device or HOST)
+        )
+    else:
+        algorithm(name).generator(case.collective)  # refuses what it does not serve
+        chosen = Choice(name)
+    if lanes is not None:
+        chosen = chosen._replace(lanes=check_integer("lanes", lanes, 1, MOST_LANES))
+    return chosen if wire is None else chosen._replace(wire=wire)

@@ -1,0 +1,154 @@
+"""A collective operation in full: what is moved, how it is combined, by which schedule."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from dataclasses import dataclass
+from functools import cached_property
+
+from mpi4py import MPI
+
+from mpiagg.arrays import Form, Reduction, cuts_of, even_cuts, even_ranges, ranges
+from mpiagg.plans.binding import Lane
+from mpiagg.plans.choices import Choice
+from mpiagg.schedules import Algorithm, Collective, Layout, Round, algorithm
+from mpiagg.transport import signature
+from mpiagg.watch import Subject, Trail
+
+
+@dataclass(frozen=True)
+class Operation:
+    """A collective operation on vectors, as one rank sees it.
+
+    Attributes
+    ----------
+    collective : Collective
+    rank : int
+        This rank.
+    layout : Layout
+        All ranks, on their nodes.
+    root : int
+    counts : tuple of int
+        For all-gather and reduce-scatter the elements of each rank's chunk; else the elements of the vector, alone.
+    reduction : Reduction
+        How values are combined, and in which dtype they travel.
+    choice : Choice
+        The algorithm and the number of lanes.
+    op : MPI.Op
+        The operator, for the MPI library's own collectives.
+    form : Form or None
+        What the caller's vectors are, if they must be the same on all ranks beyond their length.
+    """
+
+    collective: Collective
+    rank: int
+    layout: Layout
+    root: int
+    counts: tuple[int, ...]
+    reduction: Reduction
+    choice: Choice
+    op: MPI.Op
+    form: Form | None = None
+
+    @cached_property
+    def size(self) -> int:
+        """How many ranks there are."""
+        return self.layout.size
+
+    @cached_property
+    def length(self) -> int:
+        """How many elements the buffer has."""
+        return sum(self.counts)
+
+    @property
+    def label(self) -> str:
+        """The operation in words."""
+        wire = f" with wire {self.choice.wire}" if self.choice.wire else ""
+        return f"{self.collective.value} by {self.choice.algorithm}{wire}"
+
+    @cached_property
+    def in_words(self) -> str:
+        """What all ranks must agree on."""
+        values = self.form or f"{self.length} {self.reduction.dtype}"
+        how = f", op {self.reduction.name}" if self.collective.reduces else ""
+        where = f", root {self.root}" if self.collective.rooted else ""
+        return f"{self.label}{self.choice.details} of {values}{how}{where}"
+
+    @property
+    def signature(self) -> int:
+        """A number that is another for an operation on which ranks do not agree, but for bad luck."""
+        return signature(self.in_words)
+
+    def subject(self, trail: Trail) -> Subject:
+        """Return the operation as it is recorded."""
+        return Subject(trail, self.in_words, self.collective.value, self.nbytes)
+
+    @cached_property
+    def key(self) -> Hashable:
+        """What a plan for this operation depends on, beside the buffer's address."""
+        combine = self.reduction.combine
+        return (
+            self.collective,
+            self.root,
+            self.counts,
+            combine,
+            self.reduction.dtype,
+            self.reduction.divisor,
+            self.choice,
+            self.form,
+        )
+
+    @cached_property
+    def source(self) -> slice | None:
+        """Where in the buffer this rank's input goes; None if it has none."""
+        if self.collective is Collective.ALLGATHER:
+            return self.own_chunk
+        if self.collective is Collective.BROADCAST and self.rank != self.root:
+            return None
+        return slice(0, self.length)
+
+    @cached_property
+    def target(self) -> slice | None:
+        """Where in the buffer this rank's output lies; None if it has none."""
+        if self.collective is Collective.REDUCE_SCATTER:
+            return self.own_chunk
+        if self.collective is Collective.REDUCE and self.rank != self.root:
+            return None
+        return slice(0, self.length)
+
+    @cached_property
+    def own_chunk(self) -> slice:
+        """Where this rank's chunk lies, where every rank has one."""
+        cuts = cuts_of(self.counts)
+        return slice(cuts[self.rank], cuts[self.rank + 1])
+
+    @cached_property
+    def nbytes(self) -> int:
+        """How many bytes the buffer has."""
+        return self.length * self.reduction.dtype.itemsize
+
+    @property
+    def entry(self) -> Algorithm:
+        """The algorithm, which is not the MPI library's own."""
+        return algorithm(self.choice.algorithm)
+
+    def schedule(self) -> list[Round]:
+        """Return what this rank does."""
+        return self.entry.schedule(self.collective, self.rank, self.layout, self.root)
+
+    def lanes(self, lanes: int | None = None) -> list[Lane]:
+        """Return the ranges of the chunks of every lane; there are as many as the choice says, or ``lanes``.
+
+        Where ranks own chunks, every chunk is cut into lanes; elsewhere the buffer is, and every lane into chunks.
+        """
+        lanes = self.choice.lanes if lanes is None else lanes
+        if self.collective in (Collective.ALLGATHER, Collective.REDUCE_SCATTER):
+            parts = [even_ranges(start, stop, lanes) for start, stop in ranges(cuts_of(self.counts))]
+            return [[part[lane] for part in parts] for lane in range(lanes)]
+        chunks = self.entry.chunks(self.layout)
+        return [even_ranges(start, stop, chunks) for start, stop in even_ranges(0, self.length, lanes)]
+
+
+def even_counts(length: int, size: int) -> tuple[int, ...]:
+    """Return the lengths of ``size`` even parts of ``length`` elements."""
+    return tuple(stop - start for start, stop in ranges(even_cuts(length, size)))

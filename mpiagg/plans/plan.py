@@ -1,0 +1,332 @@
+"""Plans: a schedule bound to a buffer and a communicator, ready to run again and again.
+
+Binding has sliced the buffer, initialised a persistent request for every message and allocated scratch. Running
+costs a start and a test a message and a ufunc call a reduction, and allocates nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from contextlib import suppress
+from functools import partial
+from types import TracebackType
+from typing import Final, Generic, Protocol, TypeVar
+
+from mpiagg.arrays import Stream
+from mpiagg.errors import Error, PlanError
+from mpiagg.plans.compiled import TRIES, Waiting, straight_line
+from mpiagg.plans.program import Arrival, BoundRound, Computing, Interleaved, Program, Wait, run, run_in
+from mpiagg.transport import DEFAULT_TIMEOUT, YIELDS, YIELDS_IN_A_CROWD, Channel, process, wait_patiently
+from mpiagg.watch import END, STAMPS, Entry, Subject, clock, done, failed
+
+SPINS: Final = 500
+"""How often a call tries a gate before it starts to yield the core, where every rank has one: as long as a segment
+takes. For messages it yields at once: that costs nothing where nobody else wants the core, and whoever carries the
+messages may want it."""
+
+CACHED_PLANS: Final = 32
+"""How many plans a communicator keeps for calls that come back."""
+
+CACHED_BYTES: Final = 64 * 2**20
+"""How much memory of their own these plans may have together."""
+
+Result = TypeVar("Result")
+
+
+class Testable(Protocol):
+    """Something under way that goes on when it is tested."""
+
+    def test(self) -> bool:
+        """Go as far as possible without waiting, and return whether it is done."""
+
+
+class Plan(Generic[Result]):
+    """A collective operation on one buffer, ready to run.
+
+    A plan is called, or started, tested and waited for; it can be run any number of times, and is freed explicitly
+    or by leaving its ``with`` block. Running it is collective; so is making one by an ``..._init`` function.
+
+    Parameters
+    ----------
+    channel : Channel
+        Where its messages travel.
+    program : Program
+        What it runs; from :func:`mpiagg.plans.binding.bind`.
+    result : object
+        What running the plan returns.
+    label : str
+        What the plan is, for messages to people.
+    timeout : float
+        Seconds that a wait may last without any message completing.
+    subject : Subject, optional
+        What it is, for those who watch over it.
+    """
+
+    def __init__(
+        self,
+        channel: Channel,
+        program: Program,
+        *,
+        result: Result,
+        label: str,
+        timeout: float = DEFAULT_TIMEOUT,
+        subject: Subject | None = None,
+    ) -> None:
+        self.label = label
+        self.result = result
+        self.nbytes = program.nbytes
+        self.sent_bytes = program.sent_bytes
+        self.timeout = timeout
+        self._channel = channel
+        self._releases = program.releases
+        self._rounds = program.rounds
+        # What a plan asks of a device goes to a stream of its own, whichever thread brings the plan forward.
+        self._stream = None if program.device is None else program.device.stream()
+        if self._stream is not None:
+            self._stream.follow()  # what has been done so far to memory of the program's own
+            self._rounds += (BoundRound((), (self._stream.done,), (), (Computing(label),)),)
+        self._subject = Subject(channel.trail, label) if subject is None else subject
+        self._begin = process().recorder.begin
+        self._entry: Entry = []
+        if process().recorder.rounds:
+            self._rounds = tuple(self._marked(self._rounds))
+        # Where ranks outnumber cores, whoever tries again and again only keeps the others from coming.
+        crowded = channel.node.crowded
+        self._spins, self._yields = (0, YIELDS_IN_A_CROWD) if crowded else (SPINS, YIELDS)
+        self._run = straight_line(self._rounds, tries=1 if crowded else TRIES)
+        if self._stream is not None:
+            self._run = partial(_run_in, self._stream, self._run)
+        # Whether it can be started: not while it runs, nor after an error in the middle, nor when it is freed.
+        self._idle = True
+        self._running: Iterator[Wait] | None = None
+        self._awaited: Wait | Interleaved | None = None
+        self._freed = False
+        channel.open[id(self)] = self
+
+    # -- running
+
+    def __call__(self) -> Result:
+        """Run the plan from start to end.
+
+        Returns
+        -------
+        object
+            The plan's result; for the ``..._init`` functions of arrays, the output array.
+
+        Raises
+        ------
+        PlanError
+            If the plan is freed, or runs already.
+        StallError
+            If a message does not complete within the timeout.
+        """
+        if not self._idle:
+            raise self._refused()
+        self._idle = False
+        entry = self._entry = self._begin(self._subject, True)
+        try:
+            self._run(self)
+        except BaseException as error:
+            self._fail(error)
+            raise
+        entry[END] = clock()
+        self._idle = True
+        return self.result
+
+    def start(self) -> None:
+        """Bring the data in and post the first messages; ``test`` or ``wait`` for the rest.
+
+        Raises
+        ------
+        PlanError
+            If the plan is freed, or runs already.
+        """
+        if not self._idle:
+            raise self._refused()
+        self._idle = False
+        self._entry = self._begin(self._subject, False)
+        self._running = run(self._rounds) if self._stream is None else run_in(self._stream, self._rounds)
+        self.test()
+
+    def test(self) -> bool:
+        """Go as far as possible without waiting, and return whether the plan is done.
+
+        Raises
+        ------
+        PlanError
+            If the plan is freed, or an error has left it in the middle.
+        """
+        if self._idle:
+            return True
+        if self._running is None:
+            raise self._unusable()
+        try:
+            self._awaited = next(self._running, None)
+        except BaseException as error:
+            self._fail(error)
+            raise
+        if self._awaited is not None:
+            return False
+        self._running = None
+        done(self._entry)
+        self._idle = True
+        return True
+
+    def wait(self, meanwhile: Sequence[Testable] = ()) -> Result:
+        """Wait until the plan is done and return its result.
+
+        Parameters
+        ----------
+        meanwhile : sequence of Plan
+            Other started plans, or what has ``test()`` as they do, which are brought forward while this one waits.
+
+        Raises
+        ------
+        PlanError
+            If the plan is freed, or an error has left it in the middle.
+        StallError
+            If a message does not complete within the timeout. The plan runs on: ``wait()`` can be called again.
+        """
+
+        def test() -> bool:
+            for plan in meanwhile:
+                plan.test()
+            return self.test()
+
+        if not test():
+            self._wait(test)
+        return self.result
+
+    def wait_for(self, test: Callable[[], bool], awaited: Wait | Interleaved) -> None:
+        """Wait within a run until ``test()`` succeeds; ``awaited`` says what that is for."""
+        self._awaited = awaited
+        for _ in range(self._spins if isinstance(awaited.now, Arrival) else 0):
+            if test():
+                return
+        self._wait(test)
+
+    def _wait(self, test: Callable[[], bool]) -> None:
+        wait_patiently(test, self._awaited_now, self.timeout, yields=self._yields, subject=self._subject)
+
+    def _fail(self, error: BaseException) -> None:
+        """Be unusable from now on: messages may be under way. Without any, it can simply run again.
+
+        An error that comes of the death of a rank is raised as what it is.
+        """
+        self._running = None
+        failed(self._entry)
+        self._idle = not any(a_round.tests for a_round in self._rounds)
+        self._channel.failures.raise_for(error)
+
+    def _marked(self, rounds: Sequence[BoundRound]) -> Iterator[BoundRound]:
+        """Yield the rounds with the clock read when they begin, have started, have come to folding, and have ended."""
+
+        def mark() -> None:
+            stamps.append(clock())
+
+        stamps: list[int] = []
+
+        def begin() -> None:
+            nonlocal stamps
+            stamps = self._entry[STAMPS] = []
+
+        yield BoundRound((begin,), (), (), ())
+        names = []
+        for place, (starts, tests, folds, awaited) in enumerate(rounds):
+            if tests:
+                names.append(f"round {getattr(awaited[0], 'round', 'of several lanes')}")
+            else:
+                names.append("packing" if place in (0, len(rounds) - 1) else "round without messages")
+            yield BoundRound((mark, *starts, mark), tests, (mark, *folds, mark), awaited)
+        self._subject.rounds = tuple(names)
+
+    def _awaited_now(self) -> Wait | None:
+        return self._awaited.now if self._awaited is not None else None
+
+    def _refused(self) -> Error:
+        """Return why the plan cannot run; on other ranks it may, so that it counts as an operation all the same."""
+        failed(self._begin(self._subject, False))
+        return self._unusable()
+
+    def _unusable(self) -> Error:
+        """Return why the plan cannot run."""
+        broken = self._channel.failures.broken and not self._freed
+        return self._channel.failures.give_up() if broken else self._in_use()
+
+    def _in_use(self) -> PlanError:
+        if self._freed:
+            return PlanError(f"{self.label}: the plan is freed")
+        if self._running is None:
+            return PlanError(f"{self.label}: an error has left the plan in the middle of its run")
+        return PlanError(f"{self.label}: the plan is running; wait for it first")
+
+    # -- giving back
+
+    @property
+    def running(self) -> bool:
+        """Whether the plan is running, or an error has left it in the middle."""
+        return not self._idle and not self._freed
+
+    @property
+    def freed(self) -> bool:
+        """Whether the plan is freed."""
+        return self._freed
+
+    def free(self) -> None:
+        """Give back the plan's requests, and its part of shared memory; a second call does nothing.
+
+        Raises
+        ------
+        PlanError
+            If the plan is running.
+        """
+        if self._freed:
+            return
+        if not self._idle:
+            if not self._channel.failures.broken:
+                raise self._in_use()
+            self._releases, self._running = (), None  # messages to the dead, which may never end
+        self._freed = True
+        self._idle, self._rounds, self._run = False, (), _nothing
+        releases, self._releases = self._releases, ()
+        for release in releases:
+            release()
+        self._channel.open.pop(id(self), None)
+
+    def __enter__(self) -> Plan[Result]:
+        """Return the plan."""
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Free the plan, unless an error left it running."""
+        if self._idle or error is None:
+            self.free()
+
+
+def _run_in(stream: Stream, line: Callable[[Waiting], None], waiting: Waiting) -> None:
+    """Run a straight line; what it asks of a device goes to a stream, after all that came before."""
+    stream.follow()
+    with stream:
+        line(waiting)
+
+
+def _nothing(waiting: Waiting) -> None:
+    """Take the place of what a freed plan ran, and let go of its memory."""
+
+
+def find_plan(channel: Channel, key: Hashable, make: Callable[[], Plan[Result]]) -> Plan[Result]:
+    """Return the plan that was made for ``key`` on this channel, or make it; the longest unused one goes."""
+    plan: Plan[Result] | None = channel.cached.get(key)
+    if plan is not None:
+        channel.cached.move_to_end(key)
+        return plan
+    plan = channel.cached[key] = make()
+    while len(channel.cached) > 1 and (
+        len(channel.cached) > CACHED_PLANS or sum(kept.nbytes for kept in channel.cached.values()) > CACHED_BYTES
+    ):
+        _, oldest = channel.cached.popitem(last=False)
+        with suppress(PlanError):  # an error has left it in the middle; the channel keeps it
+            oldest.free()
+    return plan

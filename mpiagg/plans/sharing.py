@@ -1,0 +1,202 @@
+"""Schedules carried out through memory that the ranks of a node share, instead of messages.
+
+Where all vectors lie in such memory, the rank that owns a chunk does all the work on it: it reduces the chunk of
+everybody's vector and writes the result into everybody's vector, block by block, so that a block is still in the cache
+when it is written. Where they do not, the ranks put what they send into mailboxes, and take what they receive from
+there. Either way the schedule says what is combined, and in which order, so the bits are those of messages.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import partial
+from itertools import accumulate
+from typing import NamedTuple
+
+import numpy as np
+
+from mpiagg.arrays import Array, Reduction, device_of
+from mpiagg.plans.binding import Lane
+from mpiagg.plans.program import Arrival, BoundRound, Call
+from mpiagg.schedules import Action, Round, Step
+from mpiagg.transport import Gate
+
+
+def gate_round(gate: Gate, label: str, number: int, call: Call | None = None) -> BoundRound:
+    """Return the round in which the ranks of a node wait for one another, and then make a call."""
+    return BoundRound((gate.come,), (gate.passed,), (call,) if call else (), (Arrival(label, number, gate),))
+
+
+class Task(NamedTuple):
+    """What is reduced.
+
+    Attributes
+    ----------
+    vector : numpy.ndarray
+        This rank's.
+    lanes : sequence of Lane
+        Where the chunks lie in it, in each part of it on which a schedule runs by itself.
+    reduction : Reduction
+        How values are combined.
+    """
+
+    vector: Array
+    lanes: Sequence[Lane]
+    reduction: Reduction
+
+
+def owner_work(rounds: Sequence[Round], owned: range, task: Task, vectors: Mapping[int, Array], segment: int) -> Call:
+    """Return the call that does an owner's part of some rounds, on vectors that all lie in reach.
+
+    Between a gate before and a gate after it nobody else touches the chunks that a rank owns, in any vector: whoever
+    sends or receives them in these rounds leaves it to their owner. So there is nothing to wait for in between.
+
+    Parameters
+    ----------
+    rounds : sequence of Round
+        What this rank does; in each message one end owns the chunks.
+    owned : range
+        The chunks that this rank owns.
+    task : Task
+        What is reduced.
+    vectors : mapping of int to numpy.ndarray
+        The vectors of all ranks of the node.
+    segment : int
+        Bytes of a block.
+    """
+    steps = [step for a_round in rounds for step in a_round if step.chunk in owned]
+    if any((step.chunk, step.count) != (owned.start, len(owned)) for step in steps):
+        raise AssertionError("an owner's chunks go together")
+    own = task.vector
+    length = max(1, segment // own.itemsize)
+    aside = _aside(rounds, length, own)
+    calls: list[Call] = []
+    for lane in task.lanes:
+        start, stop = lane[owned.start][0], lane[owned.stop - 1][1]
+        for first in range(start, stop, length):
+            block = slice(first, min(first + length, stop))
+            operands = ((step, own[block], vectors.get(step.peer, own)[block]) for step in steps)
+            calls += _calls(operands, task.reduction, aside)
+    return _InTurn(calls)
+
+
+class Mail(NamedTuple):
+    """The mailboxes of the ranks of a node: two for each, used in turn from gate to gate.
+
+    While the others may still read from one, a rank writes into the other. It comes back to the first after one more
+    gate, to which all have come only when they had read.
+
+    Attributes
+    ----------
+    gate : Gate
+        Where they meet.
+    own : pair of numpy.ndarray
+        The mailboxes of this rank, as bytes.
+    boxes : pair of mappings
+        The mailboxes of all ranks.
+    """
+
+    gate: Gate
+    own: tuple[Array, Array]
+    boxes: tuple[Mapping[int, Array], Mapping[int, Array]]
+
+
+def mail_rounds(rounds: Sequence[Round], task: Task, mail: Mail, label: str) -> Iterator[BoundRound]:
+    """Yield the rounds that carry a schedule out through mailboxes, lane after lane.
+
+    All ranks of the schedule are on this node, and have as many rounds with messages.
+    """
+    exchanges: list[list[Step]] = []
+    for a_round in rounds:
+        if a_round.messages or not exchanges:
+            exchanges.append([])
+        exchanges[-1] += a_round
+    length = max((stop - start for lane in task.lanes for start, stop in lane), default=0)
+    aside = _aside(rounds, length, task.vector)
+    for lane in task.lanes:
+        for number, steps in enumerate(exchanges):
+            letter = _Letter(steps, lane, task, mail, aside)
+            arrival = Arrival(label, number, mail.gate)
+            yield BoundRound((letter.write,), (mail.gate.passed,), (letter.read,), (arrival,))
+
+
+class _Letter:
+    """What a rank writes into its mailbox, and what it does with what it finds in the others', for one round and lane.
+
+    The chunks of a lane lie one after the other in a mailbox, each in its place, whether or not the others are sent.
+    """
+
+    def __init__(self, steps: Sequence[Step], lane: Lane, task: Task, mail: Mail, aside: Array) -> None:
+        self._gate, buffer = mail.gate, task.vector
+        places = [0, *accumulate((stop - start) * buffer.itemsize for start, stop in lane)]
+        sent = {chunk for s in steps if s.action is Action.SEND for chunk in range(s.chunk, s.chunk + s.count)}
+        done = [step for step in steps if step.action is not Action.SEND]
+
+        def writes(box: Array) -> list[tuple[memoryview, memoryview]]:
+            chunks = ((box[places[c] : places[c + 1]], buffer[slice(*lane[c])].view(np.uint8)) for c in sorted(sent))
+            return [(target.data, source.data) for target, source in chunks if source.size]
+
+        def reads(boxes: Mapping[int, Array]) -> list[Call]:
+            def operands(step: Step) -> tuple[Step, Array, Array]:
+                own = buffer[lane[step.chunk][0] : lane[step.chunk + step.count - 1][1]]
+                box = boxes.get(step.peer, mail.own[0])
+                return step, own, box[places[step.chunk] : places[step.chunk + step.count]].view(buffer.dtype)
+
+            return _calls(map(operands, done), task.reduction, aside)
+
+        self._writes = (writes(mail.own[0]), writes(mail.own[1]))
+        self._reads = (reads(mail.boxes[0]), reads(mail.boxes[1]))
+
+    def write(self) -> None:
+        """Write, and come to the gate."""
+        for target, source in self._writes[self._gate.count & 1]:
+            target[:] = source
+        self._gate.come()
+
+    def read(self) -> None:
+        """Read what all have written before they came to the gate that is now passed."""
+        for call in self._reads[(self._gate.count - 1) & 1]:
+            call()
+
+
+class _InTurn:
+    """Calls made one after the other."""
+
+    def __init__(self, calls: Sequence[Call]) -> None:
+        self._calls = calls
+
+    def __call__(self) -> None:
+        for call in self._calls:
+            call()
+
+
+def _aside(rounds: Sequence[Round], length: int, buffer: Array) -> Array:
+    """Return scratch for what is held aside, if anything is."""
+    holds = any(step.action is Action.HOLD for a_round in rounds for step in a_round)
+    return device_of(buffer).empty(min(length, buffer.size) if holds else 0, buffer.dtype)
+
+
+def _calls(operands: Iterable[tuple[Step, Array, Array]], reduction: Reduction, aside: Array) -> list[Call]:
+    """Return the calls that carry out steps, each on our values and those of its peer, which lie in reach."""
+    calls: list[Call] = []
+    held: Array | None = None
+    for step, own, other in operands:
+        if not own.size:
+            continue
+        if step.action is Action.FINISH:
+            if reduction.divisor is not None:
+                calls.append(partial(reduction.finish, own))
+        elif step.action is Action.SEND:
+            calls.append(partial(np.copyto, other, own))
+        elif step.action is Action.RECEIVE:
+            calls.append(partial(np.copyto, own, other))
+        else:
+            received = other
+            if held is not None:
+                received = aside[: own.size]
+                calls.append(partial(reduction.combine, held, other, received))
+            held = received if step.action is Action.HOLD else None
+            if step.action is Action.REDUCE:
+                pair = (received, own) if step.received_first else (own, received)
+                calls.append(partial(reduction.combine, *pair, own))
+    return calls
