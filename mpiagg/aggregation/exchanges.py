@@ -13,7 +13,7 @@ from mpiagg.arrays import HOST, Array, Device, Reduction, accelerator_of, cuts_o
 from mpiagg.errors import MismatchError
 from mpiagg.plans.choices import Case, Memory, pick
 from mpiagg.plans.operation import Operation
-from mpiagg.plans.operations import bind_operation
+from mpiagg.plans.bound import bind_operation
 from mpiagg.plans.program import Call, Deferred, Program, in_turn
 from mpiagg.schedules import Collective
 from mpiagg.transport import Channel

@@ -25,7 +25,7 @@ from mpiagg.arrays import (
     working_dtype,
 )
 from mpiagg.errors import PlanError
-from mpiagg.plans.operations import STAGED_BYTES
+from mpiagg.plans.bound import STAGED_BYTES
 from mpiagg.plans.plan import Plan
 
 KEPT_PLANS: Final = 64

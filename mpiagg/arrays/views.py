@@ -76,6 +76,11 @@ def same_memory(x: Array, view: Array) -> bool:
     return x.dtype == view.dtype and x.shape == view.shape and x.flags.c_contiguous and address(x) == address(view)
 
 
+def overlap(x: Array, y: Array) -> bool:
+    """Return whether two contiguous arrays of one device have bytes in common."""
+    return address(x) < address(y) + y.nbytes and address(y) < address(x) + x.nbytes
+
+
 def settle(*arrays: Array) -> None:
     """Wait until accelerators have done what this thread has asked of them in its present stream, for these arrays."""
     for device in {accelerator_of(x) for x in arrays}:

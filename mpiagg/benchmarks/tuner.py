@@ -152,10 +152,10 @@ class Tuner:
 def plan_of(task: Task, choice: Choice) -> Competitor:
     """Return the plan that ``"auto"`` would make if the choice stood in the table; collective."""
     channel = channel_of(task.comm)
-    channel.known.clear()
+    channel.calls.free()
     with settings().trying(Case(task.collective, task.count * task.dtype.itemsize, channel.layout), choice):
         plan = task.ours("auto", None, planned=True)
-    channel.known.clear()
+    channel.calls.free()
     return plan
 
 
@@ -215,7 +215,7 @@ def rows_of(collective: Collective, layout: Layout, times: Mapping[int, Times]) 
             same = [nbytes for _, nbytes in group]
             told = {nbytes: {str(one): taken for one, taken in able[nbytes].items()} for nbytes in same}
             where = None if spread is Spread.ONE_EACH else memory
-            rows.append(Row(collective, choice, limit_of[same[-1]], layout.size, spread, where, told))
+            rows.append(Row(collective, choice, limit_of[same[-1]], layout.size, spread, where, times=told))
     return rows
 
 

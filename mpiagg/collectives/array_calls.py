@@ -1,19 +1,20 @@
-"""What the arguments of an array function mean: an operation, and the arrays that it is for."""
+"""What the arguments of an array function mean: a call, found again by what was passed."""
 
 from __future__ import annotations
 
 import math
-from contextlib import suppress
-from typing import NamedTuple
+from collections.abc import Hashable
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 from mpi4py import MPI
 
-from mpiagg.arrays import Array, Device, Form, Reduction, as_input, check_output, check_wire_dtype, device_of
-from mpiagg.collectives.mpi_ops import resolve
-from mpiagg.common.arguments import check_root
-from mpiagg.plans.choices import NATIVE, Case, Choice, pick
+from mpiagg.arrays import Array, Form, Reduction, as_input, check_output, check_wire_dtype, device_of
+from mpiagg.collectives.mpi_ops import resolve as resolve_op
+from mpiagg.common.arguments import check_flag, check_root
+from mpiagg.plans.calls import Call, resolve
+from mpiagg.plans.choices import NATIVE, PLANNED_NATIVE, Case, Choice, pick, takes_native
 from mpiagg.plans.operation import Operation, even_counts
 from mpiagg.schedules import Collective
 from mpiagg.transport import Channel
@@ -21,65 +22,91 @@ from mpiagg.transport import Channel
 Op = str | MPI.Op
 
 
-class ArrayCall(NamedTuple):
-    """A collective call whose arguments have been found good."""
-
-    operation: Operation
-    x: Array
-    out: Array | None
-
-    def in_words(self) -> str:
-        """Return what all ranks must agree on."""
-        return self.operation.in_words
+Arguments = tuple[str, npt.ArrayLike, Op, int, Array | None, str, int | None, str | None, bool | None]
+"""The arguments of a collective call, as they were given: the collective's name, x, op, root, out, algorithm, lanes, wire,
+reproducible. No class of its own, since making one takes as long as finding the call."""
 
 
-class Arguments(NamedTuple):
-    """The arguments of a collective call, as they were given."""
+def checked(arguments: Arguments, channel: Channel) -> tuple[Call, Array, Array | None]:
+    """Return the call that arguments mean, its input and its output, if they are good; nothing is sent for that."""
+    given, out = arguments[1], arguments[4]
+    x: Any = given if given.__class__ is np.ndarray else as_input(given)
+    try:
+        call: Any = channel.calls[_key(arguments, x)]
+    except (AttributeError, KeyError, TypeError):
+        call = _kept(arguments, x, channel)
+    call.used = True
+    if not call.has_result:
+        return call, x, None
+    return call, x, device_of(x).empty(call.shape, x.dtype) if out is None else out
 
-    collective: Collective
-    x: npt.ArrayLike
-    op: Op
-    root: int
-    out: Array | None
-    algorithm: str
-    lanes: int | None
-    wire: str | None = None
 
-    def checked(self, channel: Channel) -> ArrayCall:
-        """Return the call that they mean, if they are good; nothing is sent for that."""
-        x = as_input(self.x)
-        # Types stand beside numbers, because True and 1.0 are equal to 1 and not as good.
-        device = device_of(x)
-        key = (*self[:1], *self[2:4], *self[5:], type(self.root), type(self.lanes), x.shape, x.dtype, device.name)
-        try:
-            operation, shape = channel.known[key]
-        except (KeyError, TypeError):  # MPI.Op cannot be hashed
-            operation, shape = self._meant(x, channel, device)
-            with suppress(TypeError):
-                channel.remember(key, (operation, shape))
-        # A bad one is an error on every rank that gives it, also where there is nothing to be written to it.
-        out = device.empty(shape, x.dtype) if self.out is None else check_output(self.out, shape, x.dtype, device)
-        return ArrayCall(operation, x, None if operation.target is None else out)
+def _key(arguments: Arguments, x: Any) -> Hashable:
+    """Return what a call depends on; raise AttributeError where that cannot be said."""
+    name, _, op, root, out, algorithm, lanes, wire, reproducible = arguments
+    which: Any = op if op.__class__ is str else op.handle  # type: ignore[union-attr]  # or there is none
+    lies = out is x or (out is not None and _form(out))
+    if algorithm == "auto" and lanes is None and wire is None and reproducible is None and root.__class__ is int:
+        if x.__class__ is np.ndarray:
+            return name, x.dtype, x.shape, x.flags.num, lies, which, root
+        return name, _form(x), lies, which, root
+    # Types stand beside numbers, because True and 1.0 are equal to 1 and not as good.
+    kinds = root.__class__, lanes.__class__, reproducible.__class__
+    return name, _form(x), lies, which, root, algorithm, lanes, wire, reproducible, kinds
 
-    def _meant(self, x: Array, channel: Channel, device: Device) -> tuple[Operation, tuple[int, ...]]:
-        """Return the operation, and the shape of its result."""
-        root = check_root(self.root, channel.size)
-        if self.collective.reduces:
-            how, op, only_native = resolve(self.op, x.dtype, channel.size)
-        else:
-            how, op, only_native = Reduction(np.add, x.dtype, "sum"), MPI.SUM, False
-        counts, shape = _layout(self.collective, x, channel)
-        case = Case(self.collective, sum(counts) * how.dtype.itemsize, channel.layout)
-        choice = pick(self.algorithm, self.lanes, case, self.wire, device)
-        check_wire_dtype(self.wire, x.dtype)
-        if only_native:
-            if self.algorithm not in ("auto", NATIVE) or self.wire is not None:
-                asked = f"algorithm {self.algorithm!r}" if self.wire is None else f"wire {self.wire!r}"
-                raise ValueError(f"{asked} cannot apply an op that is not predefined; 'native' can")
-            choice = Choice(NATIVE)
-        form = Form(x.dtype, x.shape, device)
-        operation = Operation(self.collective, channel.rank, channel.layout, root, counts, how, choice, op, form)
-        return operation, shape
+
+def _kept(arguments: Arguments, x: Array, channel: Channel) -> Call:
+    """Return the call of arguments that have not come before, and keep it if they can be found again."""
+    operation, x, result = meant(arguments, x, channel)
+    call = resolve(channel, operation, None if operation.source is None else x, result)
+    call.has_result = result is not None
+    call.shape = () if result is None else result.shape
+    op = arguments[2]
+    if not isinstance(op, MPI.Op) or op.is_predefined:  # another one may have the handle of one that was freed
+        channel.calls.find(_key(arguments, x), lambda: call)
+    return call
+
+
+def meant(
+    arguments: Arguments, x: Array, channel: Channel, *, at_once: bool = True
+) -> tuple[Operation, Array, Array | None]:
+    """Return the operation of arguments, to be carried out at once or planned, the input, and where the result goes."""
+    name, _, given_op, given_root, given_out, algorithm, lanes, wire, given_reproducible = arguments
+    collective = Collective(name)
+    device, root = device_of(x), check_root(given_root, channel.size)
+    if given_reproducible is not None:
+        check_flag("reproducible", given_reproducible)
+    reproducible = channel.reproducible if given_reproducible is None else given_reproducible
+    how, op, only_native = Reduction(np.add, x.dtype, "sum"), MPI.SUM, False
+    if collective.reduces:
+        how, op, only_native = resolve_op(given_op, x.dtype, channel.size)
+    counts, shape = _layout(collective, x, channel)
+    nbytes = sum(counts) * how.dtype.itemsize
+    native = not reproducible and x.dtype == how.dtype and takes_native(collective, how, minima=False)
+    native = native and (at_once or nbytes <= PLANNED_NATIVE)
+    case = Case(collective, nbytes, channel.layout, library=channel.library if native else None)
+    choice = pick(algorithm, lanes, case, wire, device)
+    check_wire_dtype(wire, x.dtype)
+    if only_native:
+        if algorithm not in ("auto", NATIVE) or wire is not None:
+            asked = f"algorithm {algorithm!r}" if wire is None else f"wire {wire!r}"
+            raise ValueError(f"{asked} cannot apply an op that is not predefined; 'native' can")
+        choice = Choice(NATIVE)
+    form = Form(x.dtype, x.shape, device)
+    operation = Operation(collective, channel.rank, channel.layout, root, counts, how, choice, op, form)
+    # A bad one is an error on every rank that gives it, also where there is nothing to be written to it.
+    out = None if given_out is None else check_output(given_out, shape, x.dtype, device)
+    if operation.target is None:
+        return operation, x, None
+    return operation, x, device.empty(shape, x.dtype) if out is None else out
+
+
+def _form(array: Any) -> Hashable:
+    """Return what a call depends on of an array."""
+    if array.__class__ is np.ndarray:
+        return array.dtype, array.shape, array.flags.num
+    flags = array.flags
+    return array.dtype, array.shape, flags.c_contiguous, getattr(flags, "writeable", True), device_of(array).name
 
 
 def _layout(collective: Collective, x: Array, channel: Channel) -> tuple[tuple[int, ...], tuple[int, ...]]:

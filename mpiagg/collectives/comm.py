@@ -1,8 +1,7 @@
-"""A communicator of mpi4py's whose collectives run by the schedules of this package.
+"""A communicator of mpi4py's whose collectives run by the schedules of this package, or as the MPI library has them.
 
-What they do not do goes to the MPI library, as it came: operators of the user's, derived datatypes, memory of
-devices that we do not know, and arguments that are wrong. Whether a call goes there must be the same on all ranks, and
-is: MPI wants the same operator and matching datatypes on all of them.
+Each method says what it is called with; what becomes of it is one of three functions here: at once, as a request, or
+as a persistent request. What was worked out for a call is found again by what it was passed.
 """
 
 # ruff: noqa: N802 - the names are mpi4py's
@@ -11,27 +10,26 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, TypeGuard
+from typing import TYPE_CHECKING, Any
 
 from mpi4py import MPI
 
-from mpiagg.collectives import calls
-from mpiagg.collectives.calls import Call
+from mpiagg.collectives import methods
+from mpiagg.collectives.methods import Asked, Method
 from mpiagg.collectives.requests import Prequest, Request
+from mpiagg.common.arguments import check_flag
 from mpiagg.errors import RankFailedError
 from mpiagg.plans.background import threads_allowed
-from mpiagg.plans.choices import Memory
-from mpiagg.transport import channel_of, free_channel_of, meet
+from mpiagg.plans.bound import prepare
+from mpiagg.plans.calls import Barrier, Call, Unread, resolve
+from mpiagg.plans.choices import NATIVE, Memory
+from mpiagg.plans.plan import Plan
+from mpiagg.transport import CHECK, Channel, channel_of, free_channel_of, meet
 from mpiagg.transport.failures import all_agree, survivors
 
 if TYPE_CHECKING:
     from mpi4py.typing import BufSpec, BufSpecB, InPlace
     from typing_extensions import Self
-
-
-def _in_background(call: Call | None) -> TypeGuard[Call]:
-    """Whether a call is ours and can be driven by a thread."""
-    return call is not None and threads_allowed()
 
 
 class Comm(MPI.Intracomm):
@@ -45,11 +43,18 @@ class Comm(MPI.Intracomm):
     ----------
     comm : MPI.Intracomm, optional
         The communicator to duplicate, which is collective; a null communicator without it.
+    reproducible : bool
+        Whether all collectives run by our own schedules, so that each result has the bits that :func:`mpiagg.simulate`
+        computes. By default, or where the environment variable ``MPIAGG_REPRODUCIBLE`` is not 1, the MPI library's own
+        collective is taken where it was measured to be faster, but for all-reductions of floating-point numbers, which
+        have the same bits on all ranks. It is the same on all ranks, and passed on to communicators made from this one.
 
     Raises
     ------
     TypeError
         If ``comm`` is not an intracommunicator.
+    MismatchError
+        On all ranks, if they disagree on ``reproducible``.
 
     Notes
     -----
@@ -57,20 +62,25 @@ class Comm(MPI.Intracomm):
     MPI library that was initialised for ``MPI.THREAD_MULTIPLE``, which is mpi4py's default, they are the library's own.
     """
 
-    def __new__(cls, comm: MPI.Comm | None = None) -> Self:
+    _channel: Channel
+    _reproducible = False
+
+    def __new__(cls, comm: MPI.Comm | None = None, *, reproducible: bool = False) -> Self:
         """Duplicate the communicator."""
         plain = MPI.Intracomm(comm)
+        check_flag("reproducible", reproducible)
         if plain:
             meet(plain)
-        return cls._of(plain.Dup() if plain else plain)
+        return cls._of(plain.Dup() if plain else plain, reproducible)
 
     @classmethod
-    def _of(cls, plain: MPI.Comm) -> Self:
+    def _of(cls, plain: MPI.Comm, reproducible: bool) -> Self:
         """Return a communicator that nobody else holds as one of this class."""
         self = super().__new__(cls, plain)
+        self._reproducible = reproducible
         if self:
             # Here, since all ranks are here; a nonblocking call must not have to wait for that.
-            channel_of(self)
+            self._channel = channel_of(self, reproducible=reproducible)
         return self
 
     # -- communicators made from this one
@@ -78,36 +88,36 @@ class Comm(MPI.Intracomm):
     def Dup(self, info: MPI.Info | None = None) -> Self:
         """Duplicate the communicator."""
         meet(self)
-        return self._of(super().Dup(info))
+        return self._of(super().Dup(info), self._reproducible)
 
     def Clone(self) -> Self:
         """Duplicate the communicator."""
         meet(self)
-        return self._of(super().Clone())
+        return self._of(super().Clone(), self._reproducible)
 
     def Dup_with_info(self, info: MPI.Info) -> Self:
         """Duplicate the communicator with hints."""
         meet(self)
-        return self._of(super().Dup_with_info(info))
+        return self._of(super().Dup_with_info(info), self._reproducible)
 
     def Create(self, group: MPI.Group) -> Self:
         """Create a communicator from a group."""
         meet(self)
-        return self._of(super().Create(group))
+        return self._of(super().Create(group), self._reproducible)
 
     def Create_group(self, group: MPI.Group, tag: int = 0) -> Self:
         """Create a communicator from a group; collective over the group alone."""
-        return self._of(super().Create_group(group, tag))
+        return self._of(super().Create_group(group, tag), self._reproducible)
 
     def Split(self, color: int = 0, key: int = 0) -> Self:
         """Split the communicator by color and key."""
         meet(self)
-        return self._of(super().Split(color, key))
+        return self._of(super().Split(color, key), self._reproducible)
 
     def Split_type(self, split_type: int, key: int = 0, info: MPI.Info = MPI.INFO_NULL) -> Self:
         """Split the communicator by where its ranks are."""
         meet(self)
-        return self._of(super().Split_type(split_type, key, info))
+        return self._of(super().Split_type(split_type, key, info), self._reproducible)
 
     def Free(self) -> None:
         """Free the communicator and all that is kept for it; collective.
@@ -136,155 +146,70 @@ class Comm(MPI.Intracomm):
         while True:
             alive, new = survivors(self), None
             with suppress(RankFailedError):  # yet another
-                new = self._of(alive)
+                new = self._of(alive, self._reproducible)
             if all_agree(alive, word=new is not None) and new is not None:
                 return new
 
-    # -- blocking calls
+    # -- the collectives
 
     def Barrier(self) -> None:
         """Wait for all ranks."""
-        call = calls.barrier(self)
-        if call is None:
-            super().Barrier()
+        try:
+            call: Any = self._channel.calls["Barrier"]
+        except (AttributeError, KeyError):
+            channel = channel_of(self)
+            call = channel.calls.find("Barrier", lambda: Barrier(channel))
+        if CHECK:
+            call.check()
+        call.used = True
+        if call.given_as_it_is:
+            call.record(MPI.Intracomm.Barrier, (self,))
         else:
-            call.run()
-
-    def Bcast(self, buf: BufSpec, root: int = 0) -> None:
-        """Send the root's data to all ranks."""
-        call = calls.bcast(self, buf, root)
-        if call is None:
-            super().Bcast(buf, root)
-        else:
-            call.run()
-
-    def Allgather(self, sendbuf: BufSpec | InPlace, recvbuf: BufSpecB) -> None:
-        """Send every rank's data to all ranks."""
-        call = calls.allgather(self, sendbuf, recvbuf)
-        if call is None:
-            super().Allgather(sendbuf, recvbuf)
-        else:
-            call.run()
-
-    def Reduce(self, sendbuf: BufSpec | InPlace, recvbuf: BufSpec | None, op: MPI.Op = MPI.SUM, root: int = 0) -> None:
-        """Reduce to the root."""
-        call = calls.reduce(self, sendbuf, recvbuf, op, root)
-        if call is None:
-            super().Reduce(sendbuf, recvbuf, op, root)
-        else:
-            call.run()
-
-    def Allreduce(self, sendbuf: BufSpec | InPlace, recvbuf: BufSpec, op: MPI.Op = MPI.SUM) -> None:
-        """Reduce to all ranks."""
-        call = calls.allreduce(self, sendbuf, recvbuf, op)
-        if call is None:
-            super().Allreduce(sendbuf, recvbuf, op)
-        else:
-            call.run()
-
-    def Reduce_scatter_block(
-        self, sendbuf: BufSpecB | InPlace, recvbuf: BufSpec | BufSpecB, op: MPI.Op = MPI.SUM
-    ) -> None:
-        """Reduce, and give every rank a block of the same length."""
-        call = calls.reduce_scatter_block(self, sendbuf, recvbuf, op)
-        if call is None:
-            super().Reduce_scatter_block(sendbuf, recvbuf, op)
-        else:
-            call.run()
-
-    def Reduce_scatter(
-        self,
-        sendbuf: BufSpec | InPlace,
-        recvbuf: BufSpec,
-        recvcounts: Sequence[int] | None = None,
-        op: MPI.Op = MPI.SUM,
-    ) -> None:
-        """Reduce, and give every rank a block of its own length."""
-        recvcounts = calls.recvcounts(self, sendbuf, recvbuf, recvcounts)
-        call = calls.reduce_scatter(self, sendbuf, recvbuf, recvcounts, op)
-        if call is None:
-            super().Reduce_scatter(sendbuf, recvbuf, recvcounts, op)
-        else:
-            call.run()
-
-    # -- nonblocking calls
+            call.run(None, None)
 
     def Ibarrier(self) -> MPI.Request:
         """Start a :meth:`Barrier`."""
-        call = calls.barrier(self)
-        return Request(call.plan(Memory.NONE)) if _in_background(call) else super().Ibarrier()
+        return MPI.Intracomm.Ibarrier(self)
+
+    def Barrier_init(self, info: MPI.Info = MPI.INFO_NULL) -> MPI.Prequest:
+        """Prepare a :meth:`Barrier`."""
+        return MPI.Intracomm.Barrier_init(self, info)
+
+    def Bcast(self, buf: BufSpec, root: int = 0) -> None:
+        """Send the root's data to all ranks."""
+        _run(methods.BCAST, (self, buf, root))
 
     def Ibcast(self, buf: BufSpec, root: int = 0) -> MPI.Request:
         """Start a :meth:`Bcast`."""
-        call = calls.bcast(self, buf, root)
-        return Request(call.plan(Memory.NONE)) if _in_background(call) else super().Ibcast(buf, root)
+        return _start(self, methods.BCAST, buf, root)
+
+    def Bcast_init(self, buf: BufSpec, root: int = 0, info: MPI.Info = MPI.INFO_NULL) -> MPI.Prequest:
+        """Prepare a :meth:`Bcast`."""
+        return _prepare(self, methods.BCAST, info, buf, root)
+
+    def Allgather(self, sendbuf: BufSpec | InPlace, recvbuf: BufSpecB) -> None:
+        """Send every rank's data to all ranks."""
+        _run(methods.ALLGATHER, (self, sendbuf, recvbuf))
 
     def Iallgather(self, sendbuf: BufSpec | InPlace, recvbuf: BufSpecB) -> MPI.Request:
-        """Start an :meth:`Allgather`."""
-        call = calls.allgather(self, sendbuf, recvbuf)
-        return Request(call.plan(Memory.NONE)) if _in_background(call) else super().Iallgather(sendbuf, recvbuf)
+        """Start a :meth:`Allgather`."""
+        return _start(self, methods.ALLGATHER, sendbuf, recvbuf)
+
+    def Allgather_init(
+        self, sendbuf: BufSpec | InPlace, recvbuf: BufSpecB, info: MPI.Info = MPI.INFO_NULL
+    ) -> MPI.Prequest:
+        """Prepare a :meth:`Allgather`."""
+        return _prepare(self, methods.ALLGATHER, info, sendbuf, recvbuf)
+
+    def Reduce(self, sendbuf: BufSpec | InPlace, recvbuf: BufSpec | None, op: MPI.Op = MPI.SUM, root: int = 0) -> None:
+        """Reduce to the root."""
+        _run(methods.REDUCE, (self, sendbuf, recvbuf, op, root))
 
     def Ireduce(
         self, sendbuf: BufSpec | InPlace, recvbuf: BufSpec | None, op: MPI.Op = MPI.SUM, root: int = 0
     ) -> MPI.Request:
         """Start a :meth:`Reduce`."""
-        call = calls.reduce(self, sendbuf, recvbuf, op, root)
-        return Request(call.plan(Memory.NONE)) if _in_background(call) else super().Ireduce(sendbuf, recvbuf, op, root)
-
-    def Iallreduce(self, sendbuf: BufSpec | InPlace, recvbuf: BufSpec, op: MPI.Op = MPI.SUM) -> MPI.Request:
-        """Start an :meth:`Allreduce`."""
-        call = calls.allreduce(self, sendbuf, recvbuf, op)
-        return Request(call.plan(Memory.NONE)) if _in_background(call) else super().Iallreduce(sendbuf, recvbuf, op)
-
-    def Ireduce_scatter_block(
-        self, sendbuf: BufSpecB | InPlace, recvbuf: BufSpec | BufSpecB, op: MPI.Op = MPI.SUM
-    ) -> MPI.Request:
-        """Start a :meth:`Reduce_scatter_block`."""
-        call = calls.reduce_scatter_block(self, sendbuf, recvbuf, op)
-        return (
-            Request(call.plan(Memory.NONE))
-            if _in_background(call)
-            else super().Ireduce_scatter_block(sendbuf, recvbuf, op)
-        )
-
-    def Ireduce_scatter(
-        self,
-        sendbuf: BufSpec | InPlace,
-        recvbuf: BufSpec,
-        recvcounts: Sequence[int] | None = None,
-        op: MPI.Op = MPI.SUM,
-    ) -> MPI.Request:
-        """Start a :meth:`Reduce_scatter`."""
-        recvcounts = calls.recvcounts(self, sendbuf, recvbuf, recvcounts)
-        call = calls.reduce_scatter(self, sendbuf, recvbuf, recvcounts, op)
-        return (
-            Request(call.plan(Memory.NONE))
-            if _in_background(call)
-            else super().Ireduce_scatter(sendbuf, recvbuf, recvcounts, op)
-        )
-
-    # -- persistent calls
-
-    def Barrier_init(self, info: MPI.Info = MPI.INFO_NULL) -> MPI.Prequest:
-        """Prepare a :meth:`Barrier`."""
-        call = calls.barrier(self)
-        return Prequest(call.plan(Memory.TOGETHER)) if _in_background(call) else super().Barrier_init(info)
-
-    def Bcast_init(self, buf: BufSpec, root: int = 0, info: MPI.Info = MPI.INFO_NULL) -> MPI.Prequest:
-        """Prepare a :meth:`Bcast`."""
-        call = calls.bcast(self, buf, root)
-        return Prequest(call.plan(Memory.TOGETHER)) if _in_background(call) else super().Bcast_init(buf, root, info)
-
-    def Allgather_init(
-        self, sendbuf: BufSpec | InPlace, recvbuf: BufSpecB, info: MPI.Info = MPI.INFO_NULL
-    ) -> MPI.Prequest:
-        """Prepare an :meth:`Allgather`."""
-        call = calls.allgather(self, sendbuf, recvbuf)
-        return (
-            Prequest(call.plan(Memory.TOGETHER))
-            if _in_background(call)
-            else super().Allgather_init(sendbuf, recvbuf, info)
-        )
+        return _start(self, methods.REDUCE, sendbuf, recvbuf, op, root)
 
     def Reduce_init(
         self,
@@ -295,23 +220,33 @@ class Comm(MPI.Intracomm):
         info: MPI.Info = MPI.INFO_NULL,
     ) -> MPI.Prequest:
         """Prepare a :meth:`Reduce`."""
-        call = calls.reduce(self, sendbuf, recvbuf, op, root)
-        return (
-            Prequest(call.plan(Memory.TOGETHER))
-            if _in_background(call)
-            else super().Reduce_init(sendbuf, recvbuf, op, root, info)
-        )
+        return _prepare(self, methods.REDUCE, info, sendbuf, recvbuf, op, root)
+
+    def Allreduce(self, sendbuf: BufSpec | InPlace, recvbuf: BufSpec, op: MPI.Op = MPI.SUM) -> None:
+        """Reduce to all ranks."""
+        _run(methods.ALLREDUCE, (self, sendbuf, recvbuf, op))
+
+    def Iallreduce(self, sendbuf: BufSpec | InPlace, recvbuf: BufSpec, op: MPI.Op = MPI.SUM) -> MPI.Request:
+        """Start a :meth:`Allreduce`."""
+        return _start(self, methods.ALLREDUCE, sendbuf, recvbuf, op)
 
     def Allreduce_init(
         self, sendbuf: BufSpec | InPlace, recvbuf: BufSpec, op: MPI.Op = MPI.SUM, info: MPI.Info = MPI.INFO_NULL
     ) -> MPI.Prequest:
-        """Prepare an :meth:`Allreduce`."""
-        call = calls.allreduce(self, sendbuf, recvbuf, op)
-        return (
-            Prequest(call.plan(Memory.TOGETHER))
-            if _in_background(call)
-            else super().Allreduce_init(sendbuf, recvbuf, op, info)
-        )
+        """Prepare a :meth:`Allreduce`."""
+        return _prepare(self, methods.ALLREDUCE, info, sendbuf, recvbuf, op)
+
+    def Reduce_scatter_block(
+        self, sendbuf: BufSpecB | InPlace, recvbuf: BufSpec | BufSpecB, op: MPI.Op = MPI.SUM
+    ) -> None:
+        """Reduce, and give every rank a block of the same length."""
+        _run(methods.REDUCE_SCATTER_BLOCK, (self, sendbuf, recvbuf, op))
+
+    def Ireduce_scatter_block(
+        self, sendbuf: BufSpecB | InPlace, recvbuf: BufSpec | BufSpecB, op: MPI.Op = MPI.SUM
+    ) -> MPI.Request:
+        """Start a :meth:`Reduce_scatter_block`."""
+        return _start(self, methods.REDUCE_SCATTER_BLOCK, sendbuf, recvbuf, op)
 
     def Reduce_scatter_block_init(
         self,
@@ -321,12 +256,29 @@ class Comm(MPI.Intracomm):
         info: MPI.Info = MPI.INFO_NULL,
     ) -> MPI.Prequest:
         """Prepare a :meth:`Reduce_scatter_block`."""
-        call = calls.reduce_scatter_block(self, sendbuf, recvbuf, op)
-        return (
-            Prequest(call.plan(Memory.TOGETHER))
-            if _in_background(call)
-            else super().Reduce_scatter_block_init(sendbuf, recvbuf, op, info)
-        )
+        return _prepare(self, methods.REDUCE_SCATTER_BLOCK, info, sendbuf, recvbuf, op)
+
+    def Reduce_scatter(
+        self,
+        sendbuf: BufSpec | InPlace,
+        recvbuf: BufSpec,
+        recvcounts: Sequence[int] | None = None,
+        op: MPI.Op = MPI.SUM,
+    ) -> None:
+        """Reduce, and give every rank a block of its own length."""
+        recvcounts = methods.scattered_counts(channel_of(self), sendbuf, recvbuf, recvcounts)
+        _run(methods.REDUCE_SCATTER, (self, sendbuf, recvbuf, recvcounts, op))
+
+    def Ireduce_scatter(
+        self,
+        sendbuf: BufSpec | InPlace,
+        recvbuf: BufSpec,
+        recvcounts: Sequence[int] | None = None,
+        op: MPI.Op = MPI.SUM,
+    ) -> MPI.Request:
+        """Start a :meth:`Reduce_scatter`."""
+        recvcounts = methods.scattered_counts(channel_of(self), sendbuf, recvbuf, recvcounts)
+        return _start(self, methods.REDUCE_SCATTER, sendbuf, recvbuf, recvcounts, op)
 
     def Reduce_scatter_init(
         self,
@@ -337,10 +289,74 @@ class Comm(MPI.Intracomm):
         info: MPI.Info = MPI.INFO_NULL,
     ) -> MPI.Prequest:
         """Prepare a :meth:`Reduce_scatter`."""
-        recvcounts = calls.recvcounts(self, sendbuf, recvbuf, recvcounts)
-        call = calls.reduce_scatter(self, sendbuf, recvbuf, recvcounts, op)
-        return (
-            Prequest(call.plan(Memory.TOGETHER))
-            if _in_background(call)
-            else super().Reduce_scatter_init(sendbuf, recvbuf, recvcounts, op, info)
-        )
+        recvcounts = methods.scattered_counts(channel_of(self), sendbuf, recvbuf, recvcounts)
+        return _prepare(self, methods.REDUCE_SCATTER, info, sendbuf, recvbuf, recvcounts, op)
+
+
+def _run(method: Method, given: tuple[Any, ...]) -> None:
+    """Carry a method out at once; it is given the communicator and its arguments, as one tuple, which costs least."""
+    try:
+        channel: Channel = given[0]._channel
+        call: Any = channel.calls[method.key(given)]
+    except (AttributeError, IndexError, KeyError, TypeError):
+        call = _resolved(method, given)
+    if CHECK:
+        call.check()
+    call.used = True
+    if call.given_as_it_is:
+        call.record(method.now, given)
+    else:
+        x, out = method.arrays(call.channel, call.operation.reduction.dtype, given)
+        call.run(x, out)
+
+
+def _resolved(method: Method, given: tuple[Any, ...]) -> Any:
+    """Return the call of a method, and keep it for the next one that is given the same."""
+    comm = given[0]
+    if not comm:
+        method.now(*given)  # which says what is wrong
+    channel = channel_of(comm)
+    asked = method.read(channel, *given[1:])
+    if asked is None:
+        return Unread(channel, method.now.__name__)
+    call = _call(channel, method, asked, given)
+    with suppress(AttributeError, IndexError, TypeError):  # what cannot be a key
+        key = method.key(given)
+        channel.calls.find(key, lambda: call)
+    return call
+
+
+def _call(channel: Channel, method: Method, asked: Asked, given: tuple[Any, ...]) -> Call:
+    arrays = method.arrays(channel, asked.reduction.dtype, given)
+    return resolve(channel, asked.operation(channel, arrays=arrays), *arrays, quiet=True)
+
+
+def _start(comm: Comm, method: Method, *given: Any) -> MPI.Request:
+    """Start a method."""
+    plan = _plan(comm, method, given, Memory.NONE)
+    return method.start(comm, *given) if plan is None else Request(plan)
+
+
+def _prepare(comm: Comm, method: Method, info: MPI.Info, *given: Any) -> MPI.Prequest:
+    """Prepare a method; ranks that share memory wait for one another to set it up."""
+    plan = _plan(comm, method, given, Memory.TOGETHER)
+    return method.init(comm, *given, info) if plan is None else Prequest(plan)
+
+
+def _plan(comm: Comm, method: Method, given: tuple[Any, ...], memory: Memory) -> Plan[Any] | None:
+    """Return a plan that carries a method out, if that is ours and a thread can drive it; None if it is the MPI library's.
+
+    All ranks ask for theirs in the same order.
+    """
+    if not comm or not threads_allowed():
+        return None
+    channel = channel_of(comm)
+    asked = method.read(channel, *given)
+    if asked is None:
+        return None
+    arrays = method.arrays(channel, asked.reduction.dtype, (comm, *given))
+    operation = asked.operation(channel, memory, arrays=arrays, at_once=False)
+    if operation.choice.algorithm == NATIVE:
+        return None
+    tag = channel.tags.in_turn(operation.choice.lanes, operation.signature)
+    return prepare(channel, operation, *arrays, tag, memory=memory)

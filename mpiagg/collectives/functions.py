@@ -22,6 +22,12 @@ All of them take these keywords:
     one of them, is an error on all before anything else is sent; by default where the environment variable
     ``MPIAGG_CHECK`` is 1. Without it, ranks that disagree wait in vain, and the report of that says so.
 
+``reproducible``
+    Whether ``"auto"`` keeps to our own algorithms, so that each result has the bits that :func:`mpiagg.simulate` computes;
+    by default as the communicator was made, or where the environment variable ``MPIAGG_REPRODUCIBLE`` is 1. Otherwise it
+    takes the MPI library's own collective where that was measured to be faster, but for all-reductions of
+    floating-point numbers, which always have the same bits on all ranks.
+
 The ``..._init`` functions take the same arguments and return a :class:`~mpiagg.plans.plan.Plan`, which carries
 the operation out each time it is called: ``plan() -> out``. Making one is collective, and checks that all ranks agree.
 
@@ -36,12 +42,12 @@ from typing import Any
 import numpy.typing as npt
 from mpi4py import MPI
 
-from mpiagg.arrays import Array
-from mpiagg.collectives.array_calls import Arguments, ArrayCall, Op
-from mpiagg.plans.operations import prepare, run
+from mpiagg.arrays import Array, as_input
+from mpiagg.collectives.array_calls import Arguments, Op, checked, meant
+from mpiagg.plans.bound import prepare
+from mpiagg.plans.operation import Operation
 from mpiagg.plans.plan import Plan
-from mpiagg.schedules import Collective
-from mpiagg.transport import CHECK, Channel, channel_of, check_timeout
+from mpiagg.transport import CHECK, DEFAULT_TIMEOUT, Channel, channel_of, check_timeout
 
 ArrayPlan = Plan[Any]
 """What the ``..._init`` functions return: a plan whose result is an array, or None where a rank gets none."""
@@ -58,6 +64,7 @@ def allreduce(
     wire: str | None = None,
     timeout: float | None = None,
     check: bool | None = None,
+    reproducible: bool | None = None,
 ) -> Array:
     """Reduce the arrays of all ranks, element by element; every rank gets the result.
 
@@ -93,7 +100,12 @@ def allreduce(
     Long vectors take 2 (n-1)/n times their bytes on every link, the least there is; see ``docs/algorithms.md``.
     """
     return _everywhere(
-        _run(Arguments(Collective.ALLREDUCE, x, op, 0, out, algorithm, lanes, wire), comm, timeout, check=check)
+        _run(
+            ("allreduce", x, op, 0, out, algorithm, lanes, wire, reproducible),
+            comm,
+            timeout,
+            check=check,
+        )
     )
 
 
@@ -108,6 +120,7 @@ def reduce(
     lanes: int | None = None,
     timeout: float | None = None,
     check: bool | None = None,
+    reproducible: bool | None = None,
 ) -> Array | None:
     """Reduce the arrays of all ranks, element by element; the root gets the result.
 
@@ -132,7 +145,7 @@ def reduce(
     ValueError, TypeError, StallError
         As :func:`allreduce`, and ValueError for a root out of range.
     """
-    return _run(Arguments(Collective.REDUCE, x, op, root, out, algorithm, lanes), comm, timeout, check=check)
+    return _run(("reduce", x, op, root, out, algorithm, lanes, None, reproducible), comm, timeout, check=check)
 
 
 def broadcast(
@@ -145,6 +158,7 @@ def broadcast(
     lanes: int | None = None,
     timeout: float | None = None,
     check: bool | None = None,
+    reproducible: bool | None = None,
 ) -> Array:
     """Give the root's array to all ranks.
 
@@ -168,7 +182,12 @@ def broadcast(
         As :func:`allreduce`, and ValueError for a root out of range.
     """
     return _everywhere(
-        _run(Arguments(Collective.BROADCAST, x, "sum", root, out, algorithm, lanes), comm, timeout, check=check)
+        _run(
+            ("broadcast", x, "sum", root, out, algorithm, lanes, None, reproducible),
+            comm,
+            timeout,
+            check=check,
+        )
     )
 
 
@@ -181,6 +200,7 @@ def allgather(
     lanes: int | None = None,
     timeout: float | None = None,
     check: bool | None = None,
+    reproducible: bool | None = None,
 ) -> Array:
     """Give the arrays of all ranks to all ranks.
 
@@ -202,7 +222,12 @@ def allgather(
         As :func:`allreduce`.
     """
     return _everywhere(
-        _run(Arguments(Collective.ALLGATHER, x, "sum", 0, out, algorithm, lanes), comm, timeout, check=check)
+        _run(
+            ("allgather", x, "sum", 0, out, algorithm, lanes, None, reproducible),
+            comm,
+            timeout,
+            check=check,
+        )
     )
 
 
@@ -216,6 +241,7 @@ def reduce_scatter(
     lanes: int | None = None,
     timeout: float | None = None,
     check: bool | None = None,
+    reproducible: bool | None = None,
 ) -> Array:
     """Reduce the arrays of all ranks, element by element; every rank gets one part of the result.
 
@@ -238,7 +264,12 @@ def reduce_scatter(
         As :func:`allreduce`, and ValueError for an array without dimensions.
     """
     return _everywhere(
-        _run(Arguments(Collective.REDUCE_SCATTER, x, op, 0, out, algorithm, lanes), comm, timeout, check=check)
+        _run(
+            ("reduce_scatter", x, op, 0, out, algorithm, lanes, None, reproducible),
+            comm,
+            timeout,
+            check=check,
+        )
     )
 
 
@@ -252,6 +283,7 @@ def allreduce_init(
     lanes: int | None = None,
     wire: str | None = None,
     timeout: float | None = None,
+    reproducible: bool | None = None,
 ) -> ArrayPlan:
     """Plan an :func:`allreduce` of ``x`` as it is whenever the plan runs; collective.
 
@@ -267,7 +299,7 @@ def allreduce_init(
     MismatchError
         On all ranks, if the ranks disagree on any argument.
     """
-    return _prepare(Arguments(Collective.ALLREDUCE, x, op, 0, out, algorithm, lanes, wire), comm, timeout)
+    return _prepare(("allreduce", x, op, 0, out, algorithm, lanes, wire, reproducible), comm, timeout)
 
 
 def reduce_init(
@@ -280,9 +312,10 @@ def reduce_init(
     algorithm: str = "auto",
     lanes: int | None = None,
     timeout: float | None = None,
+    reproducible: bool | None = None,
 ) -> ArrayPlan:
     """Plan a :func:`reduce`; collective. Raises what :func:`allreduce_init` does."""
-    return _prepare(Arguments(Collective.REDUCE, x, op, root, out, algorithm, lanes), comm, timeout)
+    return _prepare(("reduce", x, op, root, out, algorithm, lanes, None, reproducible), comm, timeout)
 
 
 def broadcast_init(
@@ -294,9 +327,10 @@ def broadcast_init(
     algorithm: str = "auto",
     lanes: int | None = None,
     timeout: float | None = None,
+    reproducible: bool | None = None,
 ) -> ArrayPlan:
     """Plan a :func:`broadcast`; collective. Raises what :func:`allreduce_init` does."""
-    return _prepare(Arguments(Collective.BROADCAST, x, "sum", root, out, algorithm, lanes), comm, timeout)
+    return _prepare(("broadcast", x, "sum", root, out, algorithm, lanes, None, reproducible), comm, timeout)
 
 
 def allgather_init(
@@ -307,9 +341,10 @@ def allgather_init(
     algorithm: str = "auto",
     lanes: int | None = None,
     timeout: float | None = None,
+    reproducible: bool | None = None,
 ) -> ArrayPlan:
     """Plan an :func:`allgather`; collective. Raises what :func:`allreduce_init` does."""
-    return _prepare(Arguments(Collective.ALLGATHER, x, "sum", 0, out, algorithm, lanes), comm, timeout)
+    return _prepare(("allgather", x, "sum", 0, out, algorithm, lanes, None, reproducible), comm, timeout)
 
 
 def reduce_scatter_init(
@@ -321,9 +356,10 @@ def reduce_scatter_init(
     algorithm: str = "auto",
     lanes: int | None = None,
     timeout: float | None = None,
+    reproducible: bool | None = None,
 ) -> ArrayPlan:
     """Plan a :func:`reduce_scatter`; collective. Raises what :func:`allreduce_init` does."""
-    return _prepare(Arguments(Collective.REDUCE_SCATTER, x, op, 0, out, algorithm, lanes), comm, timeout)
+    return _prepare(("reduce_scatter", x, op, 0, out, algorithm, lanes, None, reproducible), comm, timeout)
 
 
 # -- from arguments to operations
@@ -340,28 +376,28 @@ def _run(
 ) -> Array | None:
     channel = channel_of(comm)
     if CHECK if check is None else check:
-        call, timeout = _agreed(arguments, channel, timeout)
-    else:
-        call, timeout = arguments.checked(channel), check_timeout(timeout)
-    run(channel, *call, timeout)
-    return call.out
+
+        def say() -> str:
+            check_timeout(timeout)
+            return checked(arguments, channel)[0].operation.in_words
+
+        channel.agree_on(say)
+    call, x, out = checked(arguments, channel)
+    call.run(x, out, DEFAULT_TIMEOUT if timeout is None else check_timeout(timeout))
+    return out
 
 
 def _prepare(arguments: Arguments, comm: MPI.Intracomm | None, timeout: float | None) -> ArrayPlan:
     channel = channel_of(comm)
-    call, timeout = _agreed(arguments, channel, timeout)
-    plan = prepare(channel, *call, tag=channel.tags.in_turn(call.operation.choice.lanes))
-    plan.timeout = timeout
-    return plan
-
-
-def _agreed(arguments: Arguments, channel: Channel, timeout: float | None) -> tuple[ArrayCall, float]:
-    """Return what all ranks mean, and this one's timeout; collective."""
-    good: list[tuple[ArrayCall, float]] = []
+    good: list[tuple[Operation, Array, Array | None]] = []
 
     def say() -> str:
-        good.append((arguments.checked(channel), check_timeout(timeout)))
-        return good[0][0].in_words()
+        check_timeout(timeout)
+        good.append(meant(arguments, as_input(arguments[1]), channel, at_once=False))
+        return good[0][0].in_words
 
     channel.agree_on(say)
-    return good[0]
+    operation, x, out = good[0]
+    plan: ArrayPlan = prepare(channel, operation, x, out, tag=channel.tags.in_turn(operation.choice.lanes))
+    plan.timeout = check_timeout(timeout)
+    return plan

@@ -8,25 +8,44 @@ from __future__ import annotations
 
 from typing import Final
 
-from mpiagg.arrays import HOST, Device, codec
+from mpiagg.arrays import HOST, Device, Reduction, codec
 from mpiagg.common.arguments import check_integer
-from mpiagg.schedules import MOST_LANES, algorithm
-from mpiagg.tables import SEGMENT, Case, Choice, Memory, settings
+from mpiagg.schedules import MOST_LANES, Collective, algorithm
+from mpiagg.tables import NATIVE, SEGMENT, Case, Choice, Memory, settings
 
 __all__ = ["BY_WAY_OF_HOST", "ENCODING_ONCE", "NATIVE", "NCCL", "SEGMENT", "Case", "Choice", "Memory", "choose", "pick"]
 
 ENCODING_ONCE: Final = "direct"
 """The algorithm for codecs that lose something each time that they encode."""
 
-NATIVE: Final = "native"
-"""The algorithm that is the MPI library's own collective."""
-
 NCCL: Final = "nccl"
 """The algorithm that is the collective of NVIDIA's library, for vectors on its devices."""
+
+PLANNED_NATIVE: Final = 8 * 2**10
+"""Bytes up to which plans and requests are the MPI library's own where its blocking collective would be taken: its
+persistent and nonblocking ones may be far slower than that. Open MPI's persistent reduce of 16 MiB took 1.9 seconds."""
 
 BY_WAY_OF_HOST: Final = 64 * 2**10
 """Bytes up to which vectors of a device go by way of the host as a whole: two copies cost less then than waiting for
 the device in every round."""
+
+
+def takes_native(collective: Collective, reduction: Reduction, *, minima: bool) -> bool:
+    """Whether the MPI library's own collective may be taken for ``"auto"``: it breaks no promise of ours.
+
+    An all-reduction has the same bits on all ranks. Those of the MPI library have, where the result does not depend on
+    the order in which values are combined; so floating-point numbers are left to our own algorithms.
+
+    Parameters
+    ----------
+    collective : Collective
+    reduction : Reduction
+    minima : bool
+        Whether minima and maxima of numbers with NaN among them may be the MPI library's, and not NumPy's.
+    """
+    if not collective.reduces or reduction.dtype.kind in "biuV":
+        return True
+    return collective is not Collective.ALLREDUCE and (minima or reduction.name not in ("min", "max"))
 
 
 def choose(case: Case, device: Device = HOST) -> Choice:
@@ -37,9 +56,11 @@ def choose(case: Case, device: Device = HOST) -> Choice:
     ValueError
         If the environment names a table that cannot be used, or an unknown algorithm.
     """
-    if device is HOST or case.nbytes <= BY_WAY_OF_HOST:
+    if device is HOST:
         return settings().found(case).choice
-    messages = settings().found(case._replace(memory=Memory.NONE)).choice
+    if case.nbytes <= BY_WAY_OF_HOST:
+        return settings().found(case._replace(library=None)).choice
+    messages = settings().found(case._replace(memory=Memory.NONE, library=None)).choice
     together = case.memory is Memory.TOGETHER and len(case.layout.nodes) == 1
     return messages._replace(algorithm="shared", elsewhere=messages.algorithm) if together else messages
 
@@ -68,7 +89,7 @@ def pick(name: str, lanes: int | None, case: Case, wire: str | None = None, devi
         chosen = (
             Choice(ENCODING_ONCE)
             if once
-            else choose(case if wire is None else case._replace(memory=Memory.NONE), device or HOST)
+            else choose(case if wire is None else case._replace(memory=Memory.NONE, library=None), device or HOST)
         )
     else:
         algorithm(name).generator(case.collective)  # refuses what it does not serve

@@ -12,7 +12,7 @@ from functools import lru_cache, partial
 from types import CodeType, FunctionType
 from typing import Final, Protocol
 
-from mpiagg.plans.program import BoundRound, Interleaved, Wait
+from mpiagg.plans.program import BoundRound, Deferred, Interleaved, Program, Wait
 
 
 class Waiting(Protocol):
@@ -35,9 +35,15 @@ def straight_line(rounds: Sequence[BoundRound], tries: int = TRIES) -> Callable[
         return partial(_one_by_one, rounds)
     names: dict[str, object] = {}
     for number, a_round in enumerate(rounds):
+        if (deferred := _deferred(a_round)) is not None:
+            names[f"deferred_{number}"] = _AtOnce(deferred, tries)
+            continue
         for kind, calls in zip(BoundRound._fields, a_round, strict=True):
             names.update({f"{kind}_{number}_{index}": call for index, call in enumerate(calls)})
-    shape = tuple((len(a_round.starts), len(a_round.tests), len(a_round.folds)) for a_round in rounds)
+    shape = tuple(
+        None if _deferred(a_round) else (len(a_round.starts), len(a_round.tests), len(a_round.folds))
+        for a_round in rounds
+    )
     return FunctionType(_code(shape, tries), names)
 
 
@@ -53,11 +59,36 @@ def _one_by_one(rounds: Sequence[BoundRound], waiting: Waiting) -> None:
             fold()
 
 
+def _deferred(a_round: BoundRound) -> Deferred | None:
+    """Return the program that a round chooses when its turn comes, if that is all that it does."""
+    awaited = a_round.awaited[0] if a_round.awaited and len(a_round.starts) == 1 else None
+    return awaited if isinstance(awaited, Deferred) else None
+
+
+class _AtOnce:
+    """Runs what is chosen; what was chosen last is kept as it was compiled."""
+
+    def __init__(self, deferred: Deferred, tries: int) -> None:
+        self._choose, self._tries = deferred.choose, tries
+        self._program: Program | None = None
+        self._run: Callable[[Waiting], None] = straight_line(())
+
+    def __call__(self, waiting: Waiting) -> None:
+        program = self._choose()
+        if program is not self._program:
+            self._program, self._run = program, straight_line(program.rounds, self._tries)
+        self._run(waiting)
+
+
 @lru_cache(maxsize=256)
-def _code(shape: tuple[tuple[int, int, int], ...], tried: int) -> CodeType:
-    """Return the code for rounds with so many starts, tests and folds, and tests tried so often."""
+def _code(shape: tuple[tuple[int, int, int] | None, ...], tried: int) -> CodeType:
+    """Return the code for rounds with so many starts, tests and folds, and tests tried so often; None is deferred."""
     lines = []
-    for number, (starts, tests, folds) in enumerate(shape):
+    for number, calls in enumerate(shape):
+        if calls is None:
+            lines.append(f"deferred_{number}(waiting)")
+            continue
+        starts, tests, folds = calls
         lines += [f"starts_{number}_{index}()" for index in range(starts)]
         for index in range(tests):
             tries = " or ".join([f"tests_{number}_{index}()"] * tried)

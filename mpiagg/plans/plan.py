@@ -6,8 +6,7 @@ costs a start and a test a message and a ufunc call a reduction, and allocates n
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterator, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from types import TracebackType
 from typing import Final, Generic, Protocol, TypeVar
@@ -23,12 +22,6 @@ SPINS: Final = 500
 """How often a call tries a gate before it starts to yield the core, where every rank has one: as long as a segment
 takes. For messages it yields at once: that costs nothing where nobody else wants the core, and whoever carries the
 messages may want it."""
-
-CACHED_PLANS: Final = 32
-"""How many plans a communicator keeps for calls that come back."""
-
-CACHED_BYTES: Final = 64 * 2**20
-"""How much memory of their own these plans may have together."""
 
 Result = TypeVar("Result")
 
@@ -314,19 +307,3 @@ def _run_in(stream: Stream, line: Callable[[Waiting], None], waiting: Waiting) -
 
 def _nothing(waiting: Waiting) -> None:
     """Take the place of what a freed plan ran, and let go of its memory."""
-
-
-def find_plan(channel: Channel, key: Hashable, make: Callable[[], Plan[Result]]) -> Plan[Result]:
-    """Return the plan that was made for ``key`` on this channel, or make it; the longest unused one goes."""
-    plan: Plan[Result] | None = channel.cached.get(key)
-    if plan is not None:
-        channel.cached.move_to_end(key)
-        return plan
-    plan = channel.cached[key] = make()
-    while len(channel.cached) > 1 and (
-        len(channel.cached) > CACHED_PLANS or sum(kept.nbytes for kept in channel.cached.values()) > CACHED_BYTES
-    ):
-        _, oldest = channel.cached.popitem(last=False)
-        with suppress(PlanError):  # an error has left it in the middle; the channel keeps it
-            oldest.free()
-    return plan

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from mpiagg.arrays import Accelerator, Stream
+from mpiagg.arrays import Accelerator, Array, Stream
 from mpiagg.schedules import Action, Step
 from mpiagg.transport import Gate
 from mpiagg.watch import ranks_in_words
@@ -153,6 +153,10 @@ class Deferred(Interleaved):
         self._lanes = (self._choose().rounds,)
         super().start()
 
+    def choose(self) -> Program:
+        """Return what its turn has come to, for who runs it at once."""
+        return self._choose()
+
 
 @dataclass(frozen=True)
 class Program:
@@ -195,3 +199,15 @@ def in_turn(*parts: Program | Callable[[], object] | None) -> Program:
         elif part is not None:
             rounds.append(BoundRound((part,), (), (), ()))
     return Program(tuple(rounds), tuple(releases), nbytes, sent_bytes, device)
+
+
+class Copying(NamedTuple):
+    """The vector that a program works on, with what copies the input to it and the result out of it, if anything."""
+
+    buffer: Array
+    load: Call | None
+    store: Call | None
+
+    def around(self, program: Program) -> Program:
+        """Return a program on the vector with the copies before and after it."""
+        return program if self.load is None and self.store is None else in_turn(self.load, program, self.store)

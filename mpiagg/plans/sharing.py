@@ -11,15 +11,15 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import accumulate
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from mpiagg.arrays import Array, Reduction, device_of
 from mpiagg.plans.binding import Lane
-from mpiagg.plans.program import Arrival, BoundRound, Call
+from mpiagg.plans.program import Arrival, BoundRound, Call, Program
 from mpiagg.schedules import Action, Round, Step
-from mpiagg.transport import Gate
+from mpiagg.transport import Gate, SignedGate, signature
 
 
 def gate_round(gate: Gate, label: str, number: int, call: Call | None = None) -> BoundRound:
@@ -45,7 +45,57 @@ class Task(NamedTuple):
     reduction: Reduction
 
 
-def owner_work(rounds: Sequence[Round], owned: range, task: Task, vectors: Mapping[int, Array], segment: int) -> Call:
+def gate_program(gate: SignedGate, label: str) -> Program:
+    """Return the program in which the ranks of a node wait for one another, and do nothing else."""
+    met = gate_round(gate, label, 0, gate.leave)
+    return Program((met._replace(starts=(partial(gate.enter, signature(label)), *met.starts)),), (), 0)
+
+
+class Part(NamedTuple):
+    """A range of a vector in the memory of one rank: its elements from ``start`` on."""
+
+    elements: Array
+    start: int = 0
+
+    def block(self, start: int, stop: int) -> Array:
+        """Return the elements of the vector from ``start`` to ``stop``."""
+        return self.elements[start - self.start : stop - self.start]
+
+
+class Vectors(NamedTuple):
+    """Where the vectors of an operation lie, of this rank and of all others on its node that are reached.
+
+    Attributes
+    ----------
+    source, target : Part or None
+        This rank's input, and where its result goes, or what it reduces if that goes to another rank.
+    target_of : int
+        Whose memory ``target`` is.
+    sources, targets : mapping of int to Part
+        Those of the others.
+    """
+
+    source: Part | None
+    target: Part | None
+    target_of: int
+    sources: Mapping[int, Part]
+    targets: Mapping[int, Part]
+
+    @classmethod
+    def in_place(cls, rank: int, vectors: Mapping[int, Array]) -> Vectors:
+        """Return vectors that are reduced where they lie."""
+        parts = {peer: Part(vector) for peer, vector in vectors.items()}
+        return cls(parts[rank], parts[rank], rank, parts, parts)
+
+
+def owner_work(
+    rounds: Sequence[Round],
+    owned: range,
+    lanes: Sequence[Lane],
+    reduction: Reduction,
+    vectors: Vectors,
+    segment: int,
+) -> Call:
     """Return the call that does an owner's part of some rounds, on vectors that all lie in reach.
 
     Between a gate before and a gate after it nobody else touches the chunks that a rank owns, in any vector: whoever
@@ -57,27 +107,66 @@ def owner_work(rounds: Sequence[Round], owned: range, task: Task, vectors: Mappi
         What this rank does; in each message one end owns the chunks.
     owned : range
         The chunks that this rank owns.
-    task : Task
-        What is reduced.
-    vectors : mapping of int to numpy.ndarray
-        The vectors of all ranks of the node.
+    lanes : sequence of Lane
+        Where the chunks lie in a vector, in each part of it on which a schedule runs by itself.
+    reduction : Reduction
+        How values are combined.
+    vectors : Vectors
+        Where the vectors lie.
     segment : int
         Bytes of a block.
     """
     steps = [step for a_round in rounds for step in a_round if step.chunk in owned]
     if any((step.chunk, step.count) != (owned.start, len(owned)) for step in steps):
         raise AssertionError("an owner's chunks go together")
-    own = task.vector
-    length = max(1, segment // own.itemsize)
-    aside = _aside(rounds, length, own)
+    length = max(1, segment // reduction.dtype.itemsize)
+    own = vectors.source or vectors.target
+    assert own is not None
+    longest = min(length, max((lane[owned.stop - 1][1] - lane[owned.start][0] for lane in lanes), default=0))
+    aside = _aside(rounds, longest, own.elements)
     calls: list[Call] = []
-    for lane in task.lanes:
+    for lane in lanes:
         start, stop = lane[owned.start][0], lane[owned.stop - 1][1]
         for first in range(start, stop, length):
-            block = slice(first, min(first + length, stop))
-            operands = ((step, own[block], vectors.get(step.peer, own)[block]) for step in steps)
-            calls += _calls(operands, task.reduction, aside)
+            calls += _block_work(steps, reduction, vectors, (first, min(first + length, stop)), aside)
     return _InTurn(calls)
+
+
+def _block_work(
+    steps: Sequence[Step], reduction: Reduction, vectors: Vectors, block: tuple[int, int], aside: Array
+) -> list[Call]:
+    """Return the calls that carry out an owner's steps on one block."""
+    calls: list[Call] = []
+    target: Any = None if vectors.target is None else vectors.target.block(*block)
+    value: Any = target if vectors.source is None else vectors.source.block(*block)
+    held: Array | None = None
+    fresh = vectors.source is not vectors.target  # whether nothing has been written to the target yet
+    for step in steps:
+        if step.action is Action.FINISH:
+            if reduction.divisor is not None:
+                calls.append(partial(reduction.finish, target))
+            continue
+        if step.action is Action.SEND:
+            if step.peer != vectors.target_of:
+                calls.append(partial(np.copyto, vectors.targets[step.peer].block(*block), value))
+            continue
+        other = vectors.sources[step.peer].block(*block)
+        if step.action is Action.RECEIVE:
+            calls.append(partial(np.copyto, target, other))
+            value, fresh = target, False
+            continue
+        received = other
+        if held is not None:
+            received = aside[: other.size]
+            calls.append(partial(reduction.combine, held, other, received))
+        held = received if step.action is Action.HOLD else None
+        if step.action is Action.REDUCE:
+            left, right = (received, value) if step.received_first else (value, received)
+            calls.append(partial(reduction.combine, left, right, target))
+            value, fresh = target, False
+    if fresh and target is not None:
+        calls.append(partial(np.copyto, target, value))
+    return calls
 
 
 class Mail(NamedTuple):

@@ -11,7 +11,7 @@ from typing import Any, Final, TypeVar
 from mpiagg.common import documents
 from mpiagg.common.arguments import check_integer, check_number
 from mpiagg.schedules import MOST_LANES, Collective, Layout, algorithm
-from mpiagg.tables.rows import SEGMENT, Choice, Memory, Origin, Row, Spread, Table
+from mpiagg.tables.rows import NATIVE, SEGMENT, Choice, Memory, Origin, Row, Spread, Table
 
 FORMAT: Final = "mpiagg tuning"
 VERSION: Final = 1
@@ -21,13 +21,14 @@ MOST_ROWS: Final = 10_000
 MOST_RANKS: Final = 2**24
 MOST_BYTES: Final = 2**62
 MOST_TIMES: Final = 1_000
+MOST_NAME: Final = 80
 
 BLOCK: Final = 4096
 """Segments are multiples of so many bytes, so that no element is cut."""
 
 _Kind = TypeVar("_Kind", bound=Enum)
 _ROW_FIELDS: Final = (
-    *("collective", "bytes", "ranks", "layout", "memory"),
+    *("collective", "bytes", "ranks", "layout", "memory", "library"),
     *("algorithm", "lanes", "segment", "elsewhere", "times"),
 )
 
@@ -95,7 +96,7 @@ def _row(value: object) -> Row:
     spread = None if given.get("layout") is None else _member("layout", given["layout"], Spread)
     memory = None if given.get("memory") is None else _member("memory", given["memory"], Memory)
     one_node = (spread, memory) == (Spread.ONE_NODE, Memory.TOGETHER)
-    if elsewhere is not None and not (one_node and algorithm(name).owned is not None):
+    if elsewhere is not None and not (one_node and name != NATIVE and algorithm(name).owned is not None):
         raise ValueError("elsewhere is for algorithms that use shared memory, on one node with memory 'shared'")
     return Row(
         collective,
@@ -109,15 +110,24 @@ def _row(value: object) -> Row:
         _or_none("ranks", given.get("ranks"), 1, MOST_RANKS),
         spread,
         memory,
+        None if given.get("library") is None else _library(given["library"]),
         _times(given.get("times", {})),
     )
 
 
 def _algorithm(name: Any, collective: Collective) -> str:
-    """Return the name of an algorithm that serves a collective."""
+    """Return the name of an algorithm that serves a collective, or of the MPI library's own."""
+    if name == NATIVE:
+        return NATIVE
     entry = algorithm(name)
     entry.generator(collective)
     return entry.name
+
+
+def _library(name: object) -> str:
+    if not isinstance(name, str) or not 0 < len(name) <= MOST_NAME:
+        raise ValueError(f"library must be the name of an MPI library, not {documents.short(name)}")
+    return name
 
 
 def _times(value: object) -> dict[int, dict[str, float]]:
@@ -171,6 +181,7 @@ def _written(row: Row) -> Mapping[str, object]:
         "ranks": row.ranks,
         "layout": row.spread and row.spread.value,
         "memory": row.memory and row.memory.value,
+        "library": row.library,
         "algorithm": row.choice.algorithm,
         "lanes": None if row.choice.lanes == 1 else row.choice.lanes,
         "segment": row.choice.segment,

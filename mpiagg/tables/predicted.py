@@ -28,11 +28,11 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import groupby, pairwise
-from typing import Final
+from typing import Any, Final
 
 from mpiagg.schedules import Cluster, Collective, Layout, algorithms
 from mpiagg.schedules.model import Pricing
-from mpiagg.tables.rows import Choice, Memory, Row, Spread, Table
+from mpiagg.tables.rows import NATIVE, Choice, Memory, Row, Spread, Table
 
 CLUSTER: Final = Cluster(alpha=10e-6, beta=1 / 1.25e9, gamma=1 / 5e9, node_alpha=1e-6, node_beta=1 / 5e9)
 """The cluster of the default table. A sum of long vectors reads two numbers from memory for each that it writes."""
@@ -46,6 +46,10 @@ MEMORY: Final = 10e9
 MAILED: Final = 2**20
 MOVED: Final = 64 * 2**10
 """Bytes up to which vectors that lie elsewhere go through shared memory: those that are reduced, and others."""
+
+NODE_NATIVE: Final = 8 * 2**10
+NETWORK_NATIVE: Final = 64 * 2**10
+"""Bytes up to which the MPI library's own collective takes least time, on a node of two ranks, and between nodes."""
 
 TOLERANCE: Final = 1.03
 LENGTHS: Final = tuple(4**power for power in range(3, 16))
@@ -107,7 +111,40 @@ def derived() -> Table:
     rows = [
         row for collective in Collective for spread, memory in places for row in _merged(collective, spread, memory)
     ]
-    return Table("the default table", tuple(rows))
+    return Table("the default table", (*measured(), *rows))
+
+
+def measured() -> Iterator[Row]:
+    """Yield the rows in which the MPI library's own collective takes part, by measurements and not by the model.
+
+    They are for cases in which it may be taken; for others there are the rows that follow. On a node of two ranks, and of four
+    on two processors, with MPICH 5.0 and Open MPI 5.0 (``bench/calls.py --all-algorithms``): up to some KiB the library's
+    own takes least time. Longer vectors take about half of its time through memory that the ranks share. From where the
+    model has messages, ``"auto"`` keeps to the library's own, but for two cases in which that takes three to
+    eight times as long as a ring: reductions to one rank of MPICH, and reduce-scatters of Open MPI.
+    """
+    native, shared = Choice(NATIVE), Choice("shared")
+    one_node: dict[str, Any] = {"spread": Spread.ONE_NODE, "memory": Memory.TOGETHER}
+    by_ring, by_mpi = shared._replace(elsewhere="ring"), shared._replace(elsewhere=NATIVE)
+    for collective in Collective:
+        for spread, memory in ((Spread.ONE_EACH, None), (Spread.SEVERAL, None), (Spread.ONE_NODE, Memory.NONE)):
+            most = NETWORK_NATIVE if collective is Collective.ALLREDUCE and memory is None else None
+            yield Row(collective, native, most, spread=spread, memory=memory)
+        if collective is Collective.ALLREDUCE:
+            yield Row(collective, native, NODE_NATIVE // 16, **one_node)
+            continue
+        yield Row(collective, native, NODE_NATIVE, 2, **one_node)
+        yield Row(collective, shared, 4 * NODE_NATIVE, 2, **one_node)
+        yield Row(collective, native, 4 * NODE_NATIVE, **one_node)
+        if collective is Collective.REDUCE:
+            yield Row(collective, native, MAILED // 8, **one_node, library="Open MPI")
+        yield Row(collective, shared, MAILED if collective.reduces else MOVED, **one_node)
+        if collective is Collective.REDUCE:
+            yield Row(collective, by_ring, **one_node, library="MPICH")
+        if collective is Collective.REDUCE_SCATTER:
+            yield Row(collective, by_mpi, 4 * MAILED, **one_node, library="Open MPI")
+            yield Row(collective, by_ring, **one_node, library="Open MPI")
+        yield Row(collective, by_mpi, **one_node)
 
 
 def _merged(collective: Collective, spread: Spread, memory: Memory | None) -> Iterator[Row]:

@@ -49,12 +49,19 @@ class Case(NamedTuple):
         The ranks, on their nodes.
     memory : Memory
         Whether ranks of a node may share memory.
+    library : str or None
+        The MPI library, if its own collective may be taken, too.
     """
 
     collective: Collective
     nbytes: int
     layout: Layout
     memory: Memory = Memory.TOGETHER
+    library: str | None = None
+
+
+NATIVE: Final = "native"
+"""The algorithm that is the MPI library's own collective."""
 
 
 class Choice(NamedTuple):
@@ -79,6 +86,16 @@ class Choice(NamedTuple):
     wire: str | None = None
     segment: int | None = None
     elsewhere: str | None = None
+
+    @property
+    def native(self) -> bool:
+        """Whether the MPI library's own collective is taken, if only for vectors in other memory."""
+        return NATIVE in (self.algorithm, self.elsewhere)
+
+    @property
+    def in_other_memory(self) -> Choice:
+        """What is taken where not all vectors lie in memory that the ranks share."""
+        return self if self.elsewhere is None else self._replace(algorithm=self.elsewhere, elsewhere=None)
 
     def __str__(self) -> str:
         """Say it in words, as in ``ring, 2 lanes``."""
@@ -106,6 +123,8 @@ class Row:
         The longest vector, in bytes, and the most ranks, that the row is for.
     spread : Spread or None
     memory : Memory or None
+    library : str or None
+        The MPI library.
     times : mapping
         For each length that was measured, the seconds that candidates took, by their names.
     """
@@ -116,10 +135,15 @@ class Row:
     ranks: int | None = None
     spread: Spread | None = None
     memory: Memory | None = None
+    library: str | None = None
     times: Mapping[int, Mapping[str, float]] = field(default_factory=dict)
 
-    def is_for(self, collective: Collective, ranks: int, spread: Spread, memory: Memory) -> bool:
+    def is_for(  # noqa: PLR0917 - what a case is told by
+        self, collective: Collective, ranks: int, spread: Spread, memory: Memory, library: str | None = None
+    ) -> bool:
         """Whether the row is for such cases, with vectors of some length."""
+        if (self.choice.native and library is None) or self.library not in (None, library):
+            return False
         return (
             self.collective is collective
             and (self.ranks is None or ranks <= self.ranks)
@@ -134,6 +158,7 @@ class Row:
             "" if self.ranks is None else f"up to {self.ranks:,} ranks",
             "" if self.spread is None else self.spread.value,
             "" if self.memory is None else f"memory: {self.memory.value}",
+            "" if self.library is None else self.library,
         ]
         return f"{self.collective.value}, {', '.join(filter(None, conditions)) or 'always'}: {self.choice}"
 
@@ -173,8 +198,12 @@ class Table:
     rows: tuple[Row, ...]
     origin: Origin | None = None
 
-    def ladder(self, collective: Collective, ranks: int, spread: Spread, memory: Memory) -> list[tuple[int, Row]]:
+    def ladder(  # noqa: PLR0917 - what a case is told by
+        self, collective: Collective, ranks: int, spread: Spread, memory: Memory, library: str | None = None
+    ) -> list[tuple[int, Row]]:
         """Return the rows for cases that differ in the length of the vector alone, with their numbers from 1 on."""
         return [
-            (number, row) for number, row in enumerate(self.rows, 1) if row.is_for(collective, ranks, spread, memory)
+            (number, row)
+            for number, row in enumerate(self.rows, 1)
+            if row.is_for(collective, ranks, spread, memory, library)
         ]

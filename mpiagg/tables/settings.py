@@ -48,7 +48,7 @@ class Settings:
 
     table: Table | None = None
     forced: str | None = None
-    _ladders: dict[tuple[Collective, int, Spread, Memory], list[Found]] = field(
+    _ladders: dict[tuple[Collective, int, Spread, Memory, str | None], list[Found]] = field(
         default_factory=dict, compare=False, repr=False
     )
     _digest: list[bytes] = field(default_factory=list, compare=False, repr=False)
@@ -74,7 +74,7 @@ class Settings:
     def found(self, case: Case) -> Found:
         """Return what is taken in a case, and why."""
         layout = case.layout
-        key = (case.collective, layout.size, Spread.of(layout), case.memory)
+        key = (case.collective, layout.size, Spread.of(layout), case.memory, case.library)
         ladder = self._ladders.get(key)
         if ladder is None:
             ladder = self._ladders[key] = self._ladder(*key)
@@ -89,14 +89,17 @@ class Settings:
         """Take a choice in cases that differ from this one in length alone, until the end of the block."""
         key = (case.collective, case.layout.size, Spread.of(case.layout), case.memory)
         before = dict(self._ladders)
-        self._ladders[key] = [Found(choice)]
+        for library in {None, case.library}:
+            self._ladders[key[0], key[1], key[2], key[3], library] = [Found(choice)]
         try:
             yield
         finally:
             self._ladders.clear()
             self._ladders.update(before)
 
-    def _ladder(self, collective: Collective, ranks: int, spread: Spread, memory: Memory) -> list[Found]:
+    def _ladder(  # noqa: PLR0917 - what a case is told by
+        self, collective: Collective, ranks: int, spread: Spread, memory: Memory, library: str | None
+    ) -> list[Found]:
         """Return what is taken for lengths that grow; the last step is for any length."""
         if self.forced is not None and collective in algorithm(self.forced).schedules:
             return [Found(Choice(self.forced))]
@@ -104,7 +107,7 @@ class Settings:
         return [
             Found(row.choice, table, number, row)
             for table in tables
-            for number, row in table.ladder(collective, ranks, spread, memory)
+            for number, row in table.ladder(collective, ranks, spread, memory, library)
         ]
 
     def check(self, layout: Layout | None, ranks: int) -> None:

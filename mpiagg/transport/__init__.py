@@ -2,7 +2,7 @@
 
 from mpiagg.transport.channels import channel_of, free_channel_of, meet
 from mpiagg.transport.gates import Gate, SignedGate
-from mpiagg.transport.memory import LINE, NOWHERE, Block, Position, SharedMemory, Window
+from mpiagg.transport.memory import LINE, NOWHERE, Block, Position, Positions, SharedMemory, Window
 from mpiagg.transport.messages import SHARED_TAG, Channel
 from mpiagg.transport.nodes import Node
 from mpiagg.transport.process import CHECK, ending, process
@@ -20,6 +20,7 @@ __all__ = [
     "Gate",
     "Node",
     "Position",
+    "Positions",
     "YIELDS",
     "YIELDS_IN_A_CROWD",
     "SharedMemory",

@@ -7,6 +7,7 @@ goes when the communicator is freed.
 from __future__ import annotations
 
 import atexit
+from typing import Any
 
 from mpi4py import MPI
 
@@ -17,8 +18,10 @@ from mpiagg.transport.texts import complete, meeting
 from mpiagg.watch import Trail
 
 
-def channel_of(comm: MPI.Intracomm | None) -> Channel:
+def channel_of(comm: MPI.Intracomm | None, *, reproducible: bool = False) -> Channel:
     """Return the channel of a communicator, None being the world; the first call on it makes it, and is collective.
+
+    What it makes keeps to our own schedules if it is to be ``reproducible``.
 
     Raises
     ------
@@ -28,6 +31,10 @@ def channel_of(comm: MPI.Intracomm | None) -> Channel:
         If it is null or freed.
     """
     comm = MPI.COMM_WORLD if comm is None else comm
+    if _KEYVAL and comm.__class__ in _USUAL and comm:
+        found: Any = comm.Get_attr(_KEYVAL[0])
+        if found is not None:
+            return found  # type: ignore[no-any-return]  # the attribute is ours
     if not isinstance(comm, MPI.Intracomm):
         raise TypeError(f"comm must be an mpi4py.MPI.Intracomm, not {type(comm).__name__}")
     if comm == MPI.COMM_NULL:
@@ -35,8 +42,9 @@ def channel_of(comm: MPI.Intracomm | None) -> Channel:
     keyval = _keyval()
     channel = comm.Get_attr(keyval)
     if not isinstance(channel, Channel):
-        channel = Channel(comm)
+        channel = Channel(comm, reproducible=reproducible)
         comm.Set_attr(keyval, channel)
+        _USUAL.add(comm.__class__)
         _channels[id(channel)] = channel
     return channel
 
@@ -74,6 +82,8 @@ def meet(comm: MPI.Intracomm) -> None:
 
 
 _channels: dict[int, Channel] = {}
+_USUAL: set[type[MPI.Comm]] = {MPI.Intracomm}
+"""Classes of communicators whose channels are looked for first; others may turn out to be none."""
 _KEYVAL: list[int] = []
 
 

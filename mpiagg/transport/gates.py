@@ -29,11 +29,14 @@ from typing import Final
 
 from mpiagg.arrays import Array
 from mpiagg.errors import Error, PlanError
-from mpiagg.transport.memory import LINE, Block, Position
+from mpiagg.transport.memory import LINE, Block, Position, Positions
 from mpiagg.transport.tags import SIGNATURE_BITS
 
 IN_ORDER: Final = machine() in {"x86_64", "AMD64"}
 """Whether processors of this kind keep stores in their order, and loads in theirs."""
+
+_OFFSET_BITS: Final = 48
+"""An announcement is the number of a window, and behind it these bits of an offset."""
 
 _ANNOUNCED: Final = (1, 3)
 """Where announcements lie in a rank's line, in words; its counter is the first."""
@@ -114,6 +117,18 @@ class SignedGate(Gate):
         self._inside = True
         self._signature = signature
 
+    def enter_and_come(self, signature: int) -> None:
+        """Begin an operation whose first step is to come to a gate: :meth:`enter` and :meth:`come` in one call."""
+        if self._inside:
+            self.enter(signature)
+        self._inside = True
+        self._signature = signature
+        if self._fence is not None:
+            self._fence()
+        self.count = count = self.count + 1
+        self._least = least = count << SIGNATURE_BITS
+        self._own[0] = self._word = least | signature
+
     def leave(self) -> None:
         """Say that the operation is over on this rank."""
         self._inside = False
@@ -157,15 +172,27 @@ class SignedGate(Gate):
     # There are two places for announcements, used in turn from gate to gate: while a slow rank still reads one, a fast
     # one may be in its next operation, but it cannot pass the next gate.
 
-    def announce(self, position: Position) -> None:
-        """Say where our array lies, before we come to the next gate."""
+    def announce(self, words: tuple[int, int]) -> None:
+        """Say where our arrays lie, as :meth:`in_short` has it, before we come to the next gate."""
         place = _ANNOUNCED[(self.count + 1) & 1]
-        self._own[place], self._own[place + 1] = position
+        self._own[place], self._own[place + 1] = words
 
-    def positions(self) -> tuple[Position, ...]:
-        """Return where the arrays of all lie, as they announced it before they came to the gate that is now passed."""
+    @staticmethod
+    def in_short(positions: Positions) -> tuple[int, int]:
+        """Return positions as they are announced."""
+        source, target = (window << _OFFSET_BITS | offset for window, offset in positions)
+        return source, target
+
+    def announced(self) -> tuple[int, ...]:
+        """Return what all announced before they came to the gate that is now passed, as :meth:`positions` reads it."""
         place = _ANNOUNCED[self.count & 1]
-        return tuple(Position(head[place], head[place + 1]) for head in self._heads)
+        return tuple([head[which] for head in self._heads for which in (place, place + 1)])
+
+    @staticmethod
+    def positions(announced: Sequence[int]) -> tuple[Positions, ...]:
+        """Return where the arrays of all lie by what they announced."""
+        found = [Position(word >> _OFFSET_BITS, word & (1 << _OFFSET_BITS) - 1) for word in announced]
+        return tuple(map(Positions, found[::2], found[1::2]))
 
 
 def _words(line: Array) -> memoryview:

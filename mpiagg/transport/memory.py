@@ -104,6 +104,13 @@ NOWHERE: Final = Position(-1, 0)
 """Where an array lies that is in no window."""
 
 
+class Positions(NamedTuple):
+    """Where the input of a rank lies, and where its result goes."""
+
+    source: Position
+    target: Position
+
+
 class Block(NamedTuple):
     """Bytes of every rank of a node, which belong to one plan or array.
 
@@ -148,6 +155,8 @@ class SharedMemory:
         # Only how many there are matters; but garbage is collected at any moment, in which a count could go wrong.
         self._leases: dict[int, object] = {}
         self._open = (0, 0, 0)
+        self.leased = False
+        """Whether arrays have been leased: on all ranks at the same call, since they ask together."""
         self.refused = False
         """Whether there was none for blocking calls, which cannot ask again: each rank makes them when it must."""
 
@@ -183,6 +192,7 @@ class SharedMemory:
             self._node.comm.Barrier()
         lease = _Lease()
         self._leases[id(lease)] = finalize(lease, self._end, id(lease), block)
+        self.leased = True
         return self.device.borrow(address(own), nbytes, np.uint8, lease)
 
     def _end(self, number: int, block: Block) -> None:

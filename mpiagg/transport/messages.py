@@ -9,9 +9,8 @@ from __future__ import annotations
 import contextlib
 import math
 import os
-from collections import OrderedDict
-from collections.abc import Callable, Hashable, Iterator, Sequence
-from typing import Any, Final, Protocol
+from collections.abc import Callable, Iterator, Sequence
+from typing import Final, Protocol
 
 import numpy as np
 from mpi4py import MPI
@@ -21,14 +20,15 @@ from mpiagg.arrays.devices import Nccl
 from mpiagg.errors import DeviceError, Error, MismatchError, PlanError, RankFailedError, StallError
 from mpiagg.launch.launchers import refuse_copies
 from mpiagg.schedules import Layout
-from mpiagg.tables import DIGEST_BYTES, Settings, settings
+from mpiagg.tables import DIGEST_BYTES, SEGMENT, Settings, settings
 from mpiagg.transport.awareness import awareness
 from mpiagg.transport.device_memory import warn_of_sharing
 from mpiagg.transport.failures import Failures, active
 from mpiagg.transport.gates import SignedGate
-from mpiagg.transport.memory import Block, SharedMemory
+from mpiagg.transport.kept import Calls
+from mpiagg.transport.memory import LINE, Block, SharedMemory
 from mpiagg.transport.nodes import Node
-from mpiagg.transport.process import process
+from mpiagg.transport.process import REPRODUCIBLE, process
 from mpiagg.transport.tags import LEAST, Tags
 from mpiagg.transport.texts import complete, gather, meeting
 from mpiagg.transport.waiting import DEFAULT_TIMEOUT
@@ -36,9 +36,6 @@ from mpiagg.watch import CARD_BYTES, Card, Subject, Trail, who_says_what
 
 MOST_BYTES: Final = 2**30
 """Longer messages are cut: MPI counts are 32-bit integers in many libraries."""
-
-MOST_KNOWN: Final = 1024
-"""How many calls are kept as they were worked out."""
 
 SHARED_TAG: Final = 0
 """Stands for the tags of blocking calls: they follow one another, so those of the same operation can share them."""
@@ -68,9 +65,15 @@ class Channel:
     ----------
     comm : MPI.Intracomm
         The communicator to duplicate; a collective call.
+    reproducible : bool
+        Whether calls keep to our own schedules; by default, if the environment variable MPIAGG_REPRODUCIBLE is 1.
 
     Attributes
     ----------
+    library : str
+        The MPI library.
+    calls : Calls
+        What calls were resolved into.
     aware : bool
         Whether the messages of all ranks reach memory of CUDA devices; elsewhere it goes by way of the host.
     memory : SharedMemory
@@ -92,7 +95,9 @@ class Channel:
         If a rank has died.
     """
 
-    def __init__(self, comm: MPI.Intracomm) -> None:
+    def __init__(self, comm: MPI.Intracomm, *, reproducible: bool = False) -> None:
+        self.reproducible = reproducible or REPRODUCIBLE
+        self.library = MPI.get_vendor()[0]
         self.rank = comm.Get_rank()
         self.size = comm.Get_size()
         self.trail = Trail("", self.rank, self.size)
@@ -120,10 +125,9 @@ class Channel:
         self.memory = SharedMemory(self.node)
         self.device_memory: SharedMemory | None = None
         self.nccl: Nccl | None = None
-        self._ground: tuple[SignedGate, Block] | None = None
+        self._for_calls: tuple[SignedGate, Block] | None = None
         self.open: dict[int, Freeable] = {}
-        self.cached: OrderedDict[Hashable, Any] = OrderedDict()
-        self.known: dict[Hashable, Any] = {}
+        self.calls = Calls()
         upper = MPI.COMM_WORLD.Get_attr(MPI.TAG_UB)
         self.tags = Tags(LEAST if upper is None else int(upper))
         self._compare_settings()
@@ -138,6 +142,7 @@ class Channel:
         name = os.urandom(NAME_BYTES)
         try:
             mine, able, card = self._settings().digest(), awareness().able, process().card
+            mine = mine[:-1] + bytes([mine[-1] ^ self.reproducible])
         except ValueError:
             mine, able, card = bytes(DIGEST_BYTES), False, bytes(CARD_BYTES)
         told = np.empty((self.size, DIGEST_BYTES + 1 + NAME_BYTES + CARD_BYTES), np.uint8)
@@ -149,7 +154,8 @@ class Channel:
             self._watch([Card.unpack(row.tobytes()) for row in cards])
             return
         try:
-            self.agree_on(lambda: f"uses {self._settings()}")
+            kept = ", reproducible" if self.reproducible else ""
+            self.agree_on(lambda: f"uses {self._settings()}{kept}")
         except Exception:
             self.free()
             raise
@@ -170,12 +176,6 @@ class Channel:
         found.check(self.layout if whole else None, MPI.COMM_WORLD.Get_size())
         return found
 
-    def remember(self, key: Hashable, value: object) -> None:
-        """Keep what was worked out for a call, in ``known``, for the calls that come again."""
-        if len(self.known) == MOST_KNOWN:
-            self.known.clear()
-        self.known[key] = value
-
     @property
     def layout(self) -> Layout:
         """Which rank is on which node."""
@@ -186,20 +186,19 @@ class Channel:
         """Whether anything that was opened on the channel is running."""
         return any(thing.running for thing in self.open.values())
 
-    def ground(self, nbytes: int) -> tuple[SignedGate, Block]:
-        """Return the gate of blocking calls, and the block of memory that they share; ``nbytes`` at the first call.
+    def memory_for_calls(self) -> tuple[SignedGate, Block] | None:
+        """Return the gate of blocking calls, and the block of memory that they share; None if there is not as much.
 
         They follow one another, so they can share it. The first call is collective on the node.
-
-        Raises
-        ------
-        MemoryError
-            On all ranks of the node, if there is not as much memory to share.
         """
-        if self._ground is None:
-            block = self.memory.take(nbytes, busy=self.busy)
-            self._ground = SignedGate(block, self.node.place, self.node.ranks, self._disagreement), block
-        return self._ground
+        if self._for_calls is None and not self.memory.refused:
+            try:
+                block = self.memory.take(LINE + 2 * SEGMENT, busy=self.busy)
+            except MemoryError:
+                self.memory.refused = True
+            else:
+                self._for_calls = SignedGate(block, self.node.place, self.node.ranks, self._disagreement), block
+        return self._for_calls
 
     def _disagreement(self) -> Error:
         """Return the error that ranks have come to a gate with different operations."""
@@ -315,7 +314,7 @@ class Channel:
         """
         if self.comm == MPI.COMM_NULL:
             return
-        self.cached.clear()
+        self.calls.clear()  # whose plans are open
         for thing in list(self.open.values()):
             with contextlib.suppress(PlanError):
                 thing.free()

@@ -25,6 +25,10 @@ CHECK: Final = os.environ.get("MPIAGG_CHECK") == "1"
 """Whether ranks compare what they are about to do before each blocking call: the environment variable MPIAGG_CHECK."""
 
 
+REPRODUCIBLE: Final = os.environ.get("MPIAGG_REPRODUCIBLE") == "1"
+"""Whether calls keep to our own schedules: the environment variable MPIAGG_REPRODUCIBLE."""
+
+
 class Process(NamedTuple):
     """What watches over this process.
 

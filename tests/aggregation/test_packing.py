@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from mpiagg.aggregation.packing import KEPT_PLANS, Packing, check_tensors, layout_in_words, layout_of
-from mpiagg.plans.operations import STAGED_BYTES
+from mpiagg.plans.bound import STAGED_BYTES
 
 LONG = STAGED_BYTES // 4 + 1
 

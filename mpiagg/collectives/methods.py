@@ -1,0 +1,404 @@
+"""The collective methods of a communicator: what each takes, and the operation that it asks for.
+
+A method's arguments are read into an operation where we can carry it out; where we cannot, it is for the MPI library as it
+came: operators of the user's, derived datatypes, memory of devices that we do not know, and arguments that are wrong.
+Buffers on two devices are a TypeError.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Sequence
+from operator import index
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+from mpi4py import MPI
+
+from mpiagg.arrays import HOST, Array, Reduction, device_of
+from mpiagg.collectives.buffers import Message, read
+from mpiagg.collectives.datatypes import reduction_of
+from mpiagg.plans.choices import PLANNED_NATIVE, Case, Memory, pick, takes_native
+from mpiagg.plans.operation import Operation
+from mpiagg.schedules import Collective
+from mpiagg.transport import Channel
+
+Arrays = tuple[Array | None, Array | None]
+
+_BYTES: Final = Reduction(np.bitwise_or, np.dtype(np.uint8), "bor")
+"""How bytes travel that are only moved."""
+
+
+class Asked(NamedTuple):
+    """What a method's arguments ask for.
+
+    Attributes
+    ----------
+    collective : Collective
+    counts : tuple of int
+        As an operation has them.
+    reduction : Reduction
+    root : int
+    op : MPI.Op
+        The operator, for the MPI library's own collective.
+    """
+
+    collective: Collective
+    counts: tuple[int, ...]
+    reduction: Reduction
+    root: int = 0
+    op: MPI.Op = MPI.SUM
+
+    def operation(
+        self, channel: Channel, memory: Memory = Memory.TOGETHER, *, arrays: Arrays, at_once: bool = True
+    ) -> Operation:
+        """Return the operation, by the algorithm that the tables choose for it, to be carried out at once or planned."""
+        x, out = arrays
+        device = device_of(x if out is None else out)
+        nbytes = sum(self.counts) * self.reduction.dtype.itemsize
+        native = takes_native(self.collective, self.reduction, minima=True) and not channel.reproducible
+        native = native and (at_once or nbytes <= PLANNED_NATIVE)
+        case = Case(self.collective, nbytes, channel.layout, memory, channel.library if native else None)
+        choice = pick("auto", None, case, device=device)
+        return Operation(
+            self.collective, channel.rank, channel.layout, self.root, self.counts, self.reduction, choice, self.op
+        )
+
+
+class Method(NamedTuple):
+    """A collective method of mpi4py's communicators, in its three forms.
+
+    Attributes
+    ----------
+    now, start, init : callable
+        mpi4py's own methods: the blocking, the nonblocking and the persistent one.
+    key : callable
+        Returns what a call depends on of the arguments; raises TypeError or AttributeError for what cannot be kept.
+    read : callable
+        Returns what the arguments ask for, or None if that is for the MPI library alone.
+    arrays : callable
+        Returns the input and the output of a call that has been read, as vectors of a dtype.
+    """
+
+    now: Callable[..., object]
+    start: Callable[..., MPI.Request]
+    init: Callable[..., MPI.Prequest]
+    key: Callable[..., Hashable]
+    read: Callable[..., Asked | None]
+    arrays: Callable[..., Arrays]
+
+
+# -- what a call depends on
+
+_IN_PLACE: Final = MPI.IN_PLACE
+
+
+def _pair(sendbuf: Any, recvbuf: Any) -> Hashable:
+    """Return what a call depends on of two buffers; of arrays at once, since the call itself takes little longer."""
+    if sendbuf.__class__ is np.ndarray:
+        sent = sendbuf.flags.num
+        if recvbuf.__class__ is np.ndarray:
+            return sendbuf.dtype, sendbuf.size, sent, recvbuf.dtype, recvbuf.size, recvbuf.flags.num
+        if recvbuf is None:
+            return sendbuf.dtype, sendbuf.size, sent, None
+    elif sendbuf is _IN_PLACE and recvbuf.__class__ is np.ndarray:
+        return recvbuf.dtype, recvbuf.size, recvbuf.flags.num
+    return _form(sendbuf), _form(recvbuf)
+
+
+def _bcast_key(given: tuple[Any, ...]) -> Hashable:
+    _, buf, root = given
+    if buf.__class__ is np.ndarray:
+        return "Bcast", buf.dtype, buf.size, buf.flags.num, root, root.__class__
+    return "Bcast", _form(buf), root, root.__class__
+
+
+def _allgather_key(given: tuple[Any, ...]) -> Hashable:
+    return "Allgather", _pair(given[1], given[2])
+
+
+def _allreduce_key(given: tuple[Any, ...]) -> Hashable:
+    _, sendbuf, recvbuf, op = given
+    return "Allreduce", op.handle, _pair(sendbuf, recvbuf)
+
+
+def _reduce_key(given: tuple[Any, ...]) -> Hashable:
+    _, sendbuf, recvbuf, op, root = given
+    return "Reduce", op.handle, root, root.__class__, _pair(sendbuf, recvbuf)
+
+
+def _block_key(given: tuple[Any, ...]) -> Hashable:
+    _, sendbuf, recvbuf, op = given
+    return "Reduce_scatter_block", op.handle, _pair(sendbuf, recvbuf)
+
+
+def _scatter_key(given: tuple[Any, ...]) -> Hashable:
+    _, sendbuf, recvbuf, recvcounts, op = given
+    return "Reduce_scatter", op.handle, tuple(recvcounts), _pair(sendbuf, recvbuf)
+
+
+def _form(buffer: Any) -> Any:
+    """Return what a call depends on of a buffer specification."""
+    kind = buffer.__class__
+    if kind is np.ndarray:
+        return buffer.dtype, buffer.size, buffer.flags.num
+    if kind is list or kind is tuple:
+        if buffer[0].__class__ is not np.ndarray:
+            raise TypeError
+        return (kind, *map(_part, buffer))
+    if buffer is None or buffer is _IN_PLACE:
+        return kind
+    raise TypeError
+
+
+def _part(part: Any) -> tuple[Any, ...]:
+    """Return what a call depends on of a part of a buffer specification."""
+    kind = part.__class__
+    if kind is np.ndarray:
+        return part.dtype, part.size, part.flags.num
+    if kind is list or kind is tuple:
+        return tuple([_part(inner) for inner in part])
+    return (kind, part.handle) if isinstance(part, MPI.Datatype) else (kind, part)
+
+
+# -- vectors
+
+
+def _flat(buffer: Any, dtype: np.dtype[Any], *, writable: bool, blocks: int = 1) -> Array:
+    """Return a buffer specification that can be read, as a vector in the user's memory."""
+    if buffer.__class__ is np.ndarray and buffer.flags.c_contiguous:
+        vector: Array = buffer if buffer.ndim == 1 else buffer.reshape(-1)
+        return vector if vector.dtype == dtype else vector.view(dtype)
+    message = read(buffer, writable=writable, blocks=blocks)
+    assert message is not None
+    return message.memory.view(dtype)
+
+
+def _check_devices(x: Array | None, out: Array | None) -> Arrays:
+    """Return the arrays; raise TypeError if they are on two devices."""
+    if x.__class__ is np.ndarray is out.__class__:
+        return x, out
+    if x is not None and out is not None and device_of(x) is not device_of(out):
+        if not out.size:  # None, with a count of 0
+            return x, None
+        here, there = device_of(x).name, device_of(out).name
+        raise TypeError(f"the buffers of a call are on one device, not on {here} and {there}")
+    return x, out
+
+
+# -- broadcast
+
+
+def _bcast_read(channel: Channel, buf: object, root: int) -> Asked | None:
+    if not _is_rank(channel, root):
+        return None
+    at_root = channel.rank == root
+    message = read(buf, writable=True) or (read(buf, writable=False) if at_root else None)
+    return None if message is None else Asked(Collective.BROADCAST, (message.memory.size,), _BYTES, int(root))
+
+
+def _bcast_arrays(channel: Channel, dtype: np.dtype[Any], given: tuple[Any, ...]) -> Arrays:
+    _, buf, root = given
+    at_root = channel.rank == root
+    plain = buf.__class__ is np.ndarray and buf.flags.c_contiguous
+    if at_root and not (buf.flags.writeable if plain else read(buf, writable=True) is not None):
+        return _flat(buf, dtype, writable=False), None
+    vector = _flat(buf, dtype, writable=True)
+    return (vector if at_root else None), vector
+
+
+# -- all-gather
+
+
+def _allgather_read(channel: Channel, sendbuf: object, recvbuf: object) -> Asked | None:
+    received = read(recvbuf, writable=True, blocks=channel.size)
+    if received is None:
+        return None
+    length = received.memory.size // channel.size
+    if sendbuf is not MPI.IN_PLACE:
+        sent = read(sendbuf, writable=False)
+        if sent is None or sent.memory.size != length:
+            return None
+    return Asked(Collective.ALLGATHER, (length,) * channel.size, _BYTES)
+
+
+def _allgather_arrays(channel: Channel, dtype: np.dtype[Any], given: tuple[Any, ...]) -> Arrays:
+    _, sendbuf, recvbuf = given
+    out = _flat(recvbuf, dtype, writable=True, blocks=channel.size)
+    if sendbuf is not _IN_PLACE:
+        return _check_devices(_flat(sendbuf, dtype, writable=False), out)
+    length = out.size // channel.size
+    return out[channel.rank * length : (channel.rank + 1) * length], out
+
+
+# -- all-reduce
+
+
+def _allreduce_read(channel: Channel, sendbuf: object, recvbuf: object, op: object) -> Asked | None:
+    del channel
+    received = read(recvbuf, writable=True)
+    sent = received if sendbuf is MPI.IN_PLACE else read(sendbuf, writable=False)
+    if sent is None or not sent.matches(received):
+        return None
+    return _reducing(Collective.ALLREDUCE, (sent.length,), op, sent)
+
+
+def _allreduce_arrays(channel: Channel, dtype: np.dtype[Any], given: tuple[Any, ...]) -> Arrays:
+    del channel
+    _, sendbuf, recvbuf, _ = given
+    if recvbuf.__class__ is np.ndarray and recvbuf.ndim == 1 and recvbuf.dtype == dtype:
+        if sendbuf is _IN_PLACE:
+            return recvbuf, recvbuf
+        if sendbuf.__class__ is np.ndarray and sendbuf.ndim == 1 and sendbuf.dtype == dtype:
+            return sendbuf, recvbuf
+    out = _flat(recvbuf, dtype, writable=True)
+    return _check_devices(out if sendbuf is MPI.IN_PLACE else _flat(sendbuf, dtype, writable=False), out)
+
+
+# -- reduce
+
+
+def _reduce_read(channel: Channel, sendbuf: object, recvbuf: object, op: object, root: int) -> Asked | None:
+    if not _is_rank(channel, root):
+        return None
+    at_root = channel.rank == root
+    received = read(recvbuf, writable=True) if at_root else None
+    sent = received if at_root and sendbuf is MPI.IN_PLACE else read(sendbuf, writable=False)
+    if sent is None or (at_root and not sent.matches(received)):
+        return None
+    return _reducing(Collective.REDUCE, (sent.length,), op, sent, int(root))
+
+
+def _reduce_arrays(channel: Channel, dtype: np.dtype[Any], given: tuple[Any, ...]) -> Arrays:
+    _, sendbuf, recvbuf, _, root = given
+    out = _flat(recvbuf, dtype, writable=True) if channel.rank == root else None
+    return _check_devices(out if sendbuf is MPI.IN_PLACE else _flat(sendbuf, dtype, writable=False), out)
+
+
+# -- reduce-scatter
+
+
+def _block_read(channel: Channel, sendbuf: object, recvbuf: object, op: object) -> Asked | None:
+    size = channel.size
+    if sendbuf is MPI.IN_PLACE:
+        sent = received = read(recvbuf, writable=True, blocks=size)
+    else:
+        sent, received = read(sendbuf, writable=False, blocks=size), read(recvbuf, writable=True)
+    if sent is None or not sent.matches(received):
+        return None
+    return _reducing(Collective.REDUCE_SCATTER, (sent.length,) * size, op, sent)
+
+
+def _block_arrays(channel: Channel, dtype: np.dtype[Any], given: tuple[Any, ...]) -> Arrays:
+    _, sendbuf, recvbuf, _ = given
+    if sendbuf is MPI.IN_PLACE:
+        x = _flat(recvbuf, dtype, writable=True, blocks=channel.size)
+        return x, x[: x.size // channel.size]
+    return _check_devices(
+        _flat(sendbuf, dtype, writable=False, blocks=channel.size), _flat(recvbuf, dtype, writable=True)
+    )
+
+
+def _scatter_read(
+    channel: Channel, sendbuf: object, recvbuf: object, recvcounts: Sequence[int] | None, op: object
+) -> Asked | None:
+    if recvcounts is None:
+        return None
+    received = read(recvbuf, writable=True)
+    sent = received if sendbuf is MPI.IN_PLACE else read(sendbuf, writable=False)
+    try:
+        counts = tuple(index(count) for count in recvcounts)
+    except TypeError:
+        return None
+    if sent is None or received is None or sent.datatype != received.datatype:
+        return None
+    if len(counts) != channel.size or min(counts) < 0 or sent.length != sum(counts):
+        return None
+    if sent is not received and received.length != counts[channel.rank]:
+        return None
+    return _reducing(Collective.REDUCE_SCATTER, counts, op, sent)
+
+
+def _scatter_arrays(channel: Channel, dtype: np.dtype[Any], given: tuple[Any, ...]) -> Arrays:
+    _, sendbuf, recvbuf, recvcounts, _ = given
+    received = _flat(recvbuf, dtype, writable=True)
+    x = received if sendbuf is MPI.IN_PLACE else _flat(sendbuf, dtype, writable=False)
+    return _check_devices(x, received[: recvcounts[channel.rank]])
+
+
+def scattered_counts(
+    channel: Channel, sendbuf: object, recvbuf: object, recvcounts: Sequence[int] | None
+) -> Sequence[int] | None:
+    """Return the counts of a reduce-scatter that are given, or else ask all ranks for them, as mpi4py does."""
+    received = read(recvbuf, writable=True)
+    if recvcounts is not None or sendbuf is MPI.IN_PLACE or received is None:
+        return recvcounts
+    counts = np.empty(channel.size, np.int64)
+    with channel.failures.told():
+        channel.comm.Allgather(np.array([received.length]), counts)
+    return tuple(counts.tolist())
+
+
+# -- all of them
+
+
+def _reducing(collective: Collective, counts: tuple[int, ...], op: Any, sent: Message, root: int = 0) -> Asked | None:
+    how = reduction_of(sent.datatype, op)
+    if how is None or (how.dtype.kind == "V" and device_of(sent.memory) is not HOST):
+        return None
+    return Asked(collective, counts, how, root, op)
+
+
+def _is_rank(channel: Channel, root: object) -> bool:
+    return isinstance(root, int | np.integer) and 0 <= int(root) < channel.size
+
+
+_COMM = MPI.Intracomm
+
+BCAST: Final = Method(
+    _COMM.Bcast,
+    _COMM.Ibcast,
+    _COMM.Bcast_init,
+    _bcast_key,
+    _bcast_read,
+    _bcast_arrays,
+)
+ALLGATHER: Final = Method(
+    _COMM.Allgather,
+    _COMM.Iallgather,
+    _COMM.Allgather_init,
+    _allgather_key,
+    _allgather_read,
+    _allgather_arrays,
+)
+ALLREDUCE: Final = Method(
+    _COMM.Allreduce,
+    _COMM.Iallreduce,
+    _COMM.Allreduce_init,
+    _allreduce_key,
+    _allreduce_read,
+    _allreduce_arrays,
+)
+REDUCE: Final = Method(
+    _COMM.Reduce,
+    _COMM.Ireduce,
+    _COMM.Reduce_init,
+    _reduce_key,
+    _reduce_read,
+    _reduce_arrays,
+)
+REDUCE_SCATTER_BLOCK: Final = Method(
+    _COMM.Reduce_scatter_block,
+    _COMM.Ireduce_scatter_block,
+    _COMM.Reduce_scatter_block_init,
+    _block_key,
+    _block_read,
+    _block_arrays,
+)
+REDUCE_SCATTER: Final = Method(
+    _COMM.Reduce_scatter,
+    _COMM.Ireduce_scatter,
+    _COMM.Reduce_scatter_init,
+    _scatter_key,
+    _scatter_read,
+    _scatter_arrays,
+)

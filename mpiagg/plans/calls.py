@@ -1,0 +1,388 @@
+"""What a blocking collective call is resolved into: made once for what a caller passes, and run with each call's arrays."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import suppress
+from contextvars import Context
+from dataclasses import replace
+from functools import partial
+from typing import Any, Final
+
+import numpy as np
+from mpi4py import MPI
+
+from mpiagg.arrays import HOST, Accelerator, Array, Reduction, address, device_of
+from mpiagg.errors import PlanError
+from mpiagg.plans.bound import STAGED_BYTES, bind_arrays, bind_operation, goes_by_host, pinned, plan_of
+from mpiagg.plans.choices import NATIVE, Choice
+from mpiagg.plans.native import native_caller
+from mpiagg.plans.on_node import OneShot, serves_at_once
+from mpiagg.plans.sharing import gate_program
+from mpiagg.plans.operation import Operation
+from mpiagg.plans.plan import Plan
+from mpiagg.plans.staging import from_host, to_host
+from mpiagg.schedules import Collective
+from mpiagg.transport import DEFAULT_TIMEOUT, Channel, process
+from mpiagg.watch import END, Subject, clock, failed
+
+QUICK_BARRIERS: Final = ("Open MPI",)
+"""The MPI libraries whose own barrier takes less time on a node than a gate of ours: ``bench/calls.py`` shows it."""
+
+_NEW_ERRSTATE: Final = int(np.__version__.partition(".")[0]) >= 2
+"""Whether NumPy's errors are handled as a context says, and not as a thread says."""
+
+
+class Recorded:
+    """Calls of the MPI library's own, with the recorder around them and nothing else.
+
+    Parameters
+    ----------
+    channel : Channel
+    what : str
+        What is called.
+    collective : str, optional
+        Which collective that is.
+    nbytes : int
+        The bytes of its buffer.
+    """
+
+    def __init__(self, channel: Channel, what: str, collective: str | None = None, nbytes: int = 0) -> None:
+        self.subject = Subject(channel.trail, f"{what} by {NATIVE}" if collective is None else what, collective, nbytes)
+        self.subject.unleavable = DEFAULT_TIMEOUT
+        self._failures, self._begin = channel.failures, process().recorder.begin
+
+    def record(self, call: Callable[..., object], given: tuple[Any, ...]) -> None:
+        """Make a call with the arguments that it is given."""
+        entry = self._begin(self.subject, True)
+        try:
+            call(*given)
+        except BaseException as error:
+            failed(entry)
+            self._failures.raise_for(error)
+            raise
+        entry[END] = clock()
+
+
+class Call:
+    """A collective call that has been resolved.
+
+    Parameters
+    ----------
+    channel : Channel
+    operation : Operation
+    quiet : bool
+        Whether NumPy does not warn of what becomes of numbers, as MPI does not.
+
+    Attributes
+    ----------
+    shape : tuple of int
+        That of the result, for those who make it.
+    has_result : bool
+        Whether this rank gets one.
+    used : bool
+        Whether it was used since the channel has last looked for calls to forget.
+    given_as_it_is : bool
+        Whether a method of mpi4py's is for the MPI library, with the arguments that it was given: by ``record``.
+    """
+
+    given_as_it_is = False
+
+    def __init__(self, channel: Channel, operation: Operation, *, quiet: bool = False) -> None:
+        self.channel, self.operation, self.quiet = channel, operation, quiet
+        self.shape: tuple[int, ...] = ()
+        self.has_result = True
+        self.used = True
+
+    @property
+    def nbytes(self) -> int:
+        """The memory that belongs to it alone."""
+        return 0
+
+    def check(self) -> None:
+        """Raise on all ranks if they are about to make different calls; collective."""
+        self.channel.agree(self.operation.in_words)
+
+    def run(self, x: Array | None, out: Array | None, timeout: float = DEFAULT_TIMEOUT) -> None:
+        """Carry the operation out, from ``x`` to ``out``.
+
+        Parameters
+        ----------
+        x, out : numpy.ndarray or None
+            The input and the output, as they were when this was resolved; None where this rank has none.
+        timeout : float
+            Seconds that a wait may last without any message completing.
+        """
+        raise NotImplementedError
+
+    def free(self) -> None:
+        """Give back what it holds."""
+
+    def _freely(self, plan: Plan[Any]) -> Callable[[], object]:
+        """Return what runs a plan, without NumPy's warnings if they are not wanted."""
+        if not self.quiet or self.operation.reduction.dtype.kind not in "fc":
+            return plan
+        if not _NEW_ERRSTATE:
+            return partial(_in_errstate, plan)
+        context = Context()
+        context.run(np.seterr, all="ignore")
+        return partial(context.run, plan)
+
+
+def _in_errstate(plan: Plan[Any]) -> None:
+    with np.errstate(all="ignore"):
+        plan()
+
+
+def resolve(channel: Channel, operation: Operation, x: Array | None, out: Array | None, *, quiet: bool = False) -> Call:
+    """Return the call of an operation for arrays like these: of their dtypes, shapes and layouts, on their devices."""
+    o, device = operation, device_of(x if out is None else out)
+    if isinstance(device, Accelerator) and goes_by_host(o):
+        return _ByHost(channel, o, device)
+    given = [part for part in (x, out) if part is not None]
+    flat = all(part.flags.c_contiguous for part in given)
+    as_they_are = flat and all(part.dtype == o.reduction.dtype for part in given)
+    if o.choice.algorithm == NATIVE and as_they_are:
+        return _Native(channel, o, x, out, quiet=quiet)
+    if device is HOST and as_they_are and serves_at_once(channel, o) and channel.memory_for_calls() is not None:
+        return _Short(channel, o, quiet=quiet)
+    short = o.nbytes <= STAGED_BYTES or o.choice.algorithm == NATIVE or not as_they_are
+    if not flat or (device is HOST and short):
+        return _Copied(channel, o, x, out, quiet=quiet)
+    return _Placed(channel, o, x, out, quiet=quiet)
+
+
+class _Native(Call, Recorded):
+    """The MPI library's own collective on the caller's arrays."""
+
+    given_as_it_is = True
+
+    def __init__(
+        self, channel: Channel, operation: Operation, x: Array | None, out: Array | None, *, quiet: bool = False
+    ) -> None:
+        Call.__init__(self, channel, operation, quiet=quiet)
+        # What ranks pass to MPI's methods may rightly differ in more than what is the same on all.
+        what = operation.label if quiet else operation.in_words
+        Recorded.__init__(self, channel, what, operation.collective.value, operation.nbytes)
+        self._call = native_caller(channel.comm, operation, x, out)
+
+    def run(self, x: Array | None, out: Array | None, timeout: float = DEFAULT_TIMEOUT) -> None:
+        """Carry the operation out; see :meth:`Call.run`."""
+        self.subject.unleavable = timeout
+        self.record(self._call, (x, out))
+
+
+class Unread(Recorded):
+    """A call of a method whose arguments are for the MPI library alone.
+
+    Parameters
+    ----------
+    channel : Channel
+    name : str
+        The method's.
+    """
+
+    given_as_it_is = True
+    used = True
+
+    def __init__(self, channel: Channel, name: str) -> None:
+        super().__init__(channel, name)
+        self._agree = partial(channel.agree, f"{name} of arguments for the MPI library alone")
+
+    def check(self) -> None:
+        """Raise on all ranks if others are about to make another call; collective."""
+        self._agree()
+
+
+class _WithPlan(Call):
+    """A call that has a plan of its own."""
+
+    _plan: Plan[Any] | None = None
+
+    def _take(self, plan: Plan[Any], nbytes: int = 0) -> None:
+        plan.nbytes += nbytes
+        self._plan = plan
+        self._go = self._freely(plan)
+
+    def _run(self, timeout: float) -> None:
+        self._plan.timeout = timeout  # type: ignore[union-attr]  # who runs it has taken one
+        self._go()
+
+    @property
+    def nbytes(self) -> int:
+        """The memory that belongs to it alone."""
+        return 0 if self._plan is None else self._plan.nbytes
+
+    def free(self) -> None:
+        """Free the plan, unless an error has left it in the middle: the channel keeps it then."""
+        if self._plan is not None:
+            with suppress(PlanError):
+                self._plan.free()
+
+
+class _Short(_WithPlan):
+    """A vector so short that every rank reduces all of them by itself, from mailboxes to the caller's array."""
+
+    def __init__(self, channel: Channel, operation: Operation, *, quiet: bool) -> None:
+        super().__init__(channel, operation, quiet=quiet)
+        self._letters = OneShot(channel, operation)
+        self._take(plan_of(channel, operation, self._letters.program(), None))
+
+    def run(self, x: Array | None, out: Array | None, timeout: float = DEFAULT_TIMEOUT) -> None:
+        """Carry the operation out; see :meth:`Call.run`."""
+        letters, plan = self._letters, self._plan
+        letters.x, letters.out = x, out
+        plan.timeout = timeout  # type: ignore[union-attr]  # there is one
+        self._go()
+
+
+class _Copied(_WithPlan):
+    """A vector that is copied into a buffer of the plan's own, and out of it."""
+
+    def __init__(
+        self, channel: Channel, operation: Operation, x: Array | None, out: Array | None, *, quiet: bool
+    ) -> None:
+        super().__init__(channel, operation, quiet=quiet)
+        o, self._device = operation, device_of(x if out is None else out)
+        buffer = self._device.empty(o.length, o.reduction.dtype)
+        self._source = None if x is None or o.source is None else buffer[o.source].reshape(x.shape)
+        self._target = None if out is None or o.target is None else buffer[o.target].reshape(out.shape)
+        self._native: Call | None = None
+        if o.choice.algorithm == NATIVE:
+            self._parts = tuple(None if part is None else buffer[part] for part in (o.source, o.target))
+            self._native = _Native(channel, o, self._parts[0], self._parts[1])
+        else:
+            self._take(plan_of(channel, o, bind_operation(channel, o, buffer), None), buffer.nbytes)
+
+    def run(self, x: Array | None, out: Array | None, timeout: float = DEFAULT_TIMEOUT) -> None:
+        """Carry the operation out; see :meth:`Call.run`."""
+        if self._source is not None and x is not None:
+            self._device.convert(self._source, x)
+        if self._native is not None:
+            self._native.run(self._parts[0], self._parts[1], timeout)
+        else:
+            self._run(timeout)
+        if self._target is not None and out is not None:
+            self._device.convert(out, self._target)
+        if isinstance(self._device, Accelerator):
+            self._device.synchronise()
+
+
+class _ByHost(Call):
+    """A vector of a device's that is worked on in the host's memory; the device copies in and out of that, and no more."""
+
+    def __init__(self, channel: Channel, operation: Operation, device: Accelerator) -> None:
+        super().__init__(channel, operation)
+        self._device, self._twin = device, pinned(operation, device)
+        parts = (operation.source, operation.target)
+        self._source, self._target = (None if part is None else self._twin[part] for part in parts)
+        kind: type[_Native | _Placed] = _Native if operation.choice.algorithm == NATIVE else _Placed
+        self._inner = kind(channel, operation, self._source, self._target)
+
+    @property
+    def nbytes(self) -> int:
+        """The memory that belongs to it alone."""
+        return self._twin.nbytes
+
+    def run(self, x: Array | None, out: Array | None, timeout: float = DEFAULT_TIMEOUT) -> None:
+        """Carry the operation out; see :meth:`Call.run`."""
+        if x is not None and self._source is not None:
+            to_host(self._device, self._source, x)
+            self._device.synchronise()
+        self._inner.run(self._source, self._target, timeout)
+        if out is not None and self._target is not None:
+            from_host(self._device, out, self._target)
+            self._device.synchronise()
+
+
+class _Placed(Call):
+    """Vectors that are worked on where they lie; there is a plan for each place."""
+
+    def __init__(
+        self, channel: Channel, operation: Operation, x: Array | None, out: Array | None, *, quiet: bool = False
+    ) -> None:
+        super().__init__(channel, operation, quiet=quiet)
+        choice = operation.choice
+        other = replace(operation, choice=choice.in_other_memory) if choice.elsewhere == NATIVE else None
+        self._native = None if other is None else _Native(channel, other, x, out, quiet=quiet)
+
+    def run(self, x: Array | None, out: Array | None, timeout: float = DEFAULT_TIMEOUT) -> None:
+        """Carry the operation out; see :meth:`Call.run`."""
+        leased = self.channel.memory.leased
+        if self._native is not None and not leased:
+            self._native.run(x, out, timeout)
+            return
+        # Once ranks map each other's devices, other plans are right, on all of them at the same call.
+        mapped = leased, self.channel.device_memory is not None
+        key = (self, _place_of(x), x is out or _place_of(out), mapped)
+        found: Any = self.channel.calls.get(key)
+        if found is None:
+            found = self.channel.calls.find(key, partial(_Place, self, x, out))
+        found.used = True
+        found.run(None, None, timeout)
+
+    @property
+    def given_as_it_is(self) -> bool:  # type: ignore[override]  # which is for all time elsewhere
+        """Whether no arrays can lie in memory that ranks share, so that the MPI library's own is taken."""
+        return self._native is not None and not self.channel.memory.leased
+
+    def record(self, call: Callable[..., object], given: tuple[Any, ...]) -> None:
+        """Make a call of the MPI library's own."""
+        assert self._native is not None
+        self._native.record(call, given)
+
+
+class _Place(_WithPlan):
+    """The plan of one place in memory.
+
+    It outlives the caller's arrays and must not keep them alive. It only touches their memory again when a call comes
+    with arrays in the same place.
+    """
+
+    def __init__(self, call: Call, x: Array | None, out: Array | None) -> None:
+        super().__init__(call.channel, call.operation, quiet=call.quiet)
+        o, same = call.operation, x is out
+        x, out = (None if part is None else _borrowed(part) for part in (x, out))
+        program = bind_arrays(call.channel, o, out if same else x, out)
+        self._take(plan_of(call.channel, o, program, None))
+
+    def run(self, x: Array | None, out: Array | None, timeout: float = DEFAULT_TIMEOUT) -> None:
+        """Carry the operation out; see :meth:`Call.run`."""
+        del x, out
+        self._run(timeout)
+
+
+def _place_of(array: Array | None) -> object:
+    """Return where an array lies, and what else its plan depends on."""
+    if array.__class__ is np.ndarray:
+        known: Any = array
+        return MPI.Get_address(known), known.dtype  # in a tenth of the time that NumPy takes to tell
+    return None if array is None else (address(array), array.dtype)
+
+
+def _borrowed(array: Array) -> Array:
+    return device_of(array).borrow(address(array), array.size, array.dtype)
+
+
+class Barrier(_WithPlan, Recorded):
+    """A barrier: a gate between the ranks of a node, or the MPI library's own."""
+
+    def __init__(self, channel: Channel) -> None:
+        how = Reduction(np.bitwise_or, np.dtype(np.uint8), "bor")
+        byte = Operation(Collective.ALLREDUCE, channel.rank, channel.layout, 0, (1,), how, Choice(NATIVE), MPI.BOR)
+        _WithPlan.__init__(self, channel, byte)
+        Recorded.__init__(self, channel, "barrier")
+        gated = channel.library not in QUICK_BARRIERS and 1 < channel.size == channel.node.size
+        ground = channel.memory_for_calls() if gated else None
+        if ground is not None:
+            self._take(Plan(channel, gate_program(ground[0], "barrier"), result=None, label="barrier"))
+        self.given_as_it_is = ground is None
+
+    def check(self) -> None:
+        """Raise on all ranks if others are about to make another call; collective."""
+        self.channel.agree("barrier")
+
+    def run(self, x: Array | None, out: Array | None, timeout: float = DEFAULT_TIMEOUT) -> None:
+        """Wait for all ranks."""
+        del x, out
+        self._run(timeout)

@@ -1,0 +1,66 @@
+"""What calls were resolved into, found again by what was passed; the longest unused goes, with all that it holds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable
+from typing import Final, Protocol, TypeVar
+
+MOST: Final = 256
+"""How many calls a communicator keeps."""
+
+MOST_BYTES: Final = 64 * 2**20
+"""How much memory of their own they may have together."""
+
+
+class Keepable(Protocol):
+    """Something that is kept until it has not been used for long.
+
+    Attributes
+    ----------
+    used : bool
+        Whether it was used since this was last looked at.
+    """
+
+    used: bool
+
+    @property
+    def nbytes(self) -> int:
+        """The memory that belongs to it alone."""
+
+    def free(self) -> None:
+        """Give back what it holds."""
+
+
+Kept = TypeVar("Kept", bound=Keepable)
+
+
+class Calls(dict[Hashable, Keepable]):
+    """The calls of one communicator.
+
+    Finding one is a look-up and setting ``used``. When there are too many, those are freed that were not used since
+    they were last passed over, the oldest first (the CLOCK rule).
+    """
+
+    def find(self, key: Hashable, make: Callable[[], Kept]) -> Kept:
+        """Return what is kept for a key, or make it."""
+        found = self.get(key)
+        if found is None:
+            found = self[key] = make()
+            self._make_room(key)
+        found.used = True
+        return found  # type: ignore[return-value]  # a key stands for one kind of call
+
+    def _make_room(self, newest: Hashable) -> None:
+        while len(self) > 1 and (len(self) > MOST or sum(call.nbytes for call in self.values()) > MOST_BYTES):
+            oldest = next(iter(self))
+            call = self.pop(oldest)
+            if call.used or oldest == newest:
+                call.used = False
+                self[oldest] = call
+            else:
+                call.free()
+
+    def free(self) -> None:
+        """Free all of them."""
+        while self:
+            self.popitem()[1].free()
