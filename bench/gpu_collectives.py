@@ -19,7 +19,7 @@ from mpiagg.arrays import Array
 from mpiagg.benchmarks.competitors import Competitor, registered_zeros
 from mpiagg.benchmarks.on_device import DeviceTask
 from mpiagg.errors import DeviceError
-from mpiagg.plans import binding, operations
+from mpiagg.plans import binding, bound
 from mpiagg.plans import choices as tuning
 from mpiagg.schedules import Collective
 from mpiagg.transport import channel_of
@@ -271,7 +271,7 @@ def pin(kind: str, memory: Array) -> None:
 @contextmanager
 def constants(**values: int) -> Iterator[None]:
     """Let some constants of the package have other values."""
-    kept = {(m, name): getattr(m, name) for m in (binding, operations, tuning) for name in values if hasattr(m, name)}
+    kept = {(m, name): getattr(m, name) for m in (binding, bound, tuning) for name in values if hasattr(m, name)}
     try:
         for module, name in kept:
             setattr(module, name, values[name])
@@ -284,13 +284,13 @@ def constants(**values: int) -> Iterator[None]:
 @contextmanager
 def unknown(comm: MPI.Intracomm, **values: int) -> Iterator[None]:
     """Let some constants have other values, and let no call know what was worked out with those it had."""
-    known = channel_of(comm).known
-    known.clear()
+    calls = channel_of(comm).calls
+    calls.free()
     try:
         with constants(**values):
             yield
     finally:
-        known.clear()
+        calls.free()
 
 
 def built_with(task: DeviceTask, build: Builder, **values: int) -> Competitor:

@@ -31,3 +31,9 @@ def resnet18():
             shapes += [(new, width, 1, 1), (new,), (new,)]
         width = new
     return [*shapes, (10, 512), (10,)]
+
+
+def kept_plans(channel):
+    """Return the plans of the calls that a channel keeps."""
+    plans = [getattr(call, "_plan", None) for call in channel.calls.values()]
+    return [plan for plan in plans if plan is not None]

@@ -15,9 +15,9 @@ from mpiagg.aggregation.packing import Layout, check_tensors, layout_in_words, l
 from mpiagg.arrays import Array, Reduction, reduction
 from mpiagg.collectives.mpi_ops import mpi_op
 from mpiagg.errors import PlanError
+from mpiagg.plans.bound import bind_operation
 from mpiagg.plans.choices import Choice
 from mpiagg.plans.operation import Operation
-from mpiagg.plans.bound import bind_operation
 from mpiagg.plans.plan import Plan
 from mpiagg.plans.program import Program, in_turn
 from mpiagg.schedules import Collective

@@ -11,9 +11,9 @@ from mpi4py import MPI
 
 from mpiagg.arrays import HOST, Array, Device, Reduction, accelerator_of, cuts_of, device_of, ranges, scratch
 from mpiagg.errors import MismatchError
+from mpiagg.plans.bound import bind_operation
 from mpiagg.plans.choices import Case, Memory, pick
 from mpiagg.plans.operation import Operation
-from mpiagg.plans.bound import bind_operation
 from mpiagg.plans.program import Call, Deferred, Program, in_turn
 from mpiagg.schedules import Collective
 from mpiagg.transport import Channel

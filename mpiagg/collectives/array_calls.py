@@ -72,7 +72,7 @@ def meant(
 ) -> tuple[Operation, Array, Array | None]:
     """Return the operation of arguments, to be carried out at once or planned, the input, and where the result goes."""
     name, _, given_op, given_root, given_out, algorithm, lanes, wire, given_reproducible = arguments
-    collective = Collective(name)
+    collective, x = Collective(name), as_input(x)
     device, root = device_of(x), check_root(given_root, channel.size)
     if given_reproducible is not None:
         check_flag("reproducible", given_reproducible)

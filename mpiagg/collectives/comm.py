@@ -43,7 +43,7 @@ class Comm(MPI.Intracomm):
     ----------
     comm : MPI.Intracomm, optional
         The communicator to duplicate, which is collective; a null communicator without it.
-    reproducible : bool
+    reproducible : bool, optional
         Whether all collectives run by our own schedules, so that each result has the bits that :func:`mpiagg.simulate`
         computes. By default, or where the environment variable ``MPIAGG_REPRODUCIBLE`` is not 1, the MPI library's own
         collective is taken where it was measured to be faster, but for all-reductions of floating-point numbers, which
@@ -65,9 +65,11 @@ class Comm(MPI.Intracomm):
     _channel: Channel
     _reproducible = False
 
-    def __new__(cls, comm: MPI.Comm | None = None, *, reproducible: bool = False) -> Self:
+    def __new__(cls, comm: MPI.Comm | None = None, *, reproducible: bool | None = None) -> Self:
         """Duplicate the communicator."""
         plain = MPI.Intracomm(comm)
+        if reproducible is None:
+            reproducible = isinstance(comm, Comm) and comm._reproducible  # noqa: SLF001 - of this class
         check_flag("reproducible", reproducible)
         if plain:
             meet(plain)
@@ -80,8 +82,13 @@ class Comm(MPI.Intracomm):
         self._reproducible = reproducible
         if self:
             # Here, since all ranks are here; a nonblocking call must not have to wait for that.
-            self._channel = channel_of(self, reproducible=reproducible)
+            self.channel()
         return self
+
+    def channel(self) -> Channel:
+        """Return what messages of the collectives travel on; the first call makes it, and is collective."""
+        self._channel = channel_of(self, reproducible=self._reproducible)
+        return self._channel
 
     # -- communicators made from this one
 
@@ -94,6 +101,12 @@ class Comm(MPI.Intracomm):
         """Duplicate the communicator."""
         meet(self)
         return self._of(super().Clone(), self._reproducible)
+
+    def Idup(self, info: MPI.Info | None = None) -> tuple[Self, MPI.Request]:
+        """Start to duplicate the communicator."""
+        twin, request = super().Idup(info)
+        twin._reproducible = self._reproducible
+        return twin, request
 
     def Dup_with_info(self, info: MPI.Info) -> Self:
         """Duplicate the communicator with hints."""
@@ -157,7 +170,9 @@ class Comm(MPI.Intracomm):
         try:
             call: Any = self._channel.calls["Barrier"]
         except (AttributeError, KeyError):
-            channel = channel_of(self)
+            if not self:
+                super().Barrier()  # which says what is wrong
+            channel = self.channel()
             call = channel.calls.find("Barrier", lambda: Barrier(channel))
         if CHECK:
             call.check()
@@ -266,7 +281,7 @@ class Comm(MPI.Intracomm):
         op: MPI.Op = MPI.SUM,
     ) -> None:
         """Reduce, and give every rank a block of its own length."""
-        recvcounts = methods.scattered_counts(channel_of(self), sendbuf, recvbuf, recvcounts)
+        recvcounts = methods.scattered_counts(self, sendbuf, recvbuf, recvcounts)
         _run(methods.REDUCE_SCATTER, (self, sendbuf, recvbuf, recvcounts, op))
 
     def Ireduce_scatter(
@@ -277,7 +292,7 @@ class Comm(MPI.Intracomm):
         op: MPI.Op = MPI.SUM,
     ) -> MPI.Request:
         """Start a :meth:`Reduce_scatter`."""
-        recvcounts = methods.scattered_counts(channel_of(self), sendbuf, recvbuf, recvcounts)
+        recvcounts = methods.scattered_counts(self, sendbuf, recvbuf, recvcounts)
         return _start(self, methods.REDUCE_SCATTER, sendbuf, recvbuf, recvcounts, op)
 
     def Reduce_scatter_init(
@@ -289,7 +304,7 @@ class Comm(MPI.Intracomm):
         info: MPI.Info = MPI.INFO_NULL,
     ) -> MPI.Prequest:
         """Prepare a :meth:`Reduce_scatter`."""
-        recvcounts = methods.scattered_counts(channel_of(self), sendbuf, recvbuf, recvcounts)
+        recvcounts = methods.scattered_counts(self, sendbuf, recvbuf, recvcounts)
         return _prepare(self, methods.REDUCE_SCATTER, info, sendbuf, recvbuf, recvcounts, op)
 
 
@@ -315,7 +330,7 @@ def _resolved(method: Method, given: tuple[Any, ...]) -> Any:
     comm = given[0]
     if not comm:
         method.now(*given)  # which says what is wrong
-    channel = channel_of(comm)
+    channel = comm.channel()
     asked = method.read(channel, *given[1:])
     if asked is None:
         return Unread(channel, method.now.__name__)
@@ -350,7 +365,7 @@ def _plan(comm: Comm, method: Method, given: tuple[Any, ...], memory: Memory) ->
     """
     if not comm or not threads_allowed():
         return None
-    channel = channel_of(comm)
+    channel = comm.channel()
     asked = method.read(channel, *given)
     if asked is None:
         return None

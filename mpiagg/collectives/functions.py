@@ -47,7 +47,7 @@ from mpiagg.collectives.array_calls import Arguments, Op, checked, meant
 from mpiagg.plans.bound import prepare
 from mpiagg.plans.operation import Operation
 from mpiagg.plans.plan import Plan
-from mpiagg.transport import CHECK, DEFAULT_TIMEOUT, Channel, channel_of, check_timeout
+from mpiagg.transport import CHECK, DEFAULT_TIMEOUT, channel_of, check_timeout
 
 ArrayPlan = Plan[Any]
 """What the ``..._init`` functions return: a plan whose result is an array, or None where a rank gets none."""

@@ -20,7 +20,7 @@ from mpiagg.collectives.datatypes import reduction_of
 from mpiagg.plans.choices import PLANNED_NATIVE, Case, Memory, pick, takes_native
 from mpiagg.plans.operation import Operation
 from mpiagg.schedules import Collective
-from mpiagg.transport import Channel
+from mpiagg.transport import Channel, channel_of
 
 Arrays = tuple[Array | None, Array | None]
 
@@ -326,12 +326,15 @@ def _scatter_arrays(channel: Channel, dtype: np.dtype[Any], given: tuple[Any, ..
 
 
 def scattered_counts(
-    channel: Channel, sendbuf: object, recvbuf: object, recvcounts: Sequence[int] | None
+    comm: MPI.Intracomm, sendbuf: object, recvbuf: object, recvcounts: Sequence[int] | None
 ) -> Sequence[int] | None:
     """Return the counts of a reduce-scatter that are given, or else ask all ranks for them, as mpi4py does."""
-    received = read(recvbuf, writable=True)
-    if recvcounts is not None or sendbuf is MPI.IN_PLACE or received is None:
+    if recvcounts is not None or sendbuf is MPI.IN_PLACE or not comm:
         return recvcounts
+    received = read(recvbuf, writable=True)
+    if received is None:
+        return None
+    channel = channel_of(comm)
     counts = np.empty(channel.size, np.int64)
     with channel.failures.told():
         channel.comm.Allgather(np.array([received.length]), counts)

@@ -101,9 +101,8 @@ def bind_operation(
         return bind_nccl(channel, o, buffer)
     if memory is Memory.TOGETHER and serves(channel, o, device):
         return _bind_on_node(OnNode(channel, o, x, out, lambda: Copying(buffer, None, None), tag))
-    if o.choice.elsewhere is not None and (device is not None or memory is Memory.NONE):
-        elsewhere = replace(o, choice=o.choice._replace(algorithm=o.choice.elsewhere, elsewhere=None))
-        return bind_operation(channel, elsewhere, buffer, tag, residual=residual, memory=memory)
+    if device is not None and o.choice.elsewhere is not None:
+        o = replace(o, choice=o.choice.in_other_memory)
     wire = None if o.choice.wire is None else Wire(device_of(buffer).codec(o.choice.wire), residual)
     tag = channel.tags.shared(o.signature) if tag == SHARED_TAG else tag
     return bind(channel, o.schedule(), buffer, o.lanes(), o.reduction, label=o.label, tag=tag, wire=wire)

@@ -18,9 +18,9 @@ from mpiagg.plans.bound import STAGED_BYTES, bind_arrays, bind_operation, goes_b
 from mpiagg.plans.choices import NATIVE, Choice
 from mpiagg.plans.native import native_caller
 from mpiagg.plans.on_node import OneShot, serves_at_once
-from mpiagg.plans.sharing import gate_program
 from mpiagg.plans.operation import Operation
 from mpiagg.plans.plan import Plan
+from mpiagg.plans.sharing import gate_program
 from mpiagg.plans.staging import from_host, to_host
 from mpiagg.schedules import Collective
 from mpiagg.transport import DEFAULT_TIMEOUT, Channel, process

@@ -62,7 +62,7 @@ def _one_by_one(rounds: Sequence[BoundRound], waiting: Waiting) -> None:
 def _deferred(a_round: BoundRound) -> Deferred | None:
     """Return the program that a round chooses when its turn comes, if that is all that it does."""
     awaited = a_round.awaited[0] if a_round.awaited and len(a_round.starts) == 1 else None
-    return awaited if isinstance(awaited, Deferred) else None
+    return awaited if awaited.__class__ is Deferred else None  # others do more when they are done
 
 
 class _AtOnce:

@@ -21,7 +21,7 @@ from mpiagg.arrays import (
     overlap,
     same_memory,
 )
-from mpiagg.plans.binding import bind
+from mpiagg.plans.binding import bind, scratch_length
 from mpiagg.plans.choices import NATIVE, NCCL, SEGMENT
 from mpiagg.plans.native import bind_native, called_at_once
 from mpiagg.plans.operation import Operation
@@ -29,7 +29,7 @@ from mpiagg.plans.ports import ask
 from mpiagg.plans.program import Arrival, BoundRound, Call, Computing, Copying, Deferred, Program, in_turn
 from mpiagg.plans.sharing import Mail, Part, Task, Vectors, gate_round, mail_rounds, owner_work
 from mpiagg.schedules import Action, Collective, Round, algorithm
-from mpiagg.transport import LINE, NOWHERE, SHARED_TAG, Block, Channel, Gate, Position, Positions, SignedGate
+from mpiagg.transport import LINE, NOWHERE, SHARED_TAG, Block, Channel, Gate, Positions, SignedGate
 
 SHARED: Final = "shared"
 """The algorithm of one stage within one node, in which owners read inputs and write results, wherever they lie."""
@@ -45,7 +45,9 @@ nodes, shorter ones go by messages, within the nodes, too: more gates between th
 def serves(channel: Channel, operation: Operation, device: Accelerator | None) -> bool:
     """Whether this rank's part of an operation can go through shared memory: it has somebody to share it with."""
     o = operation
-    if channel.node.size == 1 or o.choice.wire is not None or o.entry.owned is None:
+    if channel.node.size == 1 or o.choice.wire is not None or o.choice.algorithm in (NATIVE, NCCL):
+        return False
+    if o.entry.owned is None:
         return False
     if device is not None and channel.device_memory is None:
         return False  # nobody has any device memory that others map
@@ -191,7 +193,7 @@ class OnNode:
         self.mailed = self.all_here and elsewhere is None and self.device is None
         self.messages = o
         if elsewhere is not None:
-            self.messages = replace(o, choice=o.choice._replace(algorithm=elsewhere, elsewhere=None))
+            self.messages = replace(o, choice=o.choice.in_other_memory)
         self.one_shot = self.all_here and short and self.device is None and o.collective is Collective.ALLREDUCE
         self.asking = None if self.device is None else _Asking(self.device, o.label)
         # Whether owners read inputs and write results wherever they lie; several stages work on one buffer.
@@ -301,12 +303,21 @@ class OnNode:
         announce = met._replace(starts=(partial(gate.announce, gate.in_short(self.positions())), *met.starts))
         found = _Found(gate, partial(self._where_they_lie, gate, block))
         rounds = (*self._ready().rounds, enter, announce, Deferred(found.program).as_round(), leave)
-        return Program(rounds, (found.release,), 0, self._sent_bytes(), self.device)
+        return Program(rounds, (found.release,), self._scratch_bytes(), self._sent_bytes(), self.device)
 
     def _where_they_lie(self, gate: SignedGate, block: Block, positions: tuple[Positions, ...]) -> Program:
         if self.reached(positions):
             return self.in_place(gate, positions, first=False)
         return self.by_mail(gate, block) if self.mailed else self.by_messages()
+
+    def _scratch_bytes(self) -> int:
+        """Return the memory that messages would need."""
+        o = self.messages
+        if self.mailed or o.choice.algorithm == NATIVE:
+            return 0
+        narrow = self._dtype != o.reduction.dtype
+        length = scratch_length(o.schedule(), o.lanes()) + (o.length if narrow else 0)
+        return o.reduction.dtype.itemsize * length
 
     def _sent_bytes(self) -> int:
         """Return how many bytes this rank hands to others in one run: as many as messages would carry."""
@@ -412,10 +423,10 @@ class OnNode:
                     view = self.reach.view(place, position, (stop - start) * dtype.itemsize).view(dtype)
                     found[kind][rank] = Part(view, start)
         sources, targets = found
-        if self.x is self.out and self.x is not None:
-            targets[o.rank] = sources[o.rank]
         into = o.root if o.collective is Collective.REDUCE else o.rank
-        return Vectors(sources.get(o.rank), targets.get(into), into, sources, targets)
+        # By now they are apart, or the input lies where its place in the output is.
+        apart = self.x is not None and self.out is not None and not overlap(self.x, self.out)
+        return Vectors(sources.get(o.rank), targets.get(into), into, sources, targets, apart=apart)
 
     @property
     def _dtype(self) -> np.dtype[Any]:

@@ -73,6 +73,8 @@ class Vectors(NamedTuple):
         Whose memory ``target`` is.
     sources, targets : mapping of int to Part
         Those of the others.
+    apart : bool
+        Whether this rank's input must be brought to where its result goes.
     """
 
     source: Part | None
@@ -80,6 +82,7 @@ class Vectors(NamedTuple):
     target_of: int
     sources: Mapping[int, Part]
     targets: Mapping[int, Part]
+    apart: bool = False
 
     @classmethod
     def in_place(cls, rank: int, vectors: Mapping[int, Array]) -> Vectors:
@@ -140,7 +143,7 @@ def _block_work(
     target: Any = None if vectors.target is None else vectors.target.block(*block)
     value: Any = target if vectors.source is None else vectors.source.block(*block)
     held: Array | None = None
-    fresh = vectors.source is not vectors.target  # whether nothing has been written to the target yet
+    fresh = vectors.apart  # whether nothing has been written to the target yet
     for step in steps:
         if step.action is Action.FINISH:
             if reduction.divisor is not None:

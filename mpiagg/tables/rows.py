@@ -138,7 +138,7 @@ class Row:
     library: str | None = None
     times: Mapping[int, Mapping[str, float]] = field(default_factory=dict)
 
-    def is_for(  # noqa: PLR0917 - what a case is told by
+    def is_for(
         self, collective: Collective, ranks: int, spread: Spread, memory: Memory, library: str | None = None
     ) -> bool:
         """Whether the row is for such cases, with vectors of some length."""
@@ -198,7 +198,7 @@ class Table:
     rows: tuple[Row, ...]
     origin: Origin | None = None
 
-    def ladder(  # noqa: PLR0917 - what a case is told by
+    def ladder(
         self, collective: Collective, ranks: int, spread: Spread, memory: Memory, library: str | None = None
     ) -> list[tuple[int, Row]]:
         """Return the rows for cases that differ in the length of the vector alone, with their numbers from 1 on."""

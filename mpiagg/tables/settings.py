@@ -97,7 +97,7 @@ class Settings:
             self._ladders.clear()
             self._ladders.update(before)
 
-    def _ladder(  # noqa: PLR0917 - what a case is told by
+    def _ladder(
         self, collective: Collective, ranks: int, spread: Spread, memory: Memory, library: str | None
     ) -> list[Found]:
         """Return what is taken for lengths that grow; the last step is for any length."""

@@ -232,20 +232,22 @@ def test_tests_alone_run_beside_each_other_where_they_can(gpu, monkeypatch, tmp_
 KNOWN = """
 from types import SimpleNamespace
 from bench.gpu_collectives import MPI, built_with, channel_of
-from mpiagg.plans import operations
+from mpiagg.plans import bound
 from mpiagg.plans import choices as tuning
 comm = MPI.COMM_SELF
-known = channel_of(comm).known
-known["call"] = "worked out before"
+calls = channel_of(comm).calls
+freed = []
+calls["call"] = SimpleNamespace(free=lambda: freed.append("worked out before"))
 
 def build(task):
-    assert not known
-    known["call"] = "worked out with another constant"
-    return (operations.BY_WAY_OF_HOST, tuning.BY_WAY_OF_HOST)
+    assert not calls
+    calls["call"] = SimpleNamespace(free=lambda: freed.append("with another constant"))
+    return (bound.BY_WAY_OF_HOST, tuning.BY_WAY_OF_HOST)
 
 assert built_with(SimpleNamespace(comm=comm), build, BY_WAY_OF_HOST=-1) == (-1, -1)
-assert not known
-assert operations.BY_WAY_OF_HOST == tuning.BY_WAY_OF_HOST > 0
+assert not calls
+assert freed == ["worked out before", "with another constant"]
+assert bound.BY_WAY_OF_HOST == tuning.BY_WAY_OF_HOST > 0
 """
 
 

@@ -42,10 +42,10 @@ def comms():
 @pytest.fixture
 def short_ones_too(monkeypatch):
     """Let messages of short vectors be messages of a device's, too."""
+    from mpiagg.plans import bound
     from mpiagg.plans import choices as tuning
-    from mpiagg.plans import operations
 
-    for module in (operations, tuning):
+    for module in (bound, tuning):
         monkeypatch.setattr(module, "BY_WAY_OF_HOST", -1)
 
 

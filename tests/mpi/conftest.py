@@ -7,6 +7,8 @@ import pytest
 from mpi4py import MPI
 
 import mpiagg
+from mpiagg.transport import process
+from mpiagg.watch.recorder import SUBJECT
 
 
 @pytest.fixture(scope="session")
@@ -30,6 +32,39 @@ def comm(world):
     duplicate = world.Dup()
     yield duplicate
     duplicate.Free()
+
+
+class Carried:
+    """The collectives that have been carried out by our own algorithms since a moment, as the recorder has them."""
+
+    def __init__(self):
+        self.clear()
+
+    def clear(self):
+        self._before = {id(entry) for entry in process().recorder.entries}
+        self._kept = process().recorder.entries  # so that no other entry has the id of one of these
+
+    def _list(self):
+        new = [entry[SUBJECT] for entry in process().recorder.entries if id(entry) not in self._before]
+        return [subject.collective for subject in new if subject.collective and "native" not in subject.what]
+
+    def __eq__(self, other):
+        return self._list() == other
+
+    __hash__ = None
+
+    def __len__(self):
+        return len(self._list())
+
+    def __repr__(self):
+        return repr(self._list())
+
+
+@pytest.fixture
+def carried(comm):
+    """Return the list of the collectives that we have carried out; what the MPI library did is not in it."""
+    del comm  # which is made first
+    return Carried()
 
 
 @pytest.fixture(scope="session")

@@ -8,7 +8,6 @@ import pytest
 from mpi4py import MPI
 
 import mpiagg
-from mpiagg.collectives.calls import Call
 
 pytestmark = pytest.mark.mpi
 
@@ -41,26 +40,9 @@ FORMS = ("blocking", "nonblocking", "persistent")
 
 @pytest.fixture
 def comm():
-    comm = mpiagg.Comm(NATIVE)
+    comm = mpiagg.Comm(NATIVE, reproducible=True)
     yield comm
     comm.Free()
-
-
-@pytest.fixture
-def carried(monkeypatch):
-    """Return the list of the collectives that we have carried out; what the MPI library did is not in it."""
-    made = []
-
-    def noting(method):
-        def noted(self, *arguments):
-            made.append(self.operation.collective.value)
-            return method(self, *arguments)
-
-        return noted
-
-    monkeypatch.setattr(Call, "run", noting(Call.run))
-    monkeypatch.setattr(Call, "plan", noting(Call.plan))
-    return made
 
 
 def call(comm, form, name, *arguments):
@@ -99,7 +81,8 @@ def test_every_operator_on_every_type_as_the_library_does_it(comm, carried, form
             NATIVE.Allreduce(x, expected, op)
             call(comm, form, "Allreduce", x, got, op)
             assert np.array_equal(got, expected), (code, op)
-    assert len(carried) == sum(len(ops) for _, ops in DEFINED)
+        assert len(carried) == len(ops)
+        carried.clear()
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -189,7 +172,7 @@ def test_long_vectors_stay_where_they_are(comm, carried, length):
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_a_barrier_holds_until_all_have_come(comm, carried, form):
+def test_a_barrier_holds_until_all_have_come(comm, form):
     comm.Set_errhandler(MPI.ERRORS_RETURN)
     for late in range(SIZE):
         request = None if late == RANK else comm.irecv(source=late)
@@ -200,7 +183,6 @@ def test_a_barrier_holds_until_all_have_come(comm, carried, form):
         call(comm, form, "Barrier")
         if request is not None:
             assert request.wait() == "here"
-    assert len(carried) == SIZE
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -373,7 +355,7 @@ def test_messages_of_the_user_do_not_meet_ours(comm, carried):
     status = MPI.Status()
     wild.Wait(status)
     assert (got[0], status.source, status.tag) == ((RANK - 1) % SIZE, (RANK - 1) % SIZE, 5)
-    assert len(carried) == 7
+    assert len(carried) == 6
 
 
 @pytest.mark.few_ranks

@@ -11,7 +11,7 @@ from device_cases import assert_same
 from mpi4py import MPI
 
 import mpiagg
-from mpiagg.plans import binding, operations
+from mpiagg.plans import binding, bound
 from mpiagg.plans import choices as tuning
 from mpiagg.transport import channel_of
 
@@ -33,7 +33,7 @@ def device(request, comm):
 @pytest.fixture
 def short_ones_too(monkeypatch):
     """Let messages of short vectors be messages of a device's, too."""
-    for module in (operations, tuning):
+    for module in (bound, tuning):
         monkeypatch.setattr(module, "BY_WAY_OF_HOST", -1)
 
 

@@ -11,9 +11,9 @@ from support import refused
 
 import mpiagg
 from mpiagg.arrays import Accelerator, reduction
+from mpiagg.plans.bound import bind_operation
 from mpiagg.plans.choices import NCCL, Choice
 from mpiagg.plans.operation import Operation
-from mpiagg.plans.bound import bind_operation
 from mpiagg.plans.plan import Plan
 from mpiagg.schedules import Collective
 from mpiagg.transport import channel_of

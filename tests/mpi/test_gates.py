@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from mpiagg.errors import MismatchError, PlanError
-from mpiagg.transport import LINE, Block, Gate, Position, SignedGate
+from mpiagg.transport import LINE, NOWHERE, Block, Gate, Position, Positions, SignedGate
 from mpiagg.transport import gates as gates_module
 
 pytestmark = pytest.mark.mpi
@@ -76,25 +76,34 @@ def test_fences_stand_where_processors_need_them(monkeypatch, in_order, either):
     assert fences == ([] if in_order else [0, 1, 0])
 
 
+HERE = Positions(Position(3, 4096), Position(0, 2**40))
+ELSEWHERE = Positions(NOWHERE, NOWHERE)
+
+
+def told(gate):
+    return gate.positions(gate.announced())
+
+
 def test_what_is_announced_is_there_for_all():
     first, second = signed_gates(2)
-    first.announce(Position(3, 4096))
-    second.announce(Position(-1, 0))
+    first.announce(first.in_short(HERE))
+    second.announce(second.in_short(ELSEWHERE))
     for gate in (first, second):
         gate.come()
-    assert first.positions() == second.positions() == (Position(3, 4096), Position(-1, 0))
+    assert told(first) == told(second) == (HERE, ELSEWHERE)
 
 
 def test_the_next_announcement_leaves_the_last_to_be_read():
     first, second = signed_gates(2)
     for turn in range(4):
-        first.announce(Position(turn, 64))
-        second.announce(Position(-1, 0))
+        here = Positions(Position(turn, 64), NOWHERE)
+        first.announce(first.in_short(here))
+        second.announce(second.in_short(ELSEWHERE))
         for gate in (first, second):
             gate.come()
-        assert first.positions() == (Position(turn, 64), Position(-1, 0))
-        first.announce(Position(9, 0))  # of its next call; the other has not read yet
-        assert second.positions() == (Position(turn, 64), Position(-1, 0))
+        assert told(first) == (here, ELSEWHERE)
+        first.announce(first.in_short(HERE))  # of its next call; the other has not read yet
+        assert told(second) == (here, ELSEWHERE)
 
 
 def test_a_call_that_was_left_in_the_middle_is_told():

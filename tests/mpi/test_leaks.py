@@ -7,9 +7,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 from mpi4py import MPI
+from support import kept_plans
 
 import mpiagg
 from mpiagg.transport import channel_of, channels, process
+from mpiagg.transport.kept import MOST
 
 pytestmark = pytest.mark.mpi
 
@@ -53,7 +55,7 @@ def test_plans(comm, size):
             assert turn % 10 or plan()[0] == size
 
     memory, objects, channels = grown(times, make_and_free)
-    assert (len(channel.open), len(channel.cached), channels) == (0, 0, 0)
+    assert (len(channel.open), len(channel.calls), channels) == (0, 0, 0)
     assert objects < 50
     assert memory < MARGIN
 
@@ -63,10 +65,10 @@ def test_kept_plans(comm, size):
     lengths = count()
 
     def call():
-        assert mpiagg.allreduce(np.ones(next(lengths) % 97 + 1), comm=comm)[0] == size
+        assert mpiagg.allreduce(np.ones(next(lengths) % 31 + 1), comm=comm)[0] == size
 
     memory, objects, _ = grown(1000 if size <= 2 else 200, call)
-    assert len(channel.open) == len(channel.cached) <= 32
+    assert len(channel.open) == len(kept_plans(channel)) <= MOST
     assert objects < 500
     assert memory < MARGIN
 

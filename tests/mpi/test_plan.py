@@ -5,11 +5,10 @@ from itertools import product
 
 import numpy as np
 import pytest
-from support import fill_recorder
+from support import fill_recorder, kept_plans
 
 import mpiagg
-from mpiagg.plans import plan as plan_module
-from mpiagg.transport import channel_of
+from mpiagg.transport import channel_of, kept
 
 pytestmark = pytest.mark.mpi
 
@@ -321,17 +320,17 @@ def test_scratch_is_what_the_schedule_counts(comm, rank, size, algorithm):
 
 def test_kept_plans_stay_within_their_limits(comm, size, monkeypatch):
     channel = channel_of(comm)
-    monkeypatch.setattr(plan_module, "CACHED_PLANS", 8)
-    monkeypatch.setattr(plan_module, "CACHED_BYTES", 400_000)
-    kept = []
+    monkeypatch.setattr(kept, "MOST", 16)
+    monkeypatch.setattr(kept, "MOST_BYTES", 400_000)
+    arrays = []
     for length in [*range(1, 30), *range(6000, 6030), *range(1, 30), 200_000]:
         x = np.ones(length)
-        kept.append(x)  # so that each has an address of its own
+        arrays.append(x)  # so that each has an address of its own
         assert mpiagg.allreduce(x, out=x, comm=comm, algorithm="recursive_doubling")[-1] == size
-        assert 1 <= len(channel.cached) <= 8
-        assert len(channel.open) == len(channel.cached)
-        total = sum(plan.nbytes for plan in channel.cached.values())
-        assert total <= 400_000 or len(channel.cached) == 1
+        assert 1 <= len(channel.calls) <= 16
+        assert len(channel.open) == len(kept_plans(channel)) <= 16
+        total = sum(plan.nbytes for plan in kept_plans(channel))
+        assert total <= 400_000 or len(kept_plans(channel)) == 1
 
 
 def test_a_kept_plan_is_found_again(comm, size):
@@ -341,10 +340,10 @@ def test_a_kept_plan_is_found_again(comm, size):
         x[:] = 1
         mpiagg.allreduce(x, out=x, comm=comm, algorithm="ring")
         assert np.array_equal(x, np.full(10_000, float(size)))
-    assert len(channel.cached) == 1
+    assert len(kept_plans(channel)) == 1
     for _ in range(5):
         assert mpiagg.allreduce(np.ones(7), comm=comm, algorithm="ring").tolist() == [size] * 7
-    assert len(channel.cached) == 2
+    assert len(kept_plans(channel)) == 2
 
 
 def test_an_array_in_the_place_of_a_freed_one(comm, rank, size):

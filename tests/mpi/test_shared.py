@@ -11,10 +11,10 @@ from restated import result, same_bits, values
 
 import mpiagg
 from mpiagg.arrays import cuts_of, reduction
+from mpiagg.plans.bound import bind_operation
 from mpiagg.plans.choices import SEGMENT, Choice
 from mpiagg.plans.on_node import ANNOUNCED, ONE_SHOT
 from mpiagg.plans.operation import Operation, even_counts
-from mpiagg.plans.bound import bind_operation
 from mpiagg.plans.plan import Plan
 from mpiagg.schedules import Collective
 from mpiagg.tables.predicted import MAILED

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from mpi4py import MPI
 from restated import result, same_bits, values
+from support import kept_plans
 
 import mpiagg
 from mpiagg.transport import SignedGate, channel_of
@@ -98,7 +99,7 @@ def test_plans_are_made_run_and_freed_in_any_order(comm, seed):
     for plan in crowd.plans + crowd.done:
         plan.plan.free()
     channel = channel_of(comm)
-    assert channel.open.keys() == {id(kept) for kept in channel.cached.values()}
+    assert channel.open.keys() == {id(plan) for plan in kept_plans(channel)}
 
 
 def test_a_block_is_not_used_again_while_a_plan_may_read_it(comm, rank, size):

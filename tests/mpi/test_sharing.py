@@ -14,8 +14,9 @@ from mpiagg.arrays import cuts_of, reduction
 from mpiagg.plans import on_node, program
 from mpiagg.plans.choices import Choice
 from mpiagg.plans.operation import Operation, even_counts
+from mpiagg.plans.program import Copying
 from mpiagg.schedules import Collective, Layout
-from mpiagg.transport import LINE, Block, Gate, Position
+from mpiagg.transport import LINE, Block, Gate, Position, Positions
 
 pytestmark = pytest.mark.mpi
 
@@ -38,9 +39,12 @@ def programs(size, collective, counts, root, segment, *, in_place):
         operation = Operation(
             Collective(collective), rank, layout, root, counts, how, Choice("shared", segment=segment), MPI.SUM
         )
-        ground = on_node._Ground(channel, operation, vectors[rank], 1)
+        own = vectors[rank]
+        x, out = (None if part is None else own[part] for part in (operation.source, operation.target))
+        parts = on_node.OnNode(channel, operation, x, out, lambda own=own: Copying(own, None, None), 1)
         gate = Gate(block, rank, range(size))
-        made.append(ground._in_place(gate, [Position(0, 0)] * size) if in_place else ground._by_mail(gate, block))
+        here = Positions(Position(0, 0), Position(0, 0))
+        made.append(parts.in_place(gate, [here] * size) if in_place else parts.by_mail(gate, block))
     return made, vectors
 
 

@@ -1,0 +1,220 @@
+"""What ``"auto"`` takes: the MPI library's own collective where that breaks no promise, our own algorithms elsewhere."""
+
+import numpy as np
+import pytest
+from mpi4py import MPI
+from restated import result, same_bits, values
+
+import mpiagg
+from mpiagg.collectives.methods import ALLREDUCE
+from mpiagg.transport import channel_of, process
+from mpiagg.watch.recorder import SUBJECT
+
+pytestmark = pytest.mark.mpi
+
+LENGTHS = (1, 60, 3000, 30_000, 300_000)
+KINDS = ("plain", "registered", "registered on one rank")
+
+
+@pytest.fixture(params=[False, True], ids=["auto", "reproducible"])
+def ours(request):
+    comm = mpiagg.Comm(MPI.COMM_WORLD, reproducible=request.param)
+    yield comm
+    comm.Free()
+
+
+def arrays(comm, kind):
+    """Return what makes arrays for a communicator; collective."""
+
+    def make(length, dtype=np.float32):
+        registered = None if kind == "plain" else mpiagg.empty(length, dtype, comm=comm)
+        one = kind == "registered on one rank" and comm.rank > 0
+        return np.empty(length, dtype) if registered is None or one else registered
+
+    return make
+
+
+def last():
+    """Return the last operation in words."""
+    return process().recorder.entries[-1][SUBJECT].what
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_collective_gives_what_it_must(ours, rank, size, kind):
+    make = arrays(ours, kind)
+    for length in LENGTHS:
+        everyone = [np.round(values(other, length) * 4).astype("f4") for other in range(size)]
+        x, out = make(length), make(length)
+        for turn in range(3):
+            x[:], out[:] = everyone[rank], turn
+            ours.Allreduce(x, out)
+            assert np.array_equal(out, np.sum(everyone, axis=0))
+            assert np.array_equal(x, everyone[rank])
+            ours.Allreduce(MPI.IN_PLACE, x)
+            assert np.array_equal(x, out)
+            x[:] = everyone[rank]
+            ours.Reduce(x, out if rank == size - 1 else None, MPI.MAX, size - 1)
+            assert rank < size - 1 or np.array_equal(out, np.max(everyone, axis=0))
+            mean = mpiagg.reduce(x, "avg", comm=ours)
+            assert np.allclose(mean, np.mean(everyone, axis=0)) if rank == 0 else mean is None
+            ours.Reduce(MPI.IN_PLACE if rank == 0 else x, x if rank == 0 else None)
+            assert rank or np.array_equal(x, np.sum(everyone, axis=0))
+            x[:] = everyone[rank]
+            ours.Bcast(x, size - 1)
+            assert np.array_equal(x, everyone[-1])
+            given = mpiagg.broadcast(everyone[rank], root=0, out=out, comm=ours)
+            assert given is out
+            assert np.array_equal(out, everyone[0])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_collective_of_chunks_gives_what_it_must(ours, rank, size, kind):
+    make = arrays(ours, kind)
+    for length in LENGTHS:
+        chunks = [np.round(values(other, length * size) * 4).astype("f4") for other in range(size)]
+        total, cut = np.sum(chunks, axis=0), slice(rank * length, (rank + 1) * length)
+        x, out = make(length * size), make(length)
+        for _ in range(3):
+            x[:] = chunks[rank]
+            ours.Reduce_scatter_block(x, out)
+            assert np.array_equal(out, total[cut])
+            assert np.array_equal(x, chunks[rank])
+            mpiagg.reduce_scatter(x, out=x[cut], comm=ours)  # where it lies
+            assert np.array_equal(x[cut], total[cut])
+            x[:] = chunks[rank]
+            mpiagg.reduce_scatter(x, out=x[:length], comm=ours)  # which others read, on all ranks but one
+            assert np.array_equal(x[:length], total[cut])
+            out[:] = chunks[rank][:length]
+            ours.Allgather(out, x)
+            assert np.array_equal(x, np.concatenate([chunk[:length] for chunk in chunks]))
+            x[:] = 0
+            x[cut] = rank
+            ours.Allgather(MPI.IN_PLACE, x)
+            assert np.array_equal(x, np.repeat(np.arange(size), length))
+            x[:length] = rank
+            mpiagg.allgather(x[:length], out=x.reshape(size, length), comm=ours)  # which the others write to
+            assert np.array_equal(x, np.repeat(np.arange(size), length))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("collective", ["allreduce", "reduce", "broadcast", "allgather", "reduce_scatter"])
+def test_reproducible_calls_have_the_bits_of_the_schedule(rank, size, kind, collective):
+    comm = mpiagg.Comm(MPI.COMM_WORLD, reproducible=True)
+    make = arrays(comm, kind)
+    for length in (5, 3000, 50_000):
+        vectors = [values(other, length * (size if "scatter" in collective else 1)) for other in range(size)]
+        x = make(vectors[rank].size)
+        x[:] = vectors[rank]
+        got = getattr(mpiagg, collective)(x, comm=comm, algorithm="shared")
+        again = getattr(mpiagg, collective)(x, comm=comm)
+        if got is not None and length > 1000:
+            assert "by shared" in last() or size == 1
+        assert (got is None) == (again is None)
+        assert got is None or collective != "allreduce" or same_bits(got, result("allreduce", vectors, rank)[1])
+    comm.Free()
+
+
+def test_sums_of_floating_point_numbers_are_ours_in_any_case(ours, size):
+    for dtype in "fdFD":
+        x = np.ones(10, dtype)
+        ours.Allreduce(MPI.IN_PLACE, x)
+        assert x[0] == size
+        assert "native" not in last()
+        mpiagg.allreduce(x, "sum", out=x, comm=ours)
+        assert "native" not in last()
+
+
+def test_what_does_not_depend_on_the_order_may_be_the_librarys_own(ours):
+    wanted = not channel_of(ours).reproducible
+    x = np.ones(10, int)
+    for call in (
+        lambda: ours.Allreduce(MPI.IN_PLACE, x),
+        lambda: ours.Bcast(x),
+        lambda: mpiagg.allreduce(x, "max", comm=ours),
+        lambda: mpiagg.reduce(np.ones(10), comm=ours),
+    ):
+        call()
+        assert ("native" in last()) == wanted
+    mpiagg.reduce(np.ones(10), "min", comm=ours)  # which are NumPy's, with NaN among them
+    assert "native" not in last()
+    mpiagg.allreduce(x, comm=ours, reproducible=True)
+    assert "native" not in last()
+
+
+def test_halves_are_combined_in_float32_in_any_case(ours, size):
+    x = np.full(3, 2048 if size > 1 else 1, np.float16)
+    got = mpiagg.reduce_scatter(np.tile(x, size), comm=ours)
+    assert (got == 2048 * size).all() if size > 1 else (got == 1).all()
+    assert "native" not in last()
+
+
+def test_a_shape_that_changes_is_another_call(ours, rank, size):
+    x, out = np.full(12, rank, np.float32), np.empty(12, np.float32)
+    for shape in ((12,), (3, 4), (2, 6), (12,)):
+        x.shape = out.shape = shape
+        assert mpiagg.allreduce(x, out=out, comm=ours) is out
+        assert (out == sum(range(size))).all()
+        assert mpiagg.allgather(x, comm=ours).shape == (size, *shape)
+    x.shape = out.shape = 12
+    out.flags.writeable = False
+    with pytest.raises((ValueError, BufferError)):
+        mpiagg.allreduce(x, out=out, comm=ours)
+    with pytest.raises((ValueError, BufferError)):
+        ours.Allreduce(x, out)
+    out.flags.writeable = True
+    ours.Allreduce(x, out)
+    assert (out == sum(range(size))).all()
+
+
+def test_an_array_that_was_moved_is_found_where_it_is(ours, rank, size):
+    x = np.full(50_000, float(rank))
+    for length in (50_000, 60_000, 50_000):
+        x.resize(length, refcheck=False)
+        x[:] = rank
+        ours.Allreduce(MPI.IN_PLACE, x)
+        assert (x == sum(range(size))).all()
+
+
+def test_two_equal_dtypes_of_two_codes_meet(ours, rank, size):
+    # C's long and long long are both int64 here, and memory views tell them apart.
+    for code in "lqlq":
+        x = np.full(4, rank, code).astype(code)
+        mpiagg.allreduce(x, out=x, comm=ours, algorithm="shared")
+        assert (x == sum(range(size))).all()
+
+
+def test_a_key_says_all_that_a_call_depends_on():
+    x, y = np.zeros((2, 3)), np.zeros((2, 3))
+    keys = {
+        ALLREDUCE.key((None, MPI.IN_PLACE, x, MPI.SUM)),
+        ALLREDUCE.key((None, y, x, MPI.SUM)),
+        ALLREDUCE.key((None, y, x, MPI.MAX)),
+        ALLREDUCE.key((None, y.T, x, MPI.SUM)),
+        ALLREDUCE.key((None, y[:, :2].copy(), x, MPI.SUM)),
+        ALLREDUCE.key((None, y.astype("f4"), x, MPI.SUM)),
+        ALLREDUCE.key((None, [y, MPI.DOUBLE], x, MPI.SUM)),
+        ALLREDUCE.key((None, [y, 6, MPI.DOUBLE], x, MPI.SUM)),
+        ALLREDUCE.key((None, [y, 3, MPI.DOUBLE], x, MPI.SUM)),
+    }
+    assert len(keys) == 9
+    for unknown in (bytearray(8), "text", object()):
+        with pytest.raises((TypeError, AttributeError)):
+            ALLREDUCE.key((None, unknown, x, MPI.SUM))
+
+
+def test_ranks_that_do_not_agree_on_reproducible_are_told(rank, size):
+    if size > 1:
+        with pytest.raises(mpiagg.MismatchError, match="reproducible"):
+            mpiagg.Comm(MPI.COMM_WORLD, reproducible=rank == 0)
+    with pytest.raises(ValueError, match="reproducible"):
+        mpiagg.Comm(MPI.COMM_WORLD, reproducible=1)
+    with pytest.raises(ValueError, match="reproducible"):
+        mpiagg.allreduce(np.ones(3), reproducible="yes")
+
+
+def test_communicators_made_from_a_reproducible_one_are_reproducible(rank):
+    with_it = mpiagg.Comm(MPI.COMM_WORLD, reproducible=True)
+    for made in (with_it.Dup(), with_it.Split(rank % 2, rank)):
+        assert channel_of(made).reproducible
+        made.Free()
+    with_it.Free()
