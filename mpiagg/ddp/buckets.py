@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from operator import itemgetter
 from typing import Any, Final
 
 import numpy as np
@@ -72,6 +73,8 @@ class Bucket:
             index: self.vector[start:stop].reshape(forms[index].shape)
             for index, (start, stop) in zip(members, ranges(cuts), strict=True)
         }
+        picked: Any = itemgetter(*members)
+        self._pick = picked if len(members) > 1 else lambda gradients: (picked(gradients),)
         accelerator = accelerator_of(self.vector)
         self._brought_in = None if accelerator is None else accelerator.stream()
         settle(self.vector)
@@ -85,20 +88,38 @@ class Bucket:
         view = self.views[index]
         if gradient is None:
             view.fill(0)
-        elif not same_memory(gradient, view):
+        elif gradient is not view and (_surely_apart(gradient, view) or not same_memory(gradient, view)):
             np.copyto(view, gradient)
         if self._brought_in is not None:
             self._brought_in.follow()
 
-    def pack(self, gradients: Sequence[Array | None]) -> None:
-        """Bring all the gradients in."""
-        for index in self.views:
-            self.place(index, gradients[index])
+    def pack(self, gradients: Sequence[Array | None], copied: Sequence[int] | None = None) -> None:
+        """Bring all the gradients in; those that are ``copied``, where that is known of arrays of NumPy's."""
+        if copied is None:
+            for index in self.views:
+                self.place(index, gradients[index])
+        elif len(copied) == len(gradients):
+            np.concatenate(self._pick(gradients), axis=None, out=self.vector)
+        else:
+            for index in copied:
+                if index in self.views:
+                    np.copyto(self.views[index], gradients[index])  # type: ignore[arg-type]  # none is missing
 
-    def unpack(self, gradients: Sequence[Array | None]) -> None:
-        """Bring the gradients that are not missing back out, unless they are views of the bucket."""
+    def unpack(self, gradients: Sequence[Array | None], copied: Sequence[int] | None = None) -> None:
+        """Bring the gradients that are not missing back out, unless they are views of the bucket; as :meth:`pack`."""
+        if copied is not None:
+            whole = len(copied) == len(gradients)
+            for index, view in self.views.items():
+                if whole or index in copied:
+                    gradients[index][...] = view  # type: ignore[index]  # none is missing
+            return
         for index, view in self.views.items():
             gradient = gradients[index]
-            if gradient is not None and not same_memory(gradient, view):
+            if gradient is not None and gradient is not view and not same_memory(gradient, view):
                 np.copyto(gradient, view)
         settle(self.vector)
+
+
+def _surely_apart(gradient: Array, view: Array) -> bool:
+    """Whether arrays of NumPy's have no memory in common, as is quickly seen."""
+    return isinstance(view, np.ndarray) and not np.may_share_memory(gradient, view)

@@ -20,7 +20,7 @@ from mpiagg.ddp.face import ModuleFace
 from mpiagg.ddp.finite import FiniteCheck, asked_for
 from mpiagg.ddp.hooks import Hooks
 from mpiagg.ddp.join import Attendance, joined
-from mpiagg.ddp.steps import Gradients, Steps
+from mpiagg.ddp.steps import Copied, Gradients, Steps
 from mpiagg.errors import PlanError
 from mpiagg.transport import Channel, channel_of
 
@@ -350,6 +350,9 @@ class DDP(ModuleFace):
 
     def _sync_in_stream(self, given: Gradients | None, *, overlapped: bool) -> None:
         gradients, present = self._steps.run(partial(self._take, given), overlapped=overlapped)
+        if present is None:
+            return
+        present = present.tolist()
         for index, (gradient, view) in enumerate(zip(gradients, self._steps.views, strict=True)):
             if not present[index]:
                 continue
@@ -363,12 +366,14 @@ class DDP(ModuleFace):
                 else:
                     given[index] = received
 
-    def _take(self, given: Gradients | None) -> Gradients:
-        """Return this rank's gradients, found good; those of a module of torch's are brought into their buckets."""
+    def _take(self, given: Gradients | None) -> tuple[Gradients, Copied]:
+        """Return this rank's gradients, found good, and which are copied; a torch module's are brought in."""
         self._adapter.check()
         if self._steps.launcher.fault is not None:
             raise self._steps.launcher.fault
         parameters, views, placed = self._adapter.parameters, self._steps.views, self._steps.launcher.placed
+        if given is None and len(placed) == len(parameters):
+            return list(views), None
         if given is None:
             gradients = [views[i] if i in placed else parameter.grad for i, parameter in enumerate(parameters)]
         elif self._hooks is not None:
@@ -377,10 +382,14 @@ class DDP(ModuleFace):
             gradients = list(given)
         else:
             raise ValueError(f"gradients must be a list with one for each of {len(parameters)} parameters")
+        torch = given is None and bool(self._adapter.hooked)
+        copied = None if torch else self._steps.settled.copied(gradients)
+        if copied is not None:
+            return gradients, copied
         for index, gradient in enumerate(gradients):
-            if gradient is not None:
+            if gradient is not None and gradient is not views[index]:
                 check_gradient(index, gradient, views[index])
-        return self._steps.pack(gradients) if given is None and self._adapter.hooked else gradients
+        return (self._steps.pack(gradients), None) if torch else (gradients, self._steps.settled.keep(gradients))
 
     def _begin(self) -> bool:
         """Begin a step, in a backward pass, unless gradients are only added up."""

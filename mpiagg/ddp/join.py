@@ -9,7 +9,7 @@ import numpy as np
 from mpi4py import MPI
 
 from mpiagg.collectives.flags import Flags
-from mpiagg.ddp.steps import Gradients, Steps
+from mpiagg.ddp.steps import Copied, Gradients, Steps
 
 
 class Attendance:
@@ -79,13 +79,13 @@ def _shadow(steps: Steps) -> None:
     """Take part in the others' steps without gradients, until no rank is active."""
     steps.require_end()
     while steps.begin(active=False):
-        steps.run(steps.no_gradients)
+        steps.run(lambda: (steps.no_gradients(), None))
 
 
 def _report(steps: Steps, error: Exception) -> None:
     """Let the other ranks know of an error in their next step, or in the one that this rank has begun."""
 
-    def refuse() -> Gradients:
+    def refuse() -> tuple[Gradients, Copied]:
         raise error
 
     with suppress(Exception):  # they have all been told, or none can be

@@ -19,6 +19,9 @@ class Flight(Protocol):
     def test(self) -> bool:
         """Go as far as possible without waiting, and return whether it is done."""
 
+    def __call__(self) -> object:
+        """Run it from start to end."""
+
     def wait(self, meanwhile: Sequence[Any] = ()) -> object:
         """Wait until it is done, and bring others forward meanwhile."""
 
@@ -66,16 +69,34 @@ class Launcher:
         self._buckets[number].place(index, gradient)
         self.placed.add(index)
         self._missing[number] -= 1
+        if len(self.placed) < len(self._number_of):  # the last bucket has nothing left to hide behind
+            self._launch()
+
+    def _launch(self) -> None:
+        """Start the buckets whose turn has come."""
         while self._started < len(self._buckets) and not self._missing[self._started]:
             with self._buckets[self._started].when_brought_in(), unwarned(self._check):
                 self._flights[self._started].start()
             self._started += 1
 
-    def place_rest(self, gradients: Sequence[Array | None]) -> None:
-        """Bring in the gradients that are not in yet: now all buckets are on their way."""
-        for bucket in self._buckets:
-            for index in bucket.views.keys() - self.placed:
-                self.place(index, gradients[index])
+    def place_rest(self, gradients: Sequence[Array | None], copied: Sequence[int] | None = None) -> None:
+        """Bring in the gradients that are not in yet: now all buckets are on their way.
+
+        Parameters
+        ----------
+        gradients : sequence of numpy.ndarray or None
+            Those of all parameters.
+        copied : sequence of int, optional
+            As for :meth:`Bucket.pack`, where none is in yet.
+        """
+        for number, bucket in enumerate(self._buckets):
+            if copied is None or self._check is not None:
+                for index in bucket.views.keys() - self.placed:
+                    self.place(index, gradients[index])
+            else:
+                bucket.pack(gradients, copied)
+                self._missing[number] = 0
+                self._launch()
 
     def drive(self) -> None:
         """Bring what is on its way forward."""
@@ -84,7 +105,14 @@ class Launcher:
 
     def wait(self) -> Iterator[Bucket]:
         """Yield each bucket when it is back; after the last, the next step can begin."""
+        last = len(self._buckets) - 1
+        if self._started < last:
+            self._launch()
         for number, bucket in enumerate(self._buckets):
-            self._flights[number].wait(meanwhile=self._flights[number + 1 :])
+            if number == self._started == last:  # nobody need bring it forward meanwhile
+                with bucket.when_brought_in(), unwarned(self._check):
+                    self._flights[number]()
+            else:
+                self._flights[number].wait(meanwhile=self._flights[number + 1 : self._started])
             yield bucket
         self._begin()

@@ -16,12 +16,15 @@ from mpiagg.collectives.registered import shared_vector
 from mpiagg.ddp.buckets import Bucket, fill_buckets
 from mpiagg.ddp.finite import FiniteCheck, unwarned
 from mpiagg.ddp.launching import Launcher
+from mpiagg.ddp.settled import Settled
 from mpiagg.errors import PlanError
 from mpiagg.plans.background import InBackground
 from mpiagg.plans.plan import Plan
 from mpiagg.transport import channel_of
 
 Gradients = list[Array | None]
+Copied = Sequence[int] | None
+"""Which gradients of a list must be copied to the buckets and back, where that is known: see :class:`Settled`."""
 
 
 class Steps:
@@ -46,6 +49,8 @@ class Steps:
     ----------
     views : list of numpy.ndarray
         Each parameter's gradient in its bucket.
+    settled : Settled
+        What is known of lists of gradients.
     launcher : Launcher
         Takes gradients before the step is run, if it is hooked.
     begun : bool
@@ -81,6 +86,8 @@ class Steps:
             raise
         views = {index: view for bucket in self._buckets for index, view in bucket.views.items()}
         self.views = [views[index] for index in range(len(forms))]
+        self.settled = Settled(self.views)
+        self._everything: Sequence[bool] = np.ones(len(forms), bool)  # type: ignore[assignment]  # as good as one
         flights = [InBackground(plan) for plan in self._plans] if hooked else self._plans
         self.launcher = Launcher(self._buckets, flights, check if hooked else None)
         self.begun = self.failed = False
@@ -99,13 +106,15 @@ class Steps:
             self.begun = self._scale > 0
         return self.begun
 
-    def run(self, take: Callable[[], Gradients], *, overlapped: bool = True) -> tuple[Gradients, Array]:
+    def run(
+        self, take: Callable[[], tuple[Gradients, Copied]], *, overlapped: bool = True
+    ) -> tuple[Gradients, Array | None]:
         """Aggregate once, with all ranks.
 
         Parameters
         ----------
         take : callable
-            Returns this rank's gradients, or raises what is wrong with them.
+            Returns this rank's gradients, and which are copied, or raises what is wrong with them.
         overlapped : bool
             Whether all buckets are on their way at the same time.
 
@@ -113,8 +122,8 @@ class Steps:
         -------
         list of numpy.ndarray or None
             This rank's gradients, aggregated.
-        numpy.ndarray
-            For each parameter whether any rank has a gradient.
+        numpy.ndarray or None
+            For each parameter whether any rank has a gradient; None if this rank has all.
 
         Raises
         ------
@@ -127,26 +136,28 @@ class Steps:
         """
         self.begin()
         self.failed = True
-        gradients, fault = self.no_gradients(), None
+        gradients, copied, fault = self.no_gradients(), None, None
         try:
-            gradients = take()
+            gradients, copied = take()
             if self._check is not None and not self._hooked:
                 self._check.look_at(gradients)
         except Exception as error:  # noqa: BLE001 - whatever it is, the other ranks must not wait for this one
             fault = error
 
-        def which() -> list[bool]:
+        def which() -> Sequence[bool]:
             if fault is not None:
                 raise fault
+            if copied is not None:
+                return self._everything
             return [gradient is not None for gradient in gradients]
 
         try:
             if self._hooked:  # what is on its way must come back before an error is raised
-                self._exchange(gradients, overlapped=True)
+                self._exchange(gradients, copied, overlapped=True)
                 present = self._share(which)
             else:  # nothing is on its way yet, and what is refused stays as it was
                 present = self._share(which)
-                self._exchange(gradients, overlapped=overlapped)
+                self._exchange(gradients, copied, overlapped=overlapped)
                 if self._check is not None:
                     self._share(lambda: [False] * len(self.views))
         finally:
@@ -154,7 +165,7 @@ class Steps:
             if self._check is not None:
                 self._check.clear()
         self.failed = False
-        return gradients, present
+        return gradients, None if copied is not None else present
 
     def require_end(self) -> None:
         """Raise PlanError if a step has begun."""
@@ -182,24 +193,24 @@ class Steps:
         check.require(given=given, made=made)
         return np.array(present, flags.dtype)
 
-    def _exchange(self, gradients: Gradients, *, overlapped: bool) -> None:
+    def _exchange(self, gradients: Gradients, copied: Copied, *, overlapped: bool) -> None:
         """Send the buckets, and bring what comes back to the gradients."""
         with unwarned(self._check):
-            for bucket in self._arriving(gradients, overlapped=overlapped):
+            for bucket in self._arriving(gradients, copied, overlapped=overlapped):
                 if self._scale != 1:
                     bucket.vector *= self._scale
                 if self._check is not None:
                     self._check.look_at_result(bucket)
-                bucket.unpack(gradients)
+                bucket.unpack(gradients, copied)
 
-    def _arriving(self, gradients: Gradients, *, overlapped: bool) -> Iterator[Bucket]:
+    def _arriving(self, gradients: Gradients, copied: Copied, *, overlapped: bool) -> Iterator[Bucket]:
         """Send the buckets, and yield each when it is back."""
         if overlapped:
-            self.launcher.place_rest(gradients)
+            self.launcher.place_rest(gradients, copied)
             yield from self.launcher.wait()
         else:
             for bucket, plan in zip(self._buckets, self._plans, strict=True):
-                bucket.pack(gradients)
+                bucket.pack(gradients, copied)
                 plan()
                 yield bucket
 

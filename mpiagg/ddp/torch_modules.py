@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from operator import attrgetter
 from typing import Any, Final
 from weakref import WeakValueDictionary
 
@@ -87,6 +88,8 @@ class TorchParameter:
 
     def __init__(self, name: str, tensor: torch.nn.Parameter) -> None:
         self._name, self._tensor = name, tensor
+        # The view of the bucket that was last the gradient, as an array and as a tensor: it mostly comes again.
+        self._shown: tuple[Array | None, torch.Tensor | None] = None, None
 
     @property
     def data(self) -> Array:
@@ -99,12 +102,18 @@ class TorchParameter:
         gradient = self._tensor.grad
         if gradient is None:
             return None
+        if gradient is self._shown[1]:
+            return self._shown[0]
+        if gradient.dtype is torch.float32 and gradient.device.type == "cpu" and gradient.layout is torch.strided:
+            return np.asarray(gradient.detach().numpy())
         return array_of(gradient.resolve_conj().resolve_neg(), f"the gradient of parameter {self._name}")
 
     @grad.setter
     def grad(self, array: Array | None) -> None:
         """Make the gradient a view of an array."""
-        self._tensor.grad = None if array is None else tensor_of(array)
+        if array is not None and array is not self._shown[0]:
+            self._shown = array, tensor_of(array)
+        self._tensor.grad = None if array is None else self._shown[1]
 
     def on_gradient(self, call: Callable[[], None]) -> Callable[[], None]:
         """Call this whenever a backward pass has completed the gradient; return what ends that."""
@@ -113,7 +122,8 @@ class TorchParameter:
             with stream_of(self._tensor):
                 call()
 
-        handle = self._tensor.register_post_accumulate_grad_hook(called)
+        on_host = self._tensor.device.type == "cpu"
+        handle = self._tensor.register_post_accumulate_grad_hook((lambda _: call()) if on_host else called)
         _HOOKED[id(self._tensor)] = self._tensor
 
         def end() -> None:
@@ -147,6 +157,10 @@ class TorchAdapter:
         self._known = [(name, x, x.dtype, x.device, x.requires_grad) for name, x in module.named_parameters()]
         self.parameters = [TorchParameter(name, x) for name, x, *_, trained in self._known if trained]
         self.hooked = self.parameters
+        self._accelerated = next((x for _, x in self._tensors() if x.device.type != "cpu"), None)
+        self._trained = [x for _, x, *_ in self._known]
+        self._states = list(map(_STATE, self._trained))
+        self._structure = list(map(_members, module.modules()))
 
     def _tensors(self) -> list[tuple[str, torch.Tensor]]:
         return [*self._module.named_parameters(), *self._module.named_buffers()]
@@ -168,13 +182,14 @@ class TorchAdapter:
 
     def stream(self) -> AbstractContextManager[object]:
         """Return a block in which devices are asked in torch's present streams."""
-        for _, tensor in self._tensors():
-            if tensor.device.type != "cpu":
-                return stream_of(tensor)
-        return nullcontext()
+        return nullcontext() if self._accelerated is None else stream_of(self._accelerated)
 
     def check(self) -> None:
         """Raise ValueError if a parameter was replaced, moved, or converted, or has come to require a gradient."""
+        # To walk through the module's names takes longer than a short step's gradients do on their way.
+        members = [_members(each) for each, *_ in self._structure]
+        if members == self._structure and list(map(_STATE, self._trained)) == self._states:
+            return
         now = dict(self._module.named_parameters())
         if now.keys() != {name for name, *_ in self._known}:
             raise ValueError("the module has other parameters now; free() DDP and make it again")
@@ -206,6 +221,15 @@ class TorchAdapter:
         if kind not in DEVICES:
             raise TypeError(f"DDP trains on the CPU or CUDA devices, not on {device}")
         return f"{kind} {others}"
+
+
+_STATE: Final = attrgetter("requires_grad", "dtype", "device")
+
+
+def _members(module: torch.nn.Module) -> tuple[torch.nn.Module, list[int], list[int]]:
+    """Return a module, and the identities of its own parameters and of the modules in it."""
+    members = vars(module)
+    return module, list(map(id, members["_parameters"].values())), list(map(id, members["_modules"].values()))
 
 
 def _where(tensor: torch.Tensor) -> str:

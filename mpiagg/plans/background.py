@@ -129,6 +129,12 @@ class InBackground:
             if threads_allowed():
                 driver().add(self)  # while nobody else can end it
 
+    def __call__(self) -> object:
+        """Run the plan from start to end; raises what :meth:`Plan.__call__` does."""
+        with self._lock:
+            self._failed = None
+            return self.plan()
+
     def drive_if_free(self) -> bool:
         """Let the plan go on unless another thread does; return whether it runs. ``wait`` raises what goes wrong."""
         if self._running and self._lock.acquire(blocking=False):
