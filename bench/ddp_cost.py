@@ -2,12 +2,13 @@
 
     mpiexec -n 2 python -m mpi4py bench/ddp_cost.py [-o FILE.json] [--seconds 2] [--parts arrays,torch]
 
-``arrays``: ``sync_gradients`` of lists of float32 arrays, the same arrays at each call and others at each call (``fresh``), and
-of the views of the buckets; beside concatenating them, ``MPI_Allreduce`` of the vector, a division, and copying back.
+``arrays``: ``sync_gradients`` of lists of float32 arrays, the same arrays at each call and others at each call
+(``fresh``), and of the views of the buckets; beside concatenating them, ``MPI_Allreduce`` of the vector, a division,
+and copying back.
 
-``torch``: a step (forward, backward, and what makes the gradients those of all ranks) of multilayer perceptrons, by DDP, by hand
-(one buffer, ``MPI_Allreduce``), by torch's DDP on Gloo, and on one rank's own gradients alone. What is said is how much longer
-than that last one each takes. One thread a rank.
+``torch``: a step (forward, backward, and what makes the gradients those of all ranks) of multilayer perceptrons, by
+DDP, by hand (one buffer, ``MPI_Allreduce``), by torch's DDP on Gloo, and on one rank's own gradients alone. What is said is
+how much longer than that last one each takes. One thread a rank.
 
 Blocks of calls in turn (``mpiagg.benchmarks.contest``), medians, in microseconds.
 """
@@ -18,7 +19,8 @@ import argparse
 import json
 import os
 from collections.abc import Callable, Iterator
-from itertools import cycle
+from functools import partial
+from itertools import cycle, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -89,7 +91,7 @@ def modules(pace: Pace) -> Iterator[dict[str, Any]]:
         def make(widths: tuple[int, ...] = widths) -> torch.nn.Module:
             torch.manual_seed(0)
             layers: list[torch.nn.Module] = []
-            for inputs, outputs in zip(widths, widths[1:], strict=False):
+            for inputs, outputs in pairwise(widths):
                 layers += [torch.nn.Linear(inputs, outputs), torch.nn.ReLU()]
             return torch.nn.Sequential(*layers[:-1])
 
@@ -111,16 +113,15 @@ def modules(pace: Pace) -> Iterator[dict[str, Any]]:
         with mpiagg.DDP(plain) as ddp, mpiagg.DDP(make(), overlap=False) as serial:
             theirs = torch.nn.parallel.DistributedDataParallel(make())
             entries = {
-                "alone": Entry(lambda: step(alone, lambda: None)),
-                "by hand": Entry(lambda: step(handed, lambda: hand(handed))),
-                "DDP": Entry(lambda: step(plain, ddp.sync_gradients)),
-                "DDP without overlap": Entry(lambda: step(serial.module, serial.sync_gradients)),
-                "torch's DDP on Gloo": Entry(lambda: step(theirs, lambda: None)),
+                "alone": Entry(partial(step, alone, lambda: None)),
+                "by hand": Entry(partial(step, handed, partial(hand, handed))),
+                "DDP": Entry(partial(step, plain, ddp.sync_gradients)),
+                "DDP without overlap": Entry(partial(step, serial.module, serial.sync_gradients)),
+                "torch's DDP on Gloo": Entry(partial(step, theirs, lambda: None)),
             }
             us = medians(entries, pace)
             added = {key: value - us["alone"] for key, value in us.items() if key != "alone"}
             yield {"module": name, "us": us, "added_us": added}
-            del theirs
     gloo.free()
 
 

@@ -19,7 +19,7 @@ from mpi4py import MPI
 
 from bench.soak_actions import Scene, draw
 from mpiagg.benchmarks import machine
-from mpiagg.transport import channels
+from mpiagg.transport import Channel, channels
 
 TOGETHER = 20
 """After how many actions the ranks agree on whether it is time to look, or to end."""
@@ -38,9 +38,14 @@ def sample() -> dict[str, int]:
         "threads": len(os.listdir("/proc/self/task")),  # noqa: PTH208
         "mappings": len(Path("/proc/self/maps").read_text().splitlines()),
         "channels": len(open_channels),
-        "plans": sum(len(channel.open) - len(channel.cached) for channel in open_channels),
+        "plans": sum(len(channel.open) - len(kept_plans(channel)) for channel in open_channels),
         "objects": len(gc.get_objects()),
     }
+
+
+def kept_plans(channel: Channel) -> list[object]:
+    """Return the plans of the calls that a channel keeps."""
+    return [call.plan for call in channel.calls.values() if call.plan is not None]
 
 
 def main() -> None:

@@ -35,5 +35,4 @@ def resnet18():
 
 def kept_plans(channel):
     """Return the plans of the calls that a channel keeps."""
-    plans = [getattr(call, "_plan", None) for call in channel.calls.values()]
-    return [plan for plan in plans if plan is not None]
+    return [call.plan for call in channel.calls.values() if call.plan is not None]

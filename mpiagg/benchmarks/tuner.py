@@ -215,7 +215,7 @@ def rows_of(collective: Collective, layout: Layout, times: Mapping[int, Times]) 
             same = [nbytes for _, nbytes in group]
             told = {nbytes: {str(one): taken for one, taken in able[nbytes].items()} for nbytes in same}
             where = None if spread is Spread.ONE_EACH else memory
-            rows.append(Row(collective, choice, limit_of[same[-1]], layout.size, spread, where, times=told))
+            rows.append(Row(collective, choice, limit_of[same[-1]], layout.size, spread, where, told))
     return rows
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -71,6 +72,10 @@ def demo(
     same network alone: with allreduce and parameter-server the weights must agree within 1e-8, also where a rank is
     killed and the others go on without it.
     """
+    if find_spec("sklearn") is None:
+        raise click.ClickException(
+            "the demo learns scikit-learn's digits; install them with: pip install 'mpiagg[demo]'"
+        )
     if learning_rate is None:
         learning_rate = AGGREGATORS[aggregator].learning_rate
     settings = Settings(aggregator=aggregator, learning_rate=learning_rate, **options)  # type: ignore[arg-type]  # as declared above

@@ -23,8 +23,8 @@ Op = str | MPI.Op
 
 
 Arguments = tuple[str, npt.ArrayLike, Op, int, Array | None, str, int | None, str | None, bool | None]
-"""The arguments of a collective call, as they were given: the collective's name, x, op, root, out, algorithm, lanes, wire,
-reproducible. No class of its own, since making one takes as long as finding the call."""
+"""The arguments of a collective call, as they were given: the collective's name, x, op, root, out, algorithm, lanes,
+wire, reproducible. No class of its own, since making one takes as long as finding the call."""
 
 
 def checked(arguments: Arguments, channel: Channel) -> tuple[Call, Array, Array | None]:

@@ -105,7 +105,7 @@ class Comm(MPI.Intracomm):
     def Idup(self, info: MPI.Info | None = None) -> tuple[Self, MPI.Request]:
         """Start to duplicate the communicator."""
         twin, request = super().Idup(info)
-        twin._reproducible = self._reproducible
+        twin._reproducible = self._reproducible  # noqa: SLF001 - of this class
         return twin, request
 
     def Dup_with_info(self, info: MPI.Info) -> Self:
@@ -311,7 +311,7 @@ class Comm(MPI.Intracomm):
 def _run(method: Method, given: tuple[Any, ...]) -> None:
     """Carry a method out at once; it is given the communicator and its arguments, as one tuple, which costs least."""
     try:
-        channel: Channel = given[0]._channel
+        channel: Channel = given[0]._channel  # noqa: SLF001 - of the class above
         call: Any = channel.calls[method.key(given)]
     except (AttributeError, IndexError, KeyError, TypeError):
         call = _resolved(method, given)
@@ -359,7 +359,7 @@ def _prepare(comm: Comm, method: Method, info: MPI.Info, *given: Any) -> MPI.Pre
 
 
 def _plan(comm: Comm, method: Method, given: tuple[Any, ...], memory: Memory) -> Plan[Any] | None:
-    """Return a plan that carries a method out, if that is ours and a thread can drive it; None if it is the MPI library's.
+    """Return a plan that carries a method out, if a thread can drive it; None if that is for the MPI library.
 
     All ranks ask for theirs in the same order.
     """

@@ -19,20 +19,19 @@ All of them take these keywords:
     or half an hour. The MPI library's own blocking collectives cannot be left; there the job ends.
 ``check``
     Whether the ranks first compare what they are about to do, so that a difference between them, or a bad argument on
-    one of them, is an error on all before anything else is sent; by default where the environment variable
-    ``MPIAGG_CHECK`` is 1. Without it, ranks that disagree wait in vain, and the report of that says so.
+    one of them, is an error on all before anything else is sent; by default where ``MPIAGG_CHECK`` is 1. Without it,
+    ranks that disagree wait in vain, and the report of that says so.
 
 ``reproducible``
-    Whether ``"auto"`` keeps to our own algorithms, so that each result has the bits that :func:`mpiagg.simulate` computes;
-    by default as the communicator was made, or where the environment variable ``MPIAGG_REPRODUCIBLE`` is 1. Otherwise it
-    takes the MPI library's own collective where that was measured to be faster, but for all-reductions of
-    floating-point numbers, which always have the same bits on all ranks.
+    Whether ``"auto"`` keeps to our own algorithms, so that each result has the bits of :func:`mpiagg.simulate`; by
+    default as the communicator was made, or where ``MPIAGG_REPRODUCIBLE`` is 1. Otherwise it takes the MPI library's
+    own collective where that was measured to be faster, but for all-reductions of floating-point numbers.
 
 The ``..._init`` functions take the same arguments and return a :class:`~mpiagg.plans.plan.Plan`, which carries
 the operation out each time it is called: ``plan() -> out``. Making one is collective, and checks that all ranks agree.
 
 All ranks must call a collective, in the same order, with the same shape, dtype, op, root and algorithm.
-Arguments are checked before anything is sent. Values of float16 and bfloat16 are combined in float32.
+Arguments are checked first. Values of float16 and bfloat16 are combined in float32.
 """
 
 from __future__ import annotations
@@ -49,8 +48,7 @@ from mpiagg.plans.operation import Operation
 from mpiagg.plans.plan import Plan
 from mpiagg.transport import CHECK, DEFAULT_TIMEOUT, channel_of, check_timeout
 
-ArrayPlan = Plan[Any]
-"""What the ``..._init`` functions return: a plan whose result is an array, or None where a rank gets none."""
+ArrayPlan = Plan[Any]  # whose result is an array, or None where a rank gets none
 
 
 def allreduce(
@@ -99,13 +97,11 @@ def allreduce(
     -----
     Long vectors take 2 (n-1)/n times their bytes on every link, the least there is; see ``docs/algorithms.md``.
     """
-    return _everywhere(
-        _run(
-            ("allreduce", x, op, 0, out, algorithm, lanes, wire, reproducible),
-            comm,
-            timeout,
-            check=check,
-        )
+    return _run(
+        ("allreduce", x, op, 0, out, algorithm, lanes, wire, reproducible),
+        comm,
+        timeout,
+        check=check,
     )
 
 
@@ -181,13 +177,11 @@ def broadcast(
     ValueError, TypeError, StallError
         As :func:`allreduce`, and ValueError for a root out of range.
     """
-    return _everywhere(
-        _run(
-            ("broadcast", x, "sum", root, out, algorithm, lanes, None, reproducible),
-            comm,
-            timeout,
-            check=check,
-        )
+    return _run(
+        ("broadcast", x, "sum", root, out, algorithm, lanes, None, reproducible),
+        comm,
+        timeout,
+        check=check,
     )
 
 
@@ -221,13 +215,11 @@ def allgather(
     ValueError, TypeError, StallError
         As :func:`allreduce`.
     """
-    return _everywhere(
-        _run(
-            ("allgather", x, "sum", 0, out, algorithm, lanes, None, reproducible),
-            comm,
-            timeout,
-            check=check,
-        )
+    return _run(
+        ("allgather", x, "sum", 0, out, algorithm, lanes, None, reproducible),
+        comm,
+        timeout,
+        check=check,
     )
 
 
@@ -263,13 +255,11 @@ def reduce_scatter(
     ValueError, TypeError, StallError
         As :func:`allreduce`, and ValueError for an array without dimensions.
     """
-    return _everywhere(
-        _run(
-            ("reduce_scatter", x, op, 0, out, algorithm, lanes, None, reproducible),
-            comm,
-            timeout,
-            check=check,
-        )
+    return _run(
+        ("reduce_scatter", x, op, 0, out, algorithm, lanes, None, reproducible),
+        comm,
+        timeout,
+        check=check,
     )
 
 
@@ -362,18 +352,9 @@ def reduce_scatter_init(
     return _prepare(("reduce_scatter", x, op, 0, out, algorithm, lanes, None, reproducible), comm, timeout)
 
 
-# -- from arguments to operations
-
-
-def _everywhere(result: Array | None) -> Array:
-    """Return the result of a collective that has one on every rank."""
-    assert result is not None
-    return result
-
-
 def _run(
     arguments: Arguments, comm: MPI.Intracomm | None, timeout: float | None, *, check: bool | None
-) -> Array | None:
+) -> Array:  # or None, where a rank gets none: the functions for which that may be say so
     channel = channel_of(comm)
     if CHECK if check is None else check:
 
@@ -384,7 +365,7 @@ def _run(
         channel.agree_on(say)
     call, x, out = checked(arguments, channel)
     call.run(x, out, DEFAULT_TIMEOUT if timeout is None else check_timeout(timeout))
-    return out
+    return out  # type: ignore[return-value]  # as above
 
 
 def _prepare(arguments: Arguments, comm: MPI.Intracomm | None, timeout: float | None) -> ArrayPlan:

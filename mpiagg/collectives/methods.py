@@ -1,8 +1,8 @@
 """The collective methods of a communicator: what each takes, and the operation that it asks for.
 
-A method's arguments are read into an operation where we can carry it out; where we cannot, it is for the MPI library as it
-came: operators of the user's, derived datatypes, memory of devices that we do not know, and arguments that are wrong.
-Buffers on two devices are a TypeError.
+A method's arguments are read into an operation where we can carry it out; where we cannot, it is for the MPI library as
+it came: operators of the user's, derived datatypes, memory of devices that we do not know, and arguments that are
+wrong. Buffers on two devices are a TypeError.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import numpy as np
 from mpi4py import MPI
 
 from mpiagg.arrays import HOST, Array, Reduction, device_of
+from mpiagg.collectives import keys
 from mpiagg.collectives.buffers import Message, read
 from mpiagg.collectives.datatypes import reduction_of
 from mpiagg.plans.choices import PLANNED_NATIVE, Case, Memory, pick, takes_native
@@ -51,7 +52,7 @@ class Asked(NamedTuple):
     def operation(
         self, channel: Channel, memory: Memory = Memory.TOGETHER, *, arrays: Arrays, at_once: bool = True
     ) -> Operation:
-        """Return the operation, by the algorithm that the tables choose for it, to be carried out at once or planned."""
+        """Return the operation, by the algorithm that the tables choose for it, to be run at once or planned."""
         x, out = arrays
         device = device_of(x if out is None else out)
         nbytes = sum(self.counts) * self.reduction.dtype.itemsize
@@ -85,79 +86,6 @@ class Method(NamedTuple):
     key: Callable[..., Hashable]
     read: Callable[..., Asked | None]
     arrays: Callable[..., Arrays]
-
-
-# -- what a call depends on
-
-_IN_PLACE: Final = MPI.IN_PLACE
-
-
-def _pair(sendbuf: Any, recvbuf: Any) -> Hashable:
-    """Return what a call depends on of two buffers; of arrays at once, since the call itself takes little longer."""
-    if sendbuf.__class__ is np.ndarray:
-        sent = sendbuf.flags.num
-        if recvbuf.__class__ is np.ndarray:
-            return sendbuf.dtype, sendbuf.size, sent, recvbuf.dtype, recvbuf.size, recvbuf.flags.num
-        if recvbuf is None:
-            return sendbuf.dtype, sendbuf.size, sent, None
-    elif sendbuf is _IN_PLACE and recvbuf.__class__ is np.ndarray:
-        return recvbuf.dtype, recvbuf.size, recvbuf.flags.num
-    return _form(sendbuf), _form(recvbuf)
-
-
-def _bcast_key(given: tuple[Any, ...]) -> Hashable:
-    _, buf, root = given
-    if buf.__class__ is np.ndarray:
-        return "Bcast", buf.dtype, buf.size, buf.flags.num, root, root.__class__
-    return "Bcast", _form(buf), root, root.__class__
-
-
-def _allgather_key(given: tuple[Any, ...]) -> Hashable:
-    return "Allgather", _pair(given[1], given[2])
-
-
-def _allreduce_key(given: tuple[Any, ...]) -> Hashable:
-    _, sendbuf, recvbuf, op = given
-    return "Allreduce", op.handle, _pair(sendbuf, recvbuf)
-
-
-def _reduce_key(given: tuple[Any, ...]) -> Hashable:
-    _, sendbuf, recvbuf, op, root = given
-    return "Reduce", op.handle, root, root.__class__, _pair(sendbuf, recvbuf)
-
-
-def _block_key(given: tuple[Any, ...]) -> Hashable:
-    _, sendbuf, recvbuf, op = given
-    return "Reduce_scatter_block", op.handle, _pair(sendbuf, recvbuf)
-
-
-def _scatter_key(given: tuple[Any, ...]) -> Hashable:
-    _, sendbuf, recvbuf, recvcounts, op = given
-    return "Reduce_scatter", op.handle, tuple(recvcounts), _pair(sendbuf, recvbuf)
-
-
-def _form(buffer: Any) -> Any:
-    """Return what a call depends on of a buffer specification."""
-    kind = buffer.__class__
-    if kind is np.ndarray:
-        return buffer.dtype, buffer.size, buffer.flags.num
-    if kind is list or kind is tuple:
-        if buffer[0].__class__ is not np.ndarray:
-            raise TypeError
-        return (kind, *map(_part, buffer))
-    if buffer is None or buffer is _IN_PLACE:
-        return kind
-    raise TypeError
-
-
-def _part(part: Any) -> tuple[Any, ...]:
-    """Return what a call depends on of a part of a buffer specification."""
-    kind = part.__class__
-    if kind is np.ndarray:
-        return part.dtype, part.size, part.flags.num
-    if kind is list or kind is tuple:
-        return tuple([_part(inner) for inner in part])
-    return (kind, part.handle) if isinstance(part, MPI.Datatype) else (kind, part)
 
 
 # -- vectors
@@ -224,7 +152,7 @@ def _allgather_read(channel: Channel, sendbuf: object, recvbuf: object) -> Asked
 def _allgather_arrays(channel: Channel, dtype: np.dtype[Any], given: tuple[Any, ...]) -> Arrays:
     _, sendbuf, recvbuf = given
     out = _flat(recvbuf, dtype, writable=True, blocks=channel.size)
-    if sendbuf is not _IN_PLACE:
+    if sendbuf is not MPI.IN_PLACE:
         return _check_devices(_flat(sendbuf, dtype, writable=False), out)
     length = out.size // channel.size
     return out[channel.rank * length : (channel.rank + 1) * length], out
@@ -246,7 +174,7 @@ def _allreduce_arrays(channel: Channel, dtype: np.dtype[Any], given: tuple[Any, 
     del channel
     _, sendbuf, recvbuf, _ = given
     if recvbuf.__class__ is np.ndarray and recvbuf.ndim == 1 and recvbuf.dtype == dtype:
-        if sendbuf is _IN_PLACE:
+        if sendbuf is MPI.IN_PLACE:
             return recvbuf, recvbuf
         if sendbuf.__class__ is np.ndarray and sendbuf.ndim == 1 and sendbuf.dtype == dtype:
             return sendbuf, recvbuf
@@ -361,7 +289,7 @@ BCAST: Final = Method(
     _COMM.Bcast,
     _COMM.Ibcast,
     _COMM.Bcast_init,
-    _bcast_key,
+    keys.bcast,
     _bcast_read,
     _bcast_arrays,
 )
@@ -369,7 +297,7 @@ ALLGATHER: Final = Method(
     _COMM.Allgather,
     _COMM.Iallgather,
     _COMM.Allgather_init,
-    _allgather_key,
+    keys.allgather,
     _allgather_read,
     _allgather_arrays,
 )
@@ -377,7 +305,7 @@ ALLREDUCE: Final = Method(
     _COMM.Allreduce,
     _COMM.Iallreduce,
     _COMM.Allreduce_init,
-    _allreduce_key,
+    keys.allreduce,
     _allreduce_read,
     _allreduce_arrays,
 )
@@ -385,7 +313,7 @@ REDUCE: Final = Method(
     _COMM.Reduce,
     _COMM.Ireduce,
     _COMM.Reduce_init,
-    _reduce_key,
+    keys.reduce,
     _reduce_read,
     _reduce_arrays,
 )
@@ -393,7 +321,7 @@ REDUCE_SCATTER_BLOCK: Final = Method(
     _COMM.Reduce_scatter_block,
     _COMM.Ireduce_scatter_block,
     _COMM.Reduce_scatter_block_init,
-    _block_key,
+    keys.block,
     _block_read,
     _block_arrays,
 )
@@ -401,7 +329,7 @@ REDUCE_SCATTER: Final = Method(
     _COMM.Reduce_scatter,
     _COMM.Ireduce_scatter,
     _COMM.Reduce_scatter_init,
-    _scatter_key,
+    keys.scatter,
     _scatter_read,
     _scatter_arrays,
 )

@@ -51,8 +51,8 @@ def bind_arrays(
 ) -> Program:
     """Return the program of an operation, from ``x`` to ``out``.
 
-    With a tag of its own the program is made by all ranks together, unless ``memory`` says that they do not wait for one
-    another.
+    With a tag of its own the program is made by all ranks together, unless ``memory`` says that they do not wait for
+    one another.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""What a blocking collective call is resolved into: made once for what a caller passes, and run with each call's arrays."""
+"""What a blocking call is resolved into: made once for what a caller passes, and run with the arrays of each call."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from mpiagg.errors import PlanError
 from mpiagg.plans.bound import STAGED_BYTES, bind_arrays, bind_operation, goes_by_host, pinned, plan_of
 from mpiagg.plans.choices import NATIVE, Choice
 from mpiagg.plans.native import native_caller
-from mpiagg.plans.on_node import OneShot, serves_at_once
+from mpiagg.plans.one_shot import OneShot, serves_at_once
 from mpiagg.plans.operation import Operation
 from mpiagg.plans.plan import Plan
 from mpiagg.plans.sharing import gate_program
@@ -82,11 +82,14 @@ class Call:
         Whether this rank gets one.
     used : bool
         Whether it was used since the channel has last looked for calls to forget.
+    plan : Plan or None
+        What it runs, if it has a plan of its own.
     given_as_it_is : bool
         Whether a method of mpi4py's is for the MPI library, with the arguments that it was given: by ``record``.
     """
 
     given_as_it_is = False
+    plan: Plan[Any] | None = None
 
     def __init__(self, channel: Channel, operation: Operation, *, quiet: bool = False) -> None:
         self.channel, self.operation, self.quiet = channel, operation, quiet
@@ -197,27 +200,25 @@ class Unread(Recorded):
 class _WithPlan(Call):
     """A call that has a plan of its own."""
 
-    _plan: Plan[Any] | None = None
-
     def _take(self, plan: Plan[Any], nbytes: int = 0) -> None:
         plan.nbytes += nbytes
-        self._plan = plan
+        self.plan = plan
         self._go = self._freely(plan)
 
     def _run(self, timeout: float) -> None:
-        self._plan.timeout = timeout  # type: ignore[union-attr]  # who runs it has taken one
+        self.plan.timeout = timeout  # type: ignore[union-attr]  # who runs it has taken one
         self._go()
 
     @property
     def nbytes(self) -> int:
         """The memory that belongs to it alone."""
-        return 0 if self._plan is None else self._plan.nbytes
+        return 0 if self.plan is None else self.plan.nbytes
 
     def free(self) -> None:
         """Free the plan, unless an error has left it in the middle: the channel keeps it then."""
-        if self._plan is not None:
+        if self.plan is not None:
             with suppress(PlanError):
-                self._plan.free()
+                self.plan.free()
 
 
 class _Short(_WithPlan):
@@ -230,7 +231,7 @@ class _Short(_WithPlan):
 
     def run(self, x: Array | None, out: Array | None, timeout: float = DEFAULT_TIMEOUT) -> None:
         """Carry the operation out; see :meth:`Call.run`."""
-        letters, plan = self._letters, self._plan
+        letters, plan = self._letters, self.plan
         letters.x, letters.out = x, out
         plan.timeout = timeout  # type: ignore[union-attr]  # there is one
         self._go()
@@ -269,7 +270,7 @@ class _Copied(_WithPlan):
 
 
 class _ByHost(Call):
-    """A vector of a device's that is worked on in the host's memory; the device copies in and out of that, and no more."""
+    """A vector of a device's that is worked on in the host's memory; the device copies in and out, and no more."""
 
     def __init__(self, channel: Channel, operation: Operation, device: Accelerator) -> None:
         super().__init__(channel, operation)

@@ -5,37 +5,23 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any, Final
+from typing import Final
 
-import numpy as np
-
-from mpiagg.arrays import (
-    HOST,
-    Accelerator,
-    Array,
-    accelerator_of,
-    convert,
-    cuts_of,
-    device_of,
-    flat,
-    overlap,
-    same_memory,
-)
+from mpiagg.arrays import Accelerator, Array, accelerator_of, convert, device_of
 from mpiagg.plans.binding import bind, scratch_length
 from mpiagg.plans.choices import NATIVE, NCCL, SEGMENT
 from mpiagg.plans.native import bind_native, called_at_once
+from mpiagg.plans.one_shot import ONE_SHOT, box_of
 from mpiagg.plans.operation import Operation
+from mpiagg.plans.places import Places
 from mpiagg.plans.ports import ask
-from mpiagg.plans.program import Arrival, BoundRound, Call, Computing, Copying, Deferred, Program, in_turn
-from mpiagg.plans.sharing import Mail, Part, Task, Vectors, gate_round, mail_rounds, owner_work
+from mpiagg.plans.program import BoundRound, Call, Computing, Copying, Deferred, Program, in_turn
+from mpiagg.plans.sharing import Mail, Task, Vectors, gate_round, mail_rounds, owner_work
 from mpiagg.schedules import Action, Collective, Round, algorithm
 from mpiagg.transport import LINE, NOWHERE, SHARED_TAG, Block, Channel, Gate, Positions, SignedGate
 
 SHARED: Final = "shared"
 """The algorithm of one stage within one node, in which owners read inputs and write results, wherever they lie."""
-
-ONE_SHOT: Final = 4 * 2**10
-"""Bytes up to which every rank reduces everything by itself: one gate then, and two for longer vectors."""
 
 ANNOUNCED: Final = 32 * 2**10
 """Bytes from which calls first ask whether all vectors lie in shared memory; shorter ones are copied anyway. Between
@@ -71,87 +57,8 @@ def folds_as_it_is(channel: Channel, operation: Operation, vector: Array) -> boo
     )
 
 
-def serves_at_once(channel: Channel, operation: Operation) -> bool:
-    """Whether every rank can reduce the vectors of all by itself, from where they write them for each other."""
-    o = operation
-    return (
-        o.collective is Collective.ALLREDUCE
-        and o.choice.algorithm not in (NATIVE, NCCL)
-        and serves(channel, o, None)
-        and len(o.layout.nodes) == 1
-        and 0 < o.nbytes <= min(ONE_SHOT, o.choice.segment or SEGMENT)
-    )
-
-
-class OneShot:
-    """An all-reduction of short vectors: one gate, after which every rank has all of them in mailboxes.
-
-    Parameters
-    ----------
-    channel : Channel
-        Whose memory for calls there must be.
-    operation : Operation
-
-    Attributes
-    ----------
-    x, out : numpy.ndarray
-        The vector to reduce next, and where the result goes: contiguous.
-    """
-
-    x: Any = None
-    out: Any = None
-
-    def __init__(self, channel: Channel, operation: Operation) -> None:
-        found = channel.memory_for_calls()
-        assert found is not None
-        self._gate, block = found
-        o, self._operation = operation, operation
-        boxes = [
-            [part[start : start + o.nbytes].view(o.reduction.dtype) for part in block.parts]
-            for start in (LINE, LINE + box_of(block))
-        ]
-        place, signature = channel.node.place, o.signature
-        # A memory view writes in a third of NumPy's time. Of several equal dtypes it takes the usual one.
-        quick = o.reduction.dtype.char in "?bhilqBHILQfd"
-        usual = np.dtype(o.reduction.dtype.str)
-        self._own: list[Any] = [pair[place].view(usual).data if quick else pair[place] for pair in boxes]
-        self._boxes = [(pair[0], pair[1], pair[2:]) for pair in boxes]
-        self._combine, self._signature = o.reduction.combine, signature
-        self._finish = o.reduction.finish if o.reduction.divisor is not None else None
-
-    def program(self) -> Program:
-        """Return the program."""
-        arrival = Arrival(self._operation.label, 0, self._gate)
-        return Program((BoundRound((self._write,), (self._gate.passed,), (self._read,), (arrival,)),), (), 0)
-
-    def _write(self) -> None:
-        x, box = self.x, self._own[self._gate.count & 1]
-        try:
-            box[:] = x if x.ndim == 1 else x.reshape(-1)
-        except ValueError:  # a memory view of another of several equal dtypes
-            np.copyto(np.asarray(box), x.reshape(-1))
-        self._gate.enter_and_come(self._signature)
-
-    def _read(self) -> None:
-        gate, out = self._gate, self.out
-        first, second, others = self._boxes[(gate.count - 1) & 1]
-        if out.ndim != 1:
-            out = out.reshape(-1)
-        self._combine(first, second, out)
-        for other in others:
-            self._combine(out, other, out)
-        if self._finish is not None:
-            self._finish(out)
-        gate.leave()
-
-
-def box_of(block: Block) -> int:
-    """Return the bytes of a mailbox in a block for calls, of which there are two behind the gate's line."""
-    return (block.nbytes - LINE) // 2
-
-
 class OnNode:
-    """What the programs of an operation on one node are made of, between arrays of this rank.
+    """What the programs of an operation on a node are made of, between arrays of this rank.
 
     Parameters
     ----------
@@ -160,13 +67,13 @@ class OnNode:
     x, out : numpy.ndarray or None
         Where this rank's input is, and where its result goes, of any layout; None where it has none.
     buffer : callable
-        Returns the vector of the whole length in which the operation is carried out where not all arrays are shared,
-        and the program for that in turns between what brings the input into it and the result out of it.
+        Returns the vector of the whole length on which the operation is carried out where not all arrays are shared,
+        with what copies the input to it and the result out of it.
     tag : int
         Of the messages; ``SHARED_TAG`` for blocking calls.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0917 - what there is to be said of them
         self,
         channel: Channel,
         operation: Operation,
@@ -185,7 +92,6 @@ class OnNode:
         # Gates, and blocks for them, are in the host's memory; the vectors may be in a device's.
         shared = channel.memory if self.device is None else channel.device_memory
         assert shared is not None  # or else this way does not serve
-        self.reach = shared
         # Within one node there is nothing but what its ranks share; across nodes there are messages.
         self.all_here = self.node.size == o.size
         short = o.nbytes <= min(ONE_SHOT, self.segment)
@@ -196,14 +102,18 @@ class OnNode:
             self.messages = replace(o, choice=o.choice.in_other_memory)
         self.one_shot = self.all_here and short and self.device is None and o.collective is Collective.ALLREDUCE
         self.asking = None if self.device is None else _Asking(self.device, o.label)
-        # Whether owners read inputs and write results wherever they lie; several stages work on one buffer.
-        self.one_stage = self.all_here and o.choice.algorithm == SHARED
+        # Owners read inputs and write results wherever they lie; several stages work on one buffer.
+        one_stage = self.all_here and o.choice.algorithm == SHARED
         self._buffer = buffer
         self._made: Copying | None = None
         self._brought = False
         self.store: Call | None = None
-        self.given = _vector(o, x), _vector(o, out)
-        self.x, self.out, self.first = self._settled(x, out)
+        if one_stage:
+            self.places = Places(o, self.node, shared, x, out, in_place=False)
+            self.first = self.places.bring
+        else:
+            whole, self.first, self.store = self.copying
+            self.places = Places(o, self.node, shared, whole, whole, in_place=True)
 
     @property
     def copying(self) -> Copying:
@@ -211,63 +121,13 @@ class OnNode:
         made = self._made = self._buffer() if self._made is None else self._made
         return made
 
-    # -- where arrays lie
-
-    def _settled(self, x: Array | None, out: Array | None) -> tuple[Array | None, Array | None, Call | None]:
-        """Return the input and the output as vectors that others may reach, and what brings the input there first."""
-        o = self.operation
-        if not self.one_stage:
-            made = self.copying
-            self.store = made.store
-            return made.buffer, made.buffer, made.load
-        source, target = self.given
-        apart = source is not None and target is not None and _stay_apart(o, source, target)
-        if o.collective is Collective.REDUCE_SCATTER:
-            return (source, target, None) if apart else (None, None, None)
-        if x is None or out is None or target is None:
-            return source, target, None
-        place = target[o.own_chunk] if o.collective is Collective.ALLGATHER else target
-        if same_memory(x, place.reshape(x.shape)):
-            return place, target, None
-        bring = partial(convert, place.reshape(x.shape), x)
-        if o.collective is Collective.BROADCAST:  # of which the root's owner work brings one chunk alone
-            return (source if apart and self._mapped(source) else target), target, bring
-        if apart and (self._mapped(source) or o.collective is Collective.ALLGATHER):
-            if self.device is None or o.collective is not Collective.ALLREDUCE:
-                return source, target, None
-        if self._mapped(target):
-            return place, target, bring
-        return source, target, None
-
-    def _mapped(self, vector: Array | None) -> bool:
-        return vector is not None and self.reach.position(vector) != NOWHERE
-
-    def positions(self) -> Positions:
-        """Return where this rank's vectors lie, for the others."""
-        return Positions(*(NOWHERE if part is None else self.reach.position(part) for part in (self.x, self.out)))
-
-    def reached(self, positions: Sequence[Positions]) -> bool:
-        """Whether all vectors that other ranks must reach lie in memory that they map."""
-        o = self.operation
-        if not self.one_stage:
-            return all(told.target != NOWHERE for told in positions)
-        root = positions[self.node.ranks.index(o.root)] if o.collective.rooted else None
-        if o.collective is Collective.ALLREDUCE:
-            return all(NOWHERE not in told for told in positions)
-        if o.collective is Collective.ALLGATHER:
-            return all(told.target != NOWHERE for told in positions)
-        if o.collective is Collective.BROADCAST:
-            return all((told.source if told is root else told.target) != NOWHERE for told in positions)
-        sources = all(told.source != NOWHERE for told in positions)
-        return sources and (root is None or root.target != NOWHERE)
-
     # -- made by all ranks together
 
     def planned(self) -> Program:
         """Return the program for arrays that stay where they are."""
         memory, busy = self.channel.memory, self.channel.busy
-        positions = self._tell(self.positions())
-        mapped = self.reached(positions)
+        positions = self._tell(self.places.positions())
+        mapped = self.places.reached(positions)
         by_mail = self.one_shot or (self.mailed and not mapped)
         if not (by_mail or mapped):
             return self.by_messages()
@@ -287,7 +147,7 @@ class OnNode:
     # -- made by each rank for itself
 
     def called(self) -> Program:
-        """Return the program of blocking calls, in which arrays may lie elsewhere on the other ranks at the next call."""
+        """Return the program of blocking calls, at the next of which the others' arrays may lie elsewhere."""
         memory, ground = self.channel.memory, self.channel.memory_for_calls()
         if ground is None:
             return self.by_messages()
@@ -300,13 +160,13 @@ class OnNode:
         if self.device is None and not memory.leased:
             return self.by_messages()
         met = gate_round(gate, self.operation.label, 0)
-        announce = met._replace(starts=(partial(gate.announce, gate.in_short(self.positions())), *met.starts))
+        announce = met._replace(starts=(partial(gate.announce, gate.in_short(self.places.positions())), *met.starts))
         found = _Found(gate, partial(self._where_they_lie, gate, block))
         rounds = (*self._ready().rounds, enter, announce, Deferred(found.program).as_round(), leave)
         return Program(rounds, (found.release,), self._scratch_bytes(), self._sent_bytes(), self.device)
 
     def _where_they_lie(self, gate: SignedGate, block: Block, positions: tuple[Positions, ...]) -> Program:
-        if self.reached(positions):
+        if self.places.reached(positions):
             return self.in_place(gate, positions, first=False)
         return self.by_mail(gate, block) if self.mailed else self.by_messages()
 
@@ -315,7 +175,7 @@ class OnNode:
         o = self.messages
         if self.mailed or o.choice.algorithm == NATIVE:
             return 0
-        narrow = self._dtype != o.reduction.dtype
+        narrow = self.places.dtype != o.reduction.dtype
         length = scratch_length(o.schedule(), o.lanes()) + (o.length if narrow else 0)
         return o.reduction.dtype.itemsize * length
 
@@ -356,7 +216,7 @@ class OnNode:
         """Return the program that is the MPI library's own collective: at once for blocking calls."""
         o, comm = self.messages, self.channel.comm
         call = partial(bind_native, comm, o) if self.together else partial(called_at_once, comm, o)
-        x, out = (self.x, self.out) if self._brought else self.given
+        x, out = (self.places.source, self.places.target) if self._brought else self.places.given
         if (x is None and o.source is not None) or (out is None and o.target is not None):
             made = self.copying
             return made.around(call(*(None if part is None else made.buffer[part] for part in (o.source, o.target))))
@@ -389,7 +249,7 @@ class OnNode:
         o = self.operation
         assert o.entry.owned is not None
         owned = o.entry.owned(o.rank, o.layout)
-        vectors = self._vectors(positions)
+        vectors = self.places.vectors(positions)
         parts: list[Program] = []
         for here, rounds in self._stages(owned):
             if here:
@@ -404,40 +264,10 @@ class OnNode:
                 parts.append(bind(self.channel, rounds, buffer, o.lanes(), o.reduction, label=o.label, tag=self.tag))
         return in_turn(*parts, self.store)
 
-    def _vectors(self, positions: Sequence[Positions]) -> Vectors:
-        """Return the vectors of all ranks of the node."""
-        o = self.operation
-        cuts = cuts_of(o.counts)
-        moved = {Collective.ALLGATHER: 0, Collective.REDUCE_SCATTER: 1}.get(o.collective)
-        found: list[dict[int, Part]] = [{}, {}]
-        for place, (rank, told) in enumerate(zip(self.node.ranks, positions, strict=True)):
-            for kind, position in enumerate(told):
-                # Of a gather's input and a scatter's output there is one chunk alone.
-                start, stop = (0, o.length) if kind != moved else (cuts[rank], cuts[rank + 1])
-                if rank == o.rank:
-                    own = (self.x, self.out)[kind]  # which the program keeps, for as long as it is there
-                    if own is not None:
-                        found[kind][rank] = Part(own, start)
-                elif position != NOWHERE:
-                    dtype = self._dtype
-                    view = self.reach.view(place, position, (stop - start) * dtype.itemsize).view(dtype)
-                    found[kind][rank] = Part(view, start)
-        sources, targets = found
-        into = o.root if o.collective is Collective.REDUCE else o.rank
-        # By now they are apart, or the input lies where its place in the output is.
-        apart = self.x is not None and self.out is not None and not overlap(self.x, self.out)
-        return Vectors(sources.get(o.rank), targets.get(into), into, sources, targets, apart=apart)
-
-    @property
-    def _dtype(self) -> np.dtype[Any]:
-        """The dtype of the vectors, which need not be that in which they are combined."""
-        lies = self.x if self.out is None else self.out
-        return self.operation.reduction.dtype if lies is None else lies.dtype
-
     def _ready(self) -> Program:
         """Return the program that brings the input where others reach it, and waits until it is there."""
-        if self.first is not None and self.one_stage and self.out is not None:
-            self._brought, self._made = True, Copying(self.out, None, None)
+        if self.places.bring is not None and self.places.target is not None:
+            self._brought, self._made = True, Copying(self.places.target, None, None)
         if self.asking is None:
             return in_turn(self.first)
         return replace(in_turn(self.first, Program((self.asking.follow(),), (), 0)), device=self.device)
@@ -480,23 +310,6 @@ class OnNode:
         """Whether a round is about this node alone; a round without messages is about what was there before."""
         peers = [step.peer for step in a_round.messages]
         return all(peer in self.node.ranks for peer in peers) if peers else self.all_here
-
-
-def _vector(operation: Operation, array: Array | None) -> Array | None:
-    """Return an array as a vector that others may reach, or None where its elements do not follow one another."""
-    if array is None or (array.dtype != operation.reduction.dtype and device_of(array) is HOST):
-        return None
-    return flat(array)
-
-
-def _stay_apart(operation: Operation, source: Array, target: Array) -> bool:
-    """Whether others may read the input while the result is written."""
-    if same_memory(source, target) or not overlap(source, target):
-        return True
-    o = operation
-    if o.collective is Collective.REDUCE_SCATTER:
-        return same_memory(source[o.own_chunk], target)
-    return o.collective is Collective.ALLGATHER and same_memory(source, target[o.own_chunk])
 
 
 class _Asking:

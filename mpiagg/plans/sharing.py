@@ -84,14 +84,8 @@ class Vectors(NamedTuple):
     targets: Mapping[int, Part]
     apart: bool = False
 
-    @classmethod
-    def in_place(cls, rank: int, vectors: Mapping[int, Array]) -> Vectors:
-        """Return vectors that are reduced where they lie."""
-        parts = {peer: Part(vector) for peer, vector in vectors.items()}
-        return cls(parts[rank], parts[rank], rank, parts, parts)
 
-
-def owner_work(
+def owner_work(  # noqa: PLR0917 - what there is to be said of them
     rounds: Sequence[Round],
     owned: range,
     lanes: Sequence[Lane],

@@ -110,8 +110,8 @@ def _row(value: object) -> Row:
         _or_none("ranks", given.get("ranks"), 1, MOST_RANKS),
         spread,
         memory,
-        None if given.get("library") is None else _library(given["library"]),
         _times(given.get("times", {})),
+        None if given.get("library") is None else _library(given["library"]),
     )
 
 

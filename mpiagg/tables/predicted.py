@@ -117,10 +117,10 @@ def derived() -> Table:
 def measured() -> Iterator[Row]:
     """Yield the rows in which the MPI library's own collective takes part, by measurements and not by the model.
 
-    They are for cases in which it may be taken; for others there are the rows that follow. On a node of two ranks, and of four
-    on two processors, with MPICH 5.0 and Open MPI 5.0 (``bench/calls.py --all-algorithms``): up to some KiB the library's
-    own takes least time. Longer vectors take about half of its time through memory that the ranks share. From where the
-    model has messages, ``"auto"`` keeps to the library's own, but for two cases in which that takes three to
+    They are for cases in which it may be taken; for others there are the rows that follow. On a node of two ranks, and
+    of four on two processors, with MPICH 5.0 and Open MPI 5.0 (``bench/calls.py --all-algorithms``): up to some KiB the
+    library's own takes least time. Longer vectors take about half of its time through memory that the ranks share. From
+    where the model has messages, ``"auto"`` keeps to the library's own, but for two cases in which that takes three to
     eight times as long as a ring: reductions to one rank of MPICH, and reduce-scatters of Open MPI.
     """
     native, shared = Choice(NATIVE), Choice("shared")

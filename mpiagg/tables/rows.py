@@ -123,10 +123,10 @@ class Row:
         The longest vector, in bytes, and the most ranks, that the row is for.
     spread : Spread or None
     memory : Memory or None
-    library : str or None
-        The MPI library.
     times : mapping
         For each length that was measured, the seconds that candidates took, by their names.
+    library : str or None
+        The MPI library.
     """
 
     collective: Collective
@@ -135,8 +135,8 @@ class Row:
     ranks: int | None = None
     spread: Spread | None = None
     memory: Memory | None = None
-    library: str | None = None
     times: Mapping[int, Mapping[str, float]] = field(default_factory=dict)
+    library: str | None = None
 
     def is_for(
         self, collective: Collective, ranks: int, spread: Spread, memory: Memory, library: str | None = None

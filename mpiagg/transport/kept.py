@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable
-from typing import Final, Protocol, TypeVar
+from typing import Any, Final, Protocol, TypeVar
 
 MOST: Final = 256
 """How many calls a communicator keeps."""
@@ -19,9 +19,12 @@ class Keepable(Protocol):
     ----------
     used : bool
         Whether it was used since this was last looked at.
+    plan : object
+        The plan that it runs, if it has one of its own; else None.
     """
 
     used: bool
+    plan: Any
 
     @property
     def nbytes(self) -> int:

@@ -271,3 +271,10 @@ def test_a_rank_that_fails_ends_the_job(run_ranks):
     assert "rank 1 of 3 failed" in done.err
     assert "RuntimeError: it rained" in done.err
     assert "Traceback" in done.err
+
+
+def test_without_its_data_the_demo_says_what_to_install(monkeypatch):
+    monkeypatch.setattr("mpiagg.cli.demo.find_spec", lambda name: None if name == "sklearn" else name)
+    done = CliRunner().invoke(main, ["demo"])
+    assert done.exit_code == 1
+    assert "pip install 'mpiagg[demo]'" in done.output

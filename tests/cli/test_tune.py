@@ -1,6 +1,7 @@
 """``mpiagg tune``: from measured times to rows, the command, and the table that it writes in use."""
 
 import json
+import re
 
 import pytest
 from click.testing import CliRunner
@@ -103,7 +104,7 @@ def test_a_table_is_shown_with_its_times(invoke, table, how):
     assert status == 0
     assert "2,048 any tree, 2 lanes row 1 of" in output
     assert "measured at 1,024 B: tree 1.0 us; ring 2.0 us; direct 3.0 us" in output
-    assert "32,768 shared shared row 1 of the default table" in output  # what the table has no row for
+    assert re.search(r"32,768 shared shared row \d+ of the default table", output)  # what the table has no row for
 
 
 def test_a_table_is_not_shown_for_another_layout(invoke, table):

@@ -1,4 +1,4 @@
-"""What ``"auto"`` takes: the MPI library's own collective where that breaks no promise, our own algorithms elsewhere."""
+"""What ``"auto"`` takes: the MPI library's own collective where that breaks no promise, our algorithms elsewhere."""
 
 import numpy as np
 import pytest

@@ -13,7 +13,8 @@ from mpiagg.tables.settings import DEFAULT_FILE, default_table
 LAYOUTS = st.lists(st.integers(1, 9), min_size=1, max_size=9).map(Layout.of) | st.integers(1, 5000).map(
     lambda ranks: Layout.by_name(range(ranks))
 )
-CASES = st.builds(Case, st.sampled_from(Collective), st.integers(0, 2**50), LAYOUTS, st.sampled_from(Memory))
+LIBRARIES = st.sampled_from([None, "MPICH", "Open MPI", "another"])
+CASES = st.builds(Case, st.sampled_from(Collective), st.integers(0, 2**50), LAYOUTS, st.sampled_from(Memory), LIBRARIES)
 
 
 def first_fit(case, *tables):
@@ -26,6 +27,8 @@ def first_fit(case, *tables):
                 and (row.ranks is None or case.layout.size <= row.ranks)
                 and (row.spread is None or row.spread is Spread.of(case.layout))
                 and (row.memory is None or row.memory is case.memory)
+                and (row.library is None or row.library == case.library)
+                and (case.library is not None or "native" not in (row.choice.algorithm, row.choice.elsewhere))
             ):
                 return row.choice
     return None
@@ -49,25 +52,29 @@ def test_ranks_are_spread_in_three_ways(sizes, spread):
 def test_the_default_has_a_choice_for_every_case(case):
     choice = first_fit(case, default_table())
     assert choice is not None
-    assert case.collective in algorithm(choice.algorithm).schedules
+    if choice.algorithm == "native":
+        assert case.library is not None
+    else:
+        assert case.collective in algorithm(choice.algorithm).schedules
     assert Settings().found(case).choice == choice
 
 
 ROWS = st.builds(
     Row,
     st.just(Collective.ALLREDUCE),
-    st.builds(Choice, st.sampled_from(["ring", "tree", "direct"]), st.integers(1, 3)),
+    st.builds(Choice, st.sampled_from(["ring", "tree", "native"]), st.integers(1, 3)),
     st.none() | st.integers(0, 100),
     st.none() | st.integers(1, 9),
     st.none() | st.sampled_from(Spread),
     st.none() | st.sampled_from(Memory),
+    library=st.none() | LIBRARIES,
 )
 FEW = st.lists(st.integers(1, 3), min_size=1, max_size=3).map(Layout.of)
 
 
 @given(
     st.lists(ROWS, max_size=8),
-    st.builds(Case, st.just(Collective.ALLREDUCE), st.integers(0, 110), FEW, st.sampled_from(Memory)),
+    st.builds(Case, st.just(Collective.ALLREDUCE), st.integers(0, 110), FEW, st.sampled_from(Memory), LIBRARIES),
 )
 def test_the_first_row_that_fits_is_taken_and_the_default_has_the_rest(rows, case):
     table = Table("a test's", tuple(rows))
