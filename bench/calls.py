@@ -1,12 +1,12 @@
 """Ordinary calls beside mpi4py's own and beside prepared plans: every verb, plain and registered arrays.
 
-    mpiexec -n 2 python -m mpi4py bench/calls.py [-o FILE.json] [--verbs Allreduce,Bcast] [--bytes 8,1024] [--seconds 1]
+    mpiexec -n 2 python -m mpi4py bench/calls.py [-o FILE.json] [--verbs Allreduce,Bcast] [--bytes 8,1024]
 
 Each cell is one run of blocks in turn (``mpiagg.benchmarks.contest``): the method of ``mpiagg.Comm``, the array
 function with ``out=``, the plan of its ``..._init``, and mpi4py's own method on the same arrays; medians of at most
-twenty blocks, in microseconds. Arrays are float32 sums, ``plain`` (NumPy's own, on a communicator without registered memory),
-``registered`` (``mpiagg.empty``), or ``mixed``: plain ones on a communicator that has registered memory, too. With
-``--all-algorithms`` every algorithm and the MPI library's own collective take part, by the array functions.
+twenty blocks, in microseconds. Arrays are float32 sums, ``plain`` (NumPy's own, on a communicator without registered
+memory), ``registered`` (``mpiagg.empty``), or ``mixed``: plain ones on a communicator that has registered memory, too.
+With ``--all-algorithms`` every algorithm and the MPI library's own collective take part, by the array functions.
 """
 
 from __future__ import annotations

@@ -7,8 +7,8 @@
 and copying back.
 
 ``torch``: a step (forward, backward, and what makes the gradients those of all ranks) of multilayer perceptrons, by
-DDP, by hand (one buffer, ``MPI_Allreduce``), by torch's DDP on Gloo, and on one rank's own gradients alone. What is said is
-how much longer than that last one each takes. One thread a rank.
+DDP, by hand (one buffer, ``MPI_Allreduce``), by torch's DDP on Gloo, and on one rank's own gradients alone. What is
+said is how much longer than that last one each takes. One thread a rank.
 
 Blocks of calls in turn (``mpiagg.benchmarks.contest``), medians, in microseconds.
 """

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import re
 import runpy
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -23,11 +24,106 @@ UNITS = {2**20: "MiB", 2**10: "KiB", 1: "B"}
 def page() -> str:
     """Return the text of the page, with its tables."""
     text = PAGE.read_text()
-    tables = [_node, _elsewhere, _network, _goals, _overhead]
+    tables = [_calls, _call_goals, _ddp, _node, _elsewhere, _network, _goals, _overhead]
     for name, table in ((make.__name__.removeprefix("_"), make()) for make in tables):
         # Once: after an empty place the pattern would match again, up to the end of the next.
         text = re.sub(PLACE.format(name), lambda _, table=table: table + "\n", text, count=1, flags=re.DOTALL)
     return text
+
+
+CALLS = {name: f"calls-n2-{name}" for name in ("mpich", "openmpi")}
+
+
+def _saved(name: str) -> list[dict[str, Any]]:
+    rows: list[dict[str, Any]] = json.loads((BENCH / "results" / f"{name}.json").read_text())["rows"]
+    return rows
+
+
+def _calls() -> str:
+    lines = []
+    for name in [f"calls-{ranks}-{library}" for ranks in ("n2", "n4") for library in CALLS]:
+        rows = _saved(name)
+        sizes = sorted({row["bytes"] for row in rows} - {0})
+        lines += [_head(f"{name}", sizes)]
+        for verb in dict.fromkeys(row["verb"] for row in rows):
+            for kind in ("plain", "registered"):
+                found = {row["bytes"]: row["us"] for row in rows if (row["verb"], row["arrays"]) == (verb, kind)}
+                if 0 in found and kind == "plain":
+                    lines.append(
+                        f"| {verb} | {found[0]['comm']:.3g} / {found[0]['mpi']:.3g} |" + " |" * (len(sizes) - 1)
+                    )
+                elif 0 not in found:
+                    cells = (f"{found[size]['comm']:.3g} / {found[size]['mpi']:.3g}" for size in sizes)
+                    lines.append(f"| {verb}, {kind} | {' | '.join(cells)} |")
+        lines[-1] += "\n"
+    return "\n".join(lines)
+
+
+def _call_goals() -> str:
+    """Return how many cells meet each goal, and the one that is farthest from it."""
+    long = 256 * 2**10
+    goals: list[tuple[str, Callable[[dict[str, Any]], tuple[float, float] | None]]] = [
+        ("a method of Comm: at most 1.05 of mpi4py's own + 1 us", lambda row: (row["us"]["comm"], _allowed(row, 1))),
+        (
+            "an array function with `out=`: 0.5 us more than that",
+            lambda row: (row["us"]["function"], _allowed(row, 1.5)) if "function" in row["us"] else None,
+        ),
+        (
+            "a method over a prepared plan: at most + 1.5 us",
+            lambda row: (row["us"]["comm"], row["us"]["plan"] + 1.5) if "plan" in row["us"] else None,
+        ),
+        (
+            "registered, from 256 KiB: all-reduce in place, reduce, reduce-scatter at most 0.5 of mpi4py's own",
+            lambda row: _registered(row, long, ("Allreduce", "Reduce", "Reduce_scatter_block"), 0.5),
+        ),
+        (
+            "registered, from 256 KiB: broadcast, all-gather at most 0.7",
+            lambda row: _registered(row, long, ("Bcast", "Allgather"), 0.7),
+        ),
+    ]
+    lines = ["| two ranks | " + " | ".join(f"{name}: met, worst" for name in CALLS) + " |", "|---|---|---|"]
+    for goal, judge in goals:
+        cells = []
+        for name in CALLS.values():
+            judged = [(row, *found) for row in _saved(name) if (found := judge(row)) is not None]
+            met = sum(taken <= allowed for _, taken, allowed in judged)
+            row, taken, allowed = max(judged, key=lambda one: one[1] / one[2])
+            where = f"{row['verb']}, {row['arrays']}, {row['bytes']} B: {taken:.3g} us, {allowed:.3g} allowed"
+            cells.append(f"{met} of {len(judged)}; {where}")
+        lines.append(f"| {goal} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def _allowed(row: dict[str, Any], more: float) -> float:
+    return float(1.05 * row["us"]["mpi"] + more)
+
+
+def _registered(row: dict[str, Any], least: int, verbs: tuple[str, ...], most: float) -> tuple[float, float] | None:
+    if row["arrays"] != "registered" or row["bytes"] < least or row["verb"] not in verbs:
+        return None
+    return row["us"]["comm"], most * row["us"]["mpi"]
+
+
+def _ddp() -> str:
+    lines = []
+    for library in CALLS:
+        rows = _saved(f"ddp-cost-n2-{library}")
+        arrays = [row for row in rows if "arrays" in row]
+        lines += [f"| `ddp-cost-n2-{library}`, us | " + " | ".join(arrays[0]["us"]) + " |"]
+        lines += ["|---" * (len(arrays[0]["us"]) + 1) + "|"]
+        for row in arrays:
+            lines.append(f"| {row['arrays']} arrays of {row['elements']:,} | {_numbers(row['us'].values())} |")
+        modules = [row for row in rows if "module" in row]
+        if modules:
+            lines += ["\n| what a step is longer by, us | " + " | ".join(modules[0]["added_us"]) + " |"]
+            lines += ["|---" * (len(modules[0]["added_us"]) + 1) + "|"]
+            lines += [f"| a perceptron of {row['module']} | {_numbers(row['added_us'].values())} |" for row in modules]
+        lines[-1] += "\n"
+    return "\n".join(lines)
+
+
+def _numbers(values: Iterable[float]) -> str:
+    return " | ".join(f"{value:.3g}" if value < 1000 else f"{value:,.0f}" for value in values)
 
 
 def _node() -> str:

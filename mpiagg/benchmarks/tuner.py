@@ -18,7 +18,7 @@ from mpiagg.benchmarks.competitors import Competitor, Task, registered_zeros
 from mpiagg.plans.on_node import ANNOUNCED
 from mpiagg.schedules import TABLE, Cluster, Collective, Layout, algorithms
 from mpiagg.schedules.model import Pricing
-from mpiagg.tables import SEGMENT, Case, Choice, Memory, Origin, Row, Settings, Spread, Table, settings
+from mpiagg.tables import NATIVE, SEGMENT, Case, Choice, Memory, Origin, Row, Settings, Spread, Table, settings
 from mpiagg.transport import channel_of
 
 TOLERANCE: Final = 1.03
@@ -98,10 +98,15 @@ class Tuner:
                 break
             found = self._measure(collective, nbytes, max(left, 0.1) / (len(self._cells) - done))
             times.setdefault(collective, {})[nbytes] = found
-            told = "; by messages ".join(dict.fromkeys(_fastest(_able(found, memory)) for memory in Memory))
+            ours = [_fastest(_able(found, memory)) for memory in Memory]
+            told = "; by messages ".join(dict.fromkeys(ours))
+            if (native := found.get(Candidate(Choice(NATIVE)))) is not None:
+                told += f"; {NATIVE} {1e6 * native:.1f} us"
             self._tell(f"{done + 1:3d}/{len(self._cells)} {collective.value:14} {nbytes:10d} B  {told}")
         rows = tuple(
-            row for collective, measured in times.items() for row in rows_of(collective, self.layout, measured)
+            row
+            for collective, measured in times.items()
+            for row in rows_of(collective, self.layout, measured, MPI.get_vendor()[0])
         )
         facts = machine.facts()
         return Table(name, rows, Origin(self.layout, facts["mpi"], facts))
@@ -135,12 +140,16 @@ class Tuner:
             limit = CONTENDERS * min(able.values())
             contenders.update((candidate.choice, None) for candidate, taken in able.items() if taken <= limit)
         second = [more for choice in contenders for more in variants(choice, nbytes)]
+        second.append(Choice(NATIVE))
         return self._hold(tasks, second, contest.Pace(1000, 10, seconds * 3 / 4))
 
     def _hold(self, tasks: Sequence[Task], choices: Sequence[Choice], pace: contest.Pace) -> Times:
         """Return the median seconds of choices: in any memory, and in registered memory where that is another thing."""
         found: dict[Candidate, Competitor] = {}
         for choice in choices:
+            if choice.algorithm == NATIVE:
+                found[Candidate(choice)] = tasks[0].native()
+                continue
             for task in tasks if TABLE[choice.algorithm].owned is not None else tasks[:1]:
                 found[Candidate(choice, task.memory is not None)] = plan_of(task, choice)
         results = contest.hold(self.comm, [contest.Entry(one.call) for one in found.values()], pace)
@@ -186,8 +195,13 @@ def variants(choice: Choice, nbytes: int) -> Iterator[Choice]:
 # -- from times to rows
 
 
-def rows_of(collective: Collective, layout: Layout, times: Mapping[int, Times]) -> list[Row]:
+def rows_of(
+    collective: Collective, layout: Layout, times: Mapping[int, Times], library: str | None = None
+) -> list[Row]:
     """Return the rows that say what is best by measured times.
+
+    Where the MPI library's own collective was fastest for any length, the first rows are for it: of cases in which it
+    may be taken.
 
     Parameters
     ----------
@@ -196,11 +210,14 @@ def rows_of(collective: Collective, layout: Layout, times: Mapping[int, Times]) 
         Where they were measured.
     times : mapping
         For each length the seconds of candidates.
+    library : str, optional
+        The MPI library.
     """
     spread, lengths = Spread.of(layout), sorted(times)
     limits: list[int | None] = [math.isqrt(shorter * longer) for shorter, longer in pairwise(lengths)]
     limit_of = dict(zip(lengths, [*limits, None if lengths[-1] >= OPEN else lengths[-1]], strict=True))
-    rows = []
+    rows: list[Row] = []
+    native_rows: list[Row] = []
     # Where no two ranks share a node, it makes no difference whether they could share memory.
     for memory in (Memory.NONE,) if spread is Spread.ONE_EACH else Memory:
         able = {nbytes: _able(times[nbytes], memory) for nbytes in lengths}
@@ -211,19 +228,44 @@ def rows_of(collective: Collective, layout: Layout, times: Mapping[int, Times]) 
             # Shorter vectors of calls are always copied, and other nodes have other memory.
             apart = spread is Spread.ONE_NODE and nbytes > ANNOUNCED
             steps.append((chosen(able[nbytes], [usual, *before], apart=apart), nbytes))
-        for choice, group in groupby(steps, lambda step: step[0]):
-            same = [nbytes for _, nbytes in group]
-            told = {nbytes: {str(one): taken for one, taken in able[nbytes].items()} for nbytes in same}
-            where = None if spread is Spread.ONE_EACH else memory
-            rows.append(Row(collective, choice, limit_of[same[-1]], layout.size, spread, where, told))
-    return rows
+        where = None if spread is Spread.ONE_EACH else memory
+        of_library = [
+            (_or_native(choice, times[nbytes], able[nbytes], nbytes, spread), nbytes) for choice, nbytes in steps
+        ]
+        for found, kept, of in ((steps, rows, None), (of_library, native_rows, library)):
+            for choice, group in groupby(found, lambda step: step[0]):
+                same = [nbytes for _, nbytes in group]
+                # Of other memories nothing is told, and of the MPI library's own where it might be taken.
+                told = {
+                    nbytes: {
+                        str(one): taken
+                        for one, taken in times[nbytes].items()
+                        if one in able[nbytes] or (of is not None and one.choice.algorithm == NATIVE)
+                    }
+                    for nbytes in same
+                }
+                kept.append(Row(collective, choice, limit_of[same[-1]], layout.size, spread, where, told, of))
+    return [*native_rows, *rows] if any(row.choice.native for row in native_rows) else rows
+
+
+def _or_native(choice: Choice, times: Times, able: Times, nbytes: int, spread: Spread) -> Choice:
+    """Return our choice, or the MPI library's own collective in its place where that was faster in other memory."""
+    native = times.get(Candidate(Choice(NATIVE)))
+    ours = able.get(Candidate(choice.in_other_memory), able.get(Candidate(choice._replace(elsewhere=None))))
+    if native is None or ours is None or native >= ours / TOLERANCE:
+        return choice
+    shared = any(one.registered and one.choice == choice._replace(elsewhere=None) for one in able)
+    if shared and spread is Spread.ONE_NODE and nbytes > ANNOUNCED:
+        return choice._replace(elsewhere=NATIVE)
+    return Choice(NATIVE)
 
 
 def _able(times: Times, memory: Memory) -> Times:
-    """Return the times of what can be taken with a memory; without any to share, "shared" is "direct"."""
+    """Return the times of our own that can be taken with a memory; without any to share, "shared" is "direct"."""
+    ours = {one: taken for one, taken in times.items() if one.choice.algorithm != NATIVE}
     if memory is Memory.TOGETHER:
-        return times
-    return {one: taken for one, taken in times.items() if not one.registered and one.choice.algorithm != "shared"}
+        return ours
+    return {one: taken for one, taken in ours.items() if not one.registered and one.choice.algorithm != "shared"}
 
 
 def _fastest(times: Times) -> str:

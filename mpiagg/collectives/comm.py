@@ -82,10 +82,10 @@ class Comm(MPI.Intracomm):
         self._reproducible = reproducible
         if self:
             # Here, since all ranks are here; a nonblocking call must not have to wait for that.
-            self.channel()
+            self._open()
         return self
 
-    def channel(self) -> Channel:
+    def _open(self) -> Channel:
         """Return what messages of the collectives travel on; the first call makes it, and is collective."""
         self._channel = channel_of(self, reproducible=self._reproducible)
         return self._channel
@@ -172,7 +172,7 @@ class Comm(MPI.Intracomm):
         except (AttributeError, KeyError):
             if not self:
                 super().Barrier()  # which says what is wrong
-            channel = self.channel()
+            channel = self._open()
             call = channel.calls.find("Barrier", lambda: Barrier(channel))
         if CHECK:
             call.check()
@@ -330,7 +330,7 @@ def _resolved(method: Method, given: tuple[Any, ...]) -> Any:
     comm = given[0]
     if not comm:
         method.now(*given)  # which says what is wrong
-    channel = comm.channel()
+    channel = comm._open()  # noqa: SLF001 - of the class above
     asked = method.read(channel, *given[1:])
     if asked is None:
         return Unread(channel, method.now.__name__)
@@ -365,7 +365,7 @@ def _plan(comm: Comm, method: Method, given: tuple[Any, ...], memory: Memory) ->
     """
     if not comm or not threads_allowed():
         return None
-    channel = comm.channel()
+    channel = comm._open()  # noqa: SLF001 - of the class above
     asked = method.read(channel, *given)
     if asked is None:
         return None

@@ -2,6 +2,7 @@
 
 import json
 import math
+import sys
 from dataclasses import replace
 
 import numpy as np
@@ -274,7 +275,8 @@ def test_a_rank_that_fails_ends_the_job(run_ranks):
 
 
 def test_without_its_data_the_demo_says_what_to_install(monkeypatch):
-    monkeypatch.setattr("mpiagg.cli.demo.find_spec", lambda name: None if name == "sklearn" else name)
+    module = sys.modules["mpiagg.cli.demo"]
+    monkeypatch.setattr(module, "find_spec", lambda name: None if name == "sklearn" else name)
     done = CliRunner().invoke(main, ["demo"])
     assert done.exit_code == 1
     assert "pip install 'mpiagg[demo]'" in done.output

@@ -148,6 +148,22 @@ def test_halves_are_combined_in_float32_in_any_case(ours, size):
     assert "native" not in last()
 
 
+def test_a_rank_without_elements_of_its_own(ours, rank, size):
+    # The last ranks get nothing, and what they get lies where their input begins.
+    x = np.full((1, 3), rank + 1.0)
+    total = sum(range(1, size + 1))
+    for _ in range(2):
+        got = mpiagg.reduce_scatter(x, comm=ours)
+        assert got.tolist() == ([[total] * 3] if rank == 0 else [])
+        buffer = np.full((1, 3), rank + 1.0)
+        mpiagg.reduce_scatter(buffer, out=buffer[: len(got)], comm=ours)
+        assert rank or (buffer == total).all()
+        nothing = np.empty((0, 3))
+        assert mpiagg.allgather(nothing, comm=ours).shape == (size, 0, 3)
+        assert mpiagg.allreduce(nothing, out=nothing[:], comm=ours).size == 0
+        mpiagg.reduce(nothing.astype(int), "max", comm=ours)
+
+
 def test_a_shape_that_changes_is_another_call(ours, rank, size):
     x, out = np.full(12, rank, np.float32), np.empty(12, np.float32)
     for shape in ((12,), (3, 4), (2, 6), (12,)):

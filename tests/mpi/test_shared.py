@@ -272,7 +272,7 @@ def test_other_communicators_than_that_of_the_memory(comm, world, rank, size):
 
 
 def test_calls_of_the_communicator_on_registered_memory(world, rank, size):
-    comm = mpiagg.Comm(world)
+    comm = mpiagg.Comm(world, reproducible=True)
     for length in (3, 2000, 20_000):
         vectors = vectors_of(size, size * length)
         x, block = mpiagg.empty(size * length, comm=comm), mpiagg.empty(length, comm=comm)
