@@ -14,7 +14,7 @@ from mpiagg.aggregation.backends import Backend
 from mpiagg.aggregation.elementwise import Elementwise
 from mpiagg.arrays import HOST, Array, check_wire_dtype, device_of, reduction, working_dtype
 from mpiagg.common.arguments import check_flag, check_number
-from mpiagg.plans.choices import NATIVE, Case, Choice, pick
+from mpiagg.plans.choices import NATIVE, NCCL, Case, Choice, pick
 from mpiagg.plans.on_node import folds_as_it_is
 from mpiagg.plans.program import Program, in_turn
 from mpiagg.schedules import Collective
@@ -44,6 +44,9 @@ class AllReduce(Elementwise):
         ``"direct"``, so that a value is quantised once on each way.
     by_layer : bool
         Reduce every tensor by itself, and not all of a dtype together.
+    reproducible : bool, optional
+        Whether results must have the bits of our own algorithms. They have in any case, but with ``"native"``,
+        ``"nccl"`` or a backend, which are refused then.
     backend : callable, optional
         Another library's all-reduce to use in place of an algorithm; see :mod:`mpiagg.aggregation.backends`.
 
@@ -78,6 +81,7 @@ class AllReduce(Elementwise):
         wire: str | None = None,
         *,
         by_layer: bool = False,
+        reproducible: bool | None = None,
         backend: Backend | None = None,
     ) -> None:
         super().__init__(comm, by_layer=by_layer)
@@ -87,6 +91,7 @@ class AllReduce(Elementwise):
 
         def check() -> str:
             self._check_arguments(denom)
+            self._check_reproducible(reproducible)
             how = "divide, then add" if divide_before else op
             each = "each tensor" if by_layer else "all tensors"
             by = "a backend" if backend else algorithm
@@ -108,6 +113,13 @@ class AllReduce(Elementwise):
         if self.backend is not None and (self.algorithm != "auto" or self.wire is not None):
             raise ValueError("a backend takes the place of an algorithm, and sends values as it likes: no wire")
         pick(self.algorithm, None, Case(Collective.ALLREDUCE, 0, self._channel.layout), self.wire)
+
+    def _check_reproducible(self, reproducible: bool | None) -> None:
+        if reproducible is not None:
+            check_flag("reproducible", reproducible)
+        if reproducible and (self.backend is not None or self.algorithm in (NATIVE, NCCL)):
+            by = "a backend" if self.backend is not None else f"algorithm {self.algorithm!r}"
+            raise ValueError(f"{by} has bits of its own; reproducible=True keeps to our algorithms")
 
     def _check_dtype(self, dtype: np.dtype[Any]) -> None:
         self.check_dtype(dtype)

@@ -162,7 +162,8 @@ def plan_of(task: Task, choice: Choice) -> Competitor:
     """Return the plan that ``"auto"`` would make if the choice stood in the table; collective."""
     channel = channel_of(task.comm)
     channel.calls.free()
-    with settings().trying(Case(task.collective, task.count * task.dtype.itemsize, channel.layout), choice):
+    case = Case(task.collective, task.count * task.dtype.itemsize, channel.layout, library=channel.library)
+    with settings().trying(case, choice):
         plan = task.ours("auto", None, planned=True)
     channel.calls.free()
     return plan

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Hashable
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -44,11 +45,11 @@ def checked(arguments: Arguments, channel: Channel) -> tuple[Call, Array, Array 
 def _key(arguments: Arguments, x: Any) -> Hashable:
     """Return what a call depends on; raise AttributeError where that cannot be said."""
     name, _, op, root, out, algorithm, lanes, wire, reproducible = arguments
-    which: Any = op if op.__class__ is str else op.handle  # type: ignore[union-attr]  # or there is none
+    which = op.handle if isinstance(op, MPI.Op) else op
     lies = out is x or (out is not None and _form(out))
     if algorithm == "auto" and lanes is None and wire is None and reproducible is None and root.__class__ is int:
         if x.__class__ is np.ndarray:
-            return name, x.dtype, x.shape, x.flags.num, lies, which, root
+            return name, x.dtype, x.dtype.num, x.shape, x.flags.num, lies, which, root
         return name, _form(x), lies, which, root
     # Types stand beside numbers, because True and 1.0 are equal to 1 and not as good.
     kinds = root.__class__, lanes.__class__, reproducible.__class__
@@ -63,7 +64,9 @@ def _kept(arguments: Arguments, x: Array, channel: Channel) -> Call:
     call.shape = () if result is None else result.shape
     op = arguments[2]
     if not isinstance(op, MPI.Op) or op.is_predefined:  # another one may have the handle of one that was freed
-        channel.calls.find(_key(arguments, x), lambda: call)
+        with suppress(AttributeError, TypeError):  # what cannot be a key
+            channel.calls.find(_key(arguments, x), lambda: call)
+            call.once = False
     return call
 
 
@@ -103,10 +106,10 @@ def meant(
 
 def _form(array: Any) -> Hashable:
     """Return what a call depends on of an array."""
-    if array.__class__ is np.ndarray:
-        return array.dtype, array.shape, array.flags.num
-    flags = array.flags
-    return array.dtype, array.shape, flags.c_contiguous, getattr(flags, "writeable", True), device_of(array).name
+    if isinstance(array, np.ndarray):
+        # The number tells C's long from long long, which may be equal.
+        return array.__class__, array.dtype, array.dtype.num, array.shape, array.flags.num
+    return array.dtype, array.shape, array.flags.c_contiguous, device_of(array).name
 
 
 def _layout(collective: Collective, x: Array, channel: Channel) -> tuple[tuple[int, ...], tuple[int, ...]]:

@@ -15,13 +15,13 @@ from typing import TYPE_CHECKING, Any
 from mpi4py import MPI
 
 from mpiagg.collectives import methods
-from mpiagg.collectives.methods import Asked, Method
+from mpiagg.collectives.methods import Method
 from mpiagg.collectives.requests import Prequest, Request
 from mpiagg.common.arguments import check_flag
 from mpiagg.errors import RankFailedError
 from mpiagg.plans.background import threads_allowed
 from mpiagg.plans.bound import prepare
-from mpiagg.plans.calls import Barrier, Call, Unread, resolve
+from mpiagg.plans.calls import Barrier, Unread, resolve
 from mpiagg.plans.choices import NATIVE, Memory
 from mpiagg.plans.plan import Plan
 from mpiagg.transport import CHECK, Channel, channel_of, free_channel_of, meet
@@ -173,9 +173,12 @@ class Comm(MPI.Intracomm):
             if not self:
                 super().Barrier()  # which says what is wrong
             channel = self._open()
+            if CHECK:
+                channel.agree("barrier")
             call = channel.calls.find("Barrier", lambda: Barrier(channel))
-        if CHECK:
-            call.check()
+        else:
+            if CHECK:
+                call.check()
         call.used = True
         if call.given_as_it_is:
             call.record(MPI.Intracomm.Barrier, (self,))
@@ -313,16 +316,18 @@ def _run(method: Method, given: tuple[Any, ...]) -> None:
     try:
         channel: Channel = given[0]._channel  # noqa: SLF001 - of the class above
         call: Any = channel.calls[method.key(given)]
+        if CHECK:
+            call.check()
     except (AttributeError, IndexError, KeyError, TypeError):
         call = _resolved(method, given)
-    if CHECK:
-        call.check()
     call.used = True
     if call.given_as_it_is:
         call.record(method.now, given)
     else:
         x, out = method.arrays(call.channel, call.operation.reduction.dtype, given)
         call.run(x, out)
+        if call.once:
+            call.free()
 
 
 def _resolved(method: Method, given: tuple[Any, ...]) -> Any:
@@ -333,17 +338,19 @@ def _resolved(method: Method, given: tuple[Any, ...]) -> Any:
     channel = comm._open()  # noqa: SLF001 - of the class above
     asked = method.read(channel, *given[1:])
     if asked is None:
-        return Unread(channel, method.now.__name__)
-    call = _call(channel, method, asked, given)
-    with suppress(AttributeError, IndexError, TypeError):  # what cannot be a key
-        key = method.key(given)
-        channel.calls.find(key, lambda: call)
-    return call
-
-
-def _call(channel: Channel, method: Method, asked: Asked, given: tuple[Any, ...]) -> Call:
+        unread = Unread(channel, method.name)
+        if CHECK:
+            unread.check()
+        return unread
     arrays = method.arrays(channel, asked.reduction.dtype, given)
-    return resolve(channel, asked.operation(channel, arrays=arrays), *arrays, quiet=True)
+    operation = asked.operation(channel, arrays=arrays)
+    if CHECK:  # before anything is made that ranks make together
+        channel.agree(operation.in_words)
+    call = resolve(channel, operation, *arrays, quiet=True)
+    with suppress(AttributeError, IndexError, TypeError):  # what cannot be a key
+        channel.calls.find(method.key(given), lambda: call)
+        call.once = False
+    return call
 
 
 def _start(comm: Comm, method: Method, *given: Any) -> MPI.Request:

@@ -358,13 +358,16 @@ def _run(
     channel = channel_of(comm)
     if CHECK if check is None else check:
 
-        def say() -> str:
+        def say() -> str:  # before anything is made that ranks make together
             check_timeout(timeout)
-            return checked(arguments, channel)[0].operation.in_words
+            return meant(arguments, as_input(arguments[1]), channel)[0].in_words
 
         channel.agree_on(say)
     call, x, out = checked(arguments, channel)
-    call.run(x, out, DEFAULT_TIMEOUT if timeout is None else check_timeout(timeout))
+    seconds = DEFAULT_TIMEOUT if timeout is None else check_timeout(timeout)
+    call.run(x, out, seconds)
+    if call.once:
+        call.free()
     return out  # type: ignore[return-value]  # as above
 
 

@@ -77,7 +77,10 @@ def _form(buffer: Any) -> Any:
         return (kind, *map(_part, buffer))
     if buffer is None or buffer is _IN_PLACE:
         return kind
-    raise TypeError
+    if isinstance(buffer, np.ndarray):
+        return kind, buffer.dtype, buffer.size, buffer.flags.num
+    with memoryview(buffer) as view:
+        return kind, view.format, view.nbytes, view.readonly, view.c_contiguous
 
 
 def _part(part: Any) -> tuple[Any, ...]:

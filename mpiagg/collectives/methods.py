@@ -70,6 +70,8 @@ class Method(NamedTuple):
 
     Attributes
     ----------
+    name : str
+        The collective.
     now, start, init : callable
         mpi4py's own methods: the blocking, the nonblocking and the persistent one.
     key : callable
@@ -80,6 +82,7 @@ class Method(NamedTuple):
         Returns the input and the output of a call that has been read, as vectors of a dtype.
     """
 
+    name: str
     now: Callable[..., object]
     start: Callable[..., MPI.Request]
     init: Callable[..., MPI.Prequest]
@@ -286,6 +289,7 @@ def _is_rank(channel: Channel, root: object) -> bool:
 _COMM = MPI.Intracomm
 
 BCAST: Final = Method(
+    "broadcast",
     _COMM.Bcast,
     _COMM.Ibcast,
     _COMM.Bcast_init,
@@ -294,6 +298,7 @@ BCAST: Final = Method(
     _bcast_arrays,
 )
 ALLGATHER: Final = Method(
+    "allgather",
     _COMM.Allgather,
     _COMM.Iallgather,
     _COMM.Allgather_init,
@@ -302,6 +307,7 @@ ALLGATHER: Final = Method(
     _allgather_arrays,
 )
 ALLREDUCE: Final = Method(
+    "allreduce",
     _COMM.Allreduce,
     _COMM.Iallreduce,
     _COMM.Allreduce_init,
@@ -310,6 +316,7 @@ ALLREDUCE: Final = Method(
     _allreduce_arrays,
 )
 REDUCE: Final = Method(
+    "reduce",
     _COMM.Reduce,
     _COMM.Ireduce,
     _COMM.Reduce_init,
@@ -318,6 +325,7 @@ REDUCE: Final = Method(
     _reduce_arrays,
 )
 REDUCE_SCATTER_BLOCK: Final = Method(
+    "reduce_scatter",
     _COMM.Reduce_scatter_block,
     _COMM.Ireduce_scatter_block,
     _COMM.Reduce_scatter_block_init,
@@ -326,6 +334,7 @@ REDUCE_SCATTER_BLOCK: Final = Method(
     _block_arrays,
 )
 REDUCE_SCATTER: Final = Method(
+    "reduce_scatter",
     _COMM.Reduce_scatter,
     _COMM.Ireduce_scatter,
     _COMM.Reduce_scatter_init,

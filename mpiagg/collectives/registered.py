@@ -28,8 +28,8 @@ def empty(
     """Return a new array, uninitialised, in memory that all ranks of the node have mapped; collective.
 
     Collectives on ``comm`` find by themselves that an array, or a contiguous part of one, lies in such memory. Where
-    that is so on every rank of a node, its ranks reduce the vectors where they are: each its part of all of them.
-    ``reduce`` and ``reduce_scatter`` gain nothing: their ranks do not all get the whole vector.
+    that is so on every rank of a node, its ranks reduce the vectors where they are: each its part of all of them. A
+    reduce-scatter needs the inputs there, an all-gather the outputs, a reduction to one rank the inputs and its output.
 
     Parameters
     ----------

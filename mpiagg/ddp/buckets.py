@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from operator import itemgetter
 from typing import Any, Final
@@ -93,7 +93,7 @@ class Bucket:
         if self._brought_in is not None:
             self._brought_in.follow()
 
-    def pack(self, gradients: Sequence[Array | None], copied: Sequence[int] | None = None) -> None:
+    def pack(self, gradients: Sequence[Array | None], copied: Collection[int] | None = None) -> None:
         """Bring all the gradients in; those that are ``copied``, where that is known of arrays of NumPy's."""
         if copied is None:
             for index in self.views:
@@ -105,7 +105,7 @@ class Bucket:
                 if index in self.views:
                     np.copyto(self.views[index], gradients[index])  # type: ignore[arg-type]  # none is missing
 
-    def unpack(self, gradients: Sequence[Array | None], copied: Sequence[int] | None = None) -> None:
+    def unpack(self, gradients: Sequence[Array | None], copied: Collection[int] | None = None) -> None:
         """Bring the gradients that are not missing back out, unless they are views of the bucket; as :meth:`pack`."""
         if copied is not None:
             whole = len(copied) == len(gradients)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import Any, Protocol
 
 from mpiagg.arrays import Array
@@ -79,14 +79,14 @@ class Launcher:
                 self._flights[self._started].start()
             self._started += 1
 
-    def place_rest(self, gradients: Sequence[Array | None], copied: Sequence[int] | None = None) -> None:
+    def place_rest(self, gradients: Sequence[Array | None], copied: Collection[int] | None = None) -> None:
         """Bring in the gradients that are not in yet: now all buckets are on their way.
 
         Parameters
         ----------
         gradients : sequence of numpy.ndarray or None
             Those of all parameters.
-        copied : sequence of int, optional
+        copied : collection of int, optional
             As for :meth:`Bucket.pack`, where none is in yet.
         """
         for number, bucket in enumerate(self._buckets):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from operator import attrgetter, is_
 from typing import Any, Final
 from weakref import ref
@@ -33,9 +33,9 @@ class Settled:
         self._all = range(len(views))
         self._forms: list[Any] = []
         self._last: list[Callable[[], object]] = []
-        self._copied: Sequence[int] = ()
+        self._copied: Collection[int] = ()
 
-    def copied(self, gradients: Sequence[Any]) -> Sequence[int] | None:
+    def copied(self, gradients: Sequence[Any]) -> Collection[int] | None:
         """Return which gradients of a list are copied to the buckets and back; None for a list that is not known."""
         try:
             forms = list(map(_FORM, gradients))
@@ -47,11 +47,11 @@ class Settled:
             return self._copied
         return None
 
-    def keep(self, gradients: Sequence[Any]) -> Sequence[int] | None:
+    def keep(self, gradients: Sequence[Any]) -> Collection[int] | None:
         """Remember a list that has been found good; return as :meth:`copied` does, None where any is missing."""
         if not all(isinstance(gradient, np.ndarray) for gradient in gradients):
             return None
         self._forms, self._last = list(map(_FORM, gradients)), list(map(ref, gradients))
         apart = [i for i in self._all if not same_memory(gradients[i], self._views[i])]
-        self._copied = self._all if len(apart) == len(self._views) else apart
+        self._copied = self._all if len(apart) == len(self._views) else frozenset(apart)
         return self._copied

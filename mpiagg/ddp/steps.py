@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import suppress
 from functools import partial
 
@@ -23,7 +23,7 @@ from mpiagg.plans.plan import Plan
 from mpiagg.transport import channel_of
 
 Gradients = list[Array | None]
-Copied = Sequence[int] | None
+Copied = Collection[int] | None
 """Which gradients of a list must be copied to the buckets and back, where that is known: see :class:`Settled`."""
 
 

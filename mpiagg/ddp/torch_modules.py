@@ -104,7 +104,8 @@ class TorchParameter:
             return None
         if gradient is self._shown[1]:
             return self._shown[0]
-        if gradient.dtype is torch.float32 and gradient.device.type == "cpu" and gradient.layout is torch.strided:
+        usual = gradient.dtype is torch.float32 and gradient.device.type == "cpu"
+        if usual and gradient.layout is torch.strided and not gradient.is_neg():
             return np.asarray(gradient.detach().numpy())
         return array_of(gradient.resolve_conj().resolve_neg(), f"the gradient of parameter {self._name}")
 

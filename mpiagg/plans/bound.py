@@ -129,7 +129,7 @@ def _copying(channel: Channel, operation: Operation, x: Array | None, out: Array
         load = partial(device.convert, buffer[o.source].reshape(x.shape), x)
     if mapped is None and out is not None and o.target is not None:
         store = partial(device.convert, out, buffer[o.target].reshape(out.shape))
-    return Copying(buffer, load, store)
+    return Copying(buffer, load, store, buffer.nbytes if mapped is None else 0)
 
 
 def _as_buffer(channel: Channel, operation: Operation, out: Array | None) -> Array | None:

@@ -82,12 +82,15 @@ class Call:
         Whether this rank gets one.
     used : bool
         Whether it was used since the channel has last looked for calls to forget.
+    once : bool
+        Whether it cannot be found again, and is freed when it has run.
     plan : Plan or None
         What it runs, if it has a plan of its own.
     given_as_it_is : bool
         Whether a method of mpi4py's is for the MPI library, with the arguments that it was given: by ``record``.
     """
 
+    once = True
     given_as_it_is = False
     plan: Plan[Any] | None = None
 
@@ -161,11 +164,18 @@ class _Native(Call, Recorded):
     given_as_it_is = True
 
     def __init__(
-        self, channel: Channel, operation: Operation, x: Array | None, out: Array | None, *, quiet: bool = False
+        self,
+        channel: Channel,
+        operation: Operation,
+        x: Array | None,
+        out: Array | None,
+        *,
+        quiet: bool = False,
+        words: str = "",
     ) -> None:
         Call.__init__(self, channel, operation, quiet=quiet)
         # What ranks pass to MPI's methods may rightly differ in more than what is the same on all.
-        what = operation.label if quiet else operation.in_words
+        what = operation.label if quiet else words or operation.in_words
         Recorded.__init__(self, channel, what, operation.collective.value, operation.nbytes)
         self._call = native_caller(channel.comm, operation, x, out)
 
@@ -187,6 +197,7 @@ class Unread(Recorded):
 
     given_as_it_is = True
     used = True
+    once = False
 
     def __init__(self, channel: Channel, name: str) -> None:
         super().__init__(channel, name)
@@ -235,6 +246,7 @@ class _Short(_WithPlan):
         letters.x, letters.out = x, out
         plan.timeout = timeout  # type: ignore[union-attr]  # there is one
         self._go()
+        letters.x = letters.out = None  # which are the caller's to keep
 
 
 class _Copied(_WithPlan):
@@ -249,11 +261,18 @@ class _Copied(_WithPlan):
         self._source = None if x is None or o.source is None else buffer[o.source].reshape(x.shape)
         self._target = None if out is None or o.target is None else buffer[o.target].reshape(out.shape)
         self._native: Call | None = None
+        self._nbytes = 0
         if o.choice.algorithm == NATIVE:
             self._parts = tuple(None if part is None else buffer[part] for part in (o.source, o.target))
             self._native = _Native(channel, o, self._parts[0], self._parts[1])
+            self._nbytes = buffer.nbytes
         else:
             self._take(plan_of(channel, o, bind_operation(channel, o, buffer), None), buffer.nbytes)
+
+    @property
+    def nbytes(self) -> int:
+        """The memory that belongs to it alone."""
+        return self._nbytes if self._native is not None else super().nbytes
 
     def run(self, x: Array | None, out: Array | None, timeout: float = DEFAULT_TIMEOUT) -> None:
         """Carry the operation out; see :meth:`Call.run`."""
@@ -305,7 +324,9 @@ class _Placed(Call):
         super().__init__(channel, operation, quiet=quiet)
         choice = operation.choice
         other = replace(operation, choice=choice.in_other_memory) if choice.elsewhere == NATIVE else None
-        self._native = None if other is None else _Native(channel, other, x, out, quiet=quiet)
+        # On other ranks the same call may be one that is copied, under the words of the whole choice.
+        words = operation.in_words
+        self._native = None if other is None else _Native(channel, other, x, out, quiet=quiet, words=words)
 
     def run(self, x: Array | None, out: Array | None, timeout: float = DEFAULT_TIMEOUT) -> None:
         """Carry the operation out; see :meth:`Call.run`."""

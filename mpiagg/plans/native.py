@@ -66,6 +66,8 @@ def native_call(o: Operation, x: Array | None, out: Array | None) -> NativeCall:
         return NativeCall(method, (_sent(x if out is None else out), o.root), bring)
     if out is not None and not out.size:
         out = np.empty_like(out)  # without elements two arrays may lie in one place, which MPI takes for one
+    if x is not None and out is not None and x.dtype.char != out.dtype.char:
+        out = out.view(x.dtype)  # of two equal dtypes, as C's long and long long may be, MPI wants one
     given, before = _apart(o, x, out)
     if o.collective is Collective.REDUCE:
         return NativeCall(method, (given, out, o.op, o.root), before)
@@ -119,7 +121,7 @@ def native_caller(
     more = {Collective.ALLGATHER: (), Collective.REDUCE: (o.op, o.root)}.get(o.collective, (o.op,))
     if x is out and o.collective in (Collective.ALLREDUCE, Collective.REDUCE):
         return lambda _, out: method(MPI.IN_PLACE, out, *more)
-    if out is not None and not out.size:
+    if out is not None and (not out.size or (x is not None and x.dtype.char != out.dtype.char)):
         return general
     if x is None or out is None or (x.flags.owndata and out.flags.owndata and x is not out):
         return lambda x, out: method(x, out, *more)

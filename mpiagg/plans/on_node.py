@@ -112,7 +112,7 @@ class OnNode:
             self.places = Places(o, self.node, shared, x, out, in_place=False)
             self.first = self.places.bring
         else:
-            whole, self.first, self.store = self.copying
+            whole, self.first, self.store, _ = self.copying
             self.places = Places(o, self.node, shared, whole, whole, in_place=True)
 
     @property
@@ -147,20 +147,53 @@ class OnNode:
     # -- made by each rank for itself
 
     def called(self) -> Program:
-        """Return the program of blocking calls, at the next of which the others' arrays may lie elsewhere."""
-        memory, ground = self.channel.memory, self.channel.memory_for_calls()
+        """Return the program of blocking calls, at the next of which the others' arrays may lie elsewhere.
+
+        Whether there are any arrays to be looked for is asked when it runs: on all ranks at the same call.
+        """
+        if self.device is None and self.operation.nbytes <= ANNOUNCED:
+            return self._unannounced()
+        if self.device is not None:
+            return self._announced()
+        memory, made = self.channel.memory, dict[bool, Program]()
+
+        def choose() -> Program:
+            leased = memory.leased
+            if leased not in made:
+                made[leased] = self._announced() if leased else self._unannounced()
+            return made[leased]
+
+        def release() -> None:
+            for program in made.values():
+                for each in program.releases:
+                    each()
+            made.clear()
+
+        rounds = (Deferred(choose).as_round(),)
+        return Program(rounds, (release,), self._scratch_bytes(), self._sent_bytes())
+
+    def _unannounced(self) -> Program:
+        """Return the program for arrays of which none can be in memory that the ranks share."""
+        ground = self.channel.memory_for_calls() if self.mailed else None
+        if ground is None:
+            return self.by_messages()
+        gate, block = ground
+        program = self.by_mail(gate, block)
+        enter = BoundRound((partial(gate.enter, self.operation.signature),), (), (), ())
+        leave = BoundRound((gate.leave,), (), (), ())
+        return replace(program, rounds=(enter, *program.rounds, leave), sent_bytes=self._sent_bytes())
+
+    def _announced(self) -> Program:
+        """Return the program that begins with a gate, at which ranks say where their arrays lie."""
+        ground = self.channel.memory_for_calls()
         if ground is None:
             return self.by_messages()
         gate, block = ground
         enter = BoundRound((partial(gate.enter, self.operation.signature),), (), (), ())
         leave = BoundRound((gate.leave,), (), (), ())
-        if self.device is None and (self.operation.nbytes <= ANNOUNCED or (self.mailed and not memory.leased)):
-            program = self.by_mail(gate, block)
-            return replace(program, rounds=(enter, *program.rounds, leave), sent_bytes=self._sent_bytes())
-        if self.device is None and not memory.leased:
-            return self.by_messages()
         met = gate_round(gate, self.operation.label, 0)
-        announce = met._replace(starts=(partial(gate.announce, gate.in_short(self.places.positions())), *met.starts))
+        announced = gate.in_short(self.places.positions())
+        announce = met._replace(starts=(partial(gate.announce, announced), *met.starts))
         found = _Found(gate, partial(self._where_they_lie, gate, block))
         rounds = (*self._ready().rounds, enter, announce, Deferred(found.program).as_round(), leave)
         return Program(rounds, (found.release,), self._scratch_bytes(), self._sent_bytes(), self.device)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -82,21 +81,6 @@ class Operation:
     def subject(self, trail: Trail) -> Subject:
         """Return the operation as it is recorded."""
         return Subject(trail, self.in_words, self.collective.value, self.nbytes)
-
-    @cached_property
-    def key(self) -> Hashable:
-        """What a plan for this operation depends on, beside the buffer's address."""
-        combine = self.reduction.combine
-        return (
-            self.collective,
-            self.root,
-            self.counts,
-            combine,
-            self.reduction.dtype,
-            self.reduction.divisor,
-            self.choice,
-            self.form,
-        )
 
     @cached_property
     def source(self) -> slice | None:

@@ -65,7 +65,11 @@ class Places:
             if not apart:
                 self.source = self.target = None
             return
-        if x is None or out is None or target is None:
+        if x is None or out is None:
+            return
+        if target is None:
+            if o.collective is Collective.BROADCAST:
+                self.source = None  # nobody would bring the root's own result to where it goes
             return
         place = target[o.own_chunk] if o.collective is Collective.ALLGATHER else target
         shaped = place.reshape(x.shape)
@@ -135,8 +139,11 @@ class Places:
 
 def _vector(operation: Operation, array: Array | None) -> Array | None:
     """Return an array as a vector that others may reach, or None where its elements do not follow one another."""
-    if array is None or (array.dtype != operation.reduction.dtype and device_of(array) is HOST):
+    if array is None:
         return None
+    if array.dtype != operation.reduction.dtype:  # of which only the kernel of an all-reduction knows what to do
+        kernel = operation.collective is Collective.ALLREDUCE and device_of(array) is not HOST
+        return flat(array) if kernel else None
     return flat(array)
 
 

@@ -193,10 +193,22 @@ class Plan(Generic[Result]):
     def wait_for(self, test: Callable[[], bool], awaited: Wait | Interleaved) -> None:
         """Wait within a run until ``test()`` succeeds; ``awaited`` says what that is for."""
         self._awaited = awaited
-        for _ in range(self._spins if isinstance(awaited.now, Arrival) else 0):
+        if not isinstance(awaited.now, Arrival):
+            self._wait(test)
+            return
+        for _ in range(self._spins):
             if test():
                 return
-        self._wait(test)
+        probe = self._channel.comm.Iprobe
+
+        def progressing() -> bool:
+            """Test, and let the MPI library bring forward what the program has started, as in its own barrier."""
+            if test():
+                return True
+            probe()
+            return False
+
+        self._wait(progressing)
 
     def _wait(self, test: Callable[[], bool]) -> None:
         wait_patiently(test, self._awaited_now, self.timeout, yields=self._yields, subject=self._subject)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from mpiagg.arrays import Accelerator, Array, Stream
@@ -207,7 +207,12 @@ class Copying(NamedTuple):
     buffer: Array
     load: Call | None
     store: Call | None
+    nbytes: int = 0
+    """Those of the vector, if it belongs to the program alone."""
 
     def around(self, program: Program) -> Program:
         """Return a program on the vector with the copies before and after it."""
-        return program if self.load is None and self.store is None else in_turn(self.load, program, self.store)
+        if self.load is None and self.store is None and not self.nbytes:
+            return program
+        whole = in_turn(self.load, program, self.store)
+        return replace(whole, nbytes=whole.nbytes + self.nbytes)

@@ -133,37 +133,21 @@ def _block_work(
     steps: Sequence[Step], reduction: Reduction, vectors: Vectors, block: tuple[int, int], aside: Array
 ) -> list[Call]:
     """Return the calls that carry out an owner's steps on one block."""
-    calls: list[Call] = []
     target: Any = None if vectors.target is None else vectors.target.block(*block)
     value: Any = target if vectors.source is None else vectors.source.block(*block)
-    held: Array | None = None
     fresh = vectors.apart  # whether nothing has been written to the target yet
+    operands: list[Operands] = []
     for step in steps:
-        if step.action is Action.FINISH:
-            if reduction.divisor is not None:
-                calls.append(partial(reduction.finish, target))
-            continue
         if step.action is Action.SEND:
             if step.peer != vectors.target_of:
-                calls.append(partial(np.copyto, vectors.targets[step.peer].block(*block), value))
+                operands.append((step, value, value, vectors.targets[step.peer].block(*block)))
             continue
-        other = vectors.sources[step.peer].block(*block)
-        if step.action is Action.RECEIVE:
-            calls.append(partial(np.copyto, target, other))
+        other = target if step.action is Action.FINISH else vectors.sources[step.peer].block(*block)
+        operands.append((step, value, target, other))
+        if step.action is not Action.HOLD:
             value, fresh = target, False
-            continue
-        received = other
-        if held is not None:
-            received = aside[: other.size]
-            calls.append(partial(reduction.combine, held, other, received))
-        held = received if step.action is Action.HOLD else None
-        if step.action is Action.REDUCE:
-            left, right = (received, value) if step.received_first else (value, received)
-            calls.append(partial(reduction.combine, left, right, target))
-            value, fresh = target, False
-    if fresh and target is not None:
-        calls.append(partial(np.copyto, target, value))
-    return calls
+    calls = _calls(operands, reduction, aside)
+    return [*calls, partial(np.copyto, target, value)] if fresh and target is not None else calls
 
 
 class Mail(NamedTuple):
@@ -223,10 +207,10 @@ class _Letter:
             return [(target.data, source.data) for target, source in chunks if source.size]
 
         def reads(boxes: Mapping[int, Array]) -> list[Call]:
-            def operands(step: Step) -> tuple[Step, Array, Array]:
+            def operands(step: Step) -> Operands:
                 own = buffer[lane[step.chunk][0] : lane[step.chunk + step.count - 1][1]]
                 box = boxes.get(step.peer, mail.own[0])
-                return step, own, box[places[step.chunk] : places[step.chunk + step.count]].view(buffer.dtype)
+                return step, own, own, box[places[step.chunk] : places[step.chunk + step.count]].view(buffer.dtype)
 
             return _calls(map(operands, done), task.reduction, aside)
 
@@ -262,27 +246,31 @@ def _aside(rounds: Sequence[Round], length: int, buffer: Array) -> Array:
     return device_of(buffer).empty(min(length, buffer.size) if holds else 0, buffer.dtype)
 
 
-def _calls(operands: Iterable[tuple[Step, Array, Array]], reduction: Reduction, aside: Array) -> list[Call]:
-    """Return the calls that carry out steps, each on our values and those of its peer, which lie in reach."""
+Operands = tuple[Step, Array, Array, Array]
+"""A step, our values, where what it makes of them goes, and the values of its peer, which lie in reach."""
+
+
+def _calls(operands: Iterable[Operands], reduction: Reduction, aside: Array) -> list[Call]:
+    """Return the calls that carry out steps."""
     calls: list[Call] = []
     held: Array | None = None
-    for step, own, other in operands:
-        if not own.size:
+    for step, value, target, other in operands:
+        if not value.size:
             continue
         if step.action is Action.FINISH:
             if reduction.divisor is not None:
-                calls.append(partial(reduction.finish, own))
+                calls.append(partial(reduction.finish, target))
         elif step.action is Action.SEND:
-            calls.append(partial(np.copyto, other, own))
+            calls.append(partial(np.copyto, other, value))
         elif step.action is Action.RECEIVE:
-            calls.append(partial(np.copyto, own, other))
+            calls.append(partial(np.copyto, target, other))
         else:
             received = other
             if held is not None:
-                received = aside[: own.size]
+                received = aside[: value.size]
                 calls.append(partial(reduction.combine, held, other, received))
             held = received if step.action is Action.HOLD else None
             if step.action is Action.REDUCE:
-                pair = (received, own) if step.received_first else (own, received)
-                calls.append(partial(reduction.combine, *pair, own))
+                left, right = (received, value) if step.received_first else (value, received)
+                calls.append(partial(reduction.combine, left, right, target))
     return calls

@@ -1,5 +1,9 @@
 """What ``"auto"`` takes: the MPI library's own collective where that breaks no promise, our algorithms elsewhere."""
 
+from array import array
+from contextlib import contextmanager
+from weakref import ref
+
 import numpy as np
 import pytest
 from mpi4py import MPI
@@ -191,12 +195,137 @@ def test_an_array_that_was_moved_is_found_where_it_is(ours, rank, size):
         assert (x == sum(range(size))).all()
 
 
+def apart_on(strided, length, value):
+    """Return an array that is contiguous, or every other element of one, where that is asked for."""
+    x = np.full(2 * length if strided else length, value, np.float32)
+    return x[::2] if strided else x
+
+
+@pytest.mark.parametrize("length", [3_000, 40_000, 400_000])
+def test_ranks_may_differ_in_layout_before_and_after_memory_is_shared(ours, rank, size, length):
+    # What was made for a strided array on one rank must not know of a world without registered memory.
+    kept = []
+    for turn in range(3):
+        for strided in (rank == 0, rank == size - 1):
+            x, out = apart_on(strided, length, rank + turn), apart_on(strided, length, -1)
+            mpiagg.allreduce(x, out=out, comm=ours)
+            assert (out == sum(range(size)) + turn * size).all()
+            assert (mpiagg.allgather(x, comm=ours) == np.arange(turn, turn + size)[:, None]).all()
+            given = mpiagg.broadcast(x, root=size - 1, out=out, comm=ours)
+            assert (given == size - 1 + turn).all()
+            got = mpiagg.reduce(x, comm=ours)
+            assert got is None or (got == sum(range(size)) + turn * size).all()
+            with mpiagg.AllReduce(ours, op="sum") as aggregation:
+                aggregation.aggregate([x])
+                assert (x == sum(range(size)) + turn * size).all()
+        kept.append(mpiagg.empty(length, comm=ours))
+
+
+def test_a_root_whose_result_is_not_contiguous(ours, rank):
+    x = mpiagg.empty(20_000, comm=ours)
+    x[:] = rank
+    target = np.zeros(40_000, np.float32)[::2] if rank == 0 else mpiagg.empty(20_000, comm=ours)
+    if rank == 0:
+        mpiagg.empty(20_000, comm=ours)
+    target[:] = -1
+    with mpiagg.broadcast_init(x, out=target, comm=ours) as plan:
+        for turn in range(2):
+            x[:] = rank + turn
+            plan()
+            assert (target == turn).all()
+
+
+def test_a_bad_argument_is_told_before_anything_is_made_together(rank, size):
+    with mpiagg_comm() as comm:
+        out = np.empty(8)
+        out.flags.writeable = rank != size - 1
+        with pytest.raises(ValueError if rank == size - 1 else mpiagg.MismatchError, match="read-only"):
+            mpiagg.allreduce(np.ones(8), out=out, comm=comm, check=True, timeout=10)
+        assert mpiagg.allreduce(np.ones(8), comm=comm, check=True)[0] == size
+
+
+@contextmanager
+def mpiagg_comm():
+    comm = mpiagg.Comm(MPI.COMM_WORLD)
+    yield comm
+    comm.Free()
+
+
+def test_words_and_numbers_of_other_classes_are_as_good(ours, size):
+    x = np.ones(5)
+    for op in (np.str_("sum"), "sum", MPI.SUM):
+        assert mpiagg.allreduce(x, op, comm=ours)[0] == size
+    for _ in range(2):
+        assert mpiagg.broadcast(x, root=np.int64(0), lanes=np.int64(1), algorithm="ring", comm=ours)[0] == 1
+
+
+def test_calls_that_cannot_be_found_again_leave_nothing_open(ours, size):
+    class Odd:
+        """Numbers that speak DLPack alone."""
+
+        def __init__(self, values):
+            self.values = values
+
+        def __dlpack__(self, **how):
+            return self.values.__dlpack__(**how)
+
+        def __dlpack_device__(self):
+            return self.values.__dlpack_device__()
+
+    total = np.empty(5)
+    opened = []
+    for _ in range(4):
+        for given in (array("d", [1.0] * 5), np.ones(5).view(np.matrix), memoryview(np.ones(5)), Odd(np.ones(5))):
+            ours.Allreduce(given, total)
+            assert (total == size).all()
+        opened.append(len(channel_of(ours).open))
+    assert opened[-1] == opened[0]
+
+
+def test_subclasses_that_own_their_memory_are_told_from_views(ours, size):
+    class Mine(np.ndarray):
+        pass
+
+    out = np.ones(5, int)
+    own = np.ndarray.__new__(Mine, 5, int)
+    own[:] = 1
+    for _ in range(2):
+        mpiagg.allreduce(own, out=out, comm=ours)
+        out[:] = 1
+        mpiagg.allreduce(out.view(Mine), out=out, comm=ours)
+        assert (out == size).all()
+
+
+def test_a_call_does_not_keep_the_callers_arrays(ours):
+    whole = np.ones(100)
+    seen = ref(whole)
+    part, out = whole[:10], np.empty(10)
+    ours.Allreduce(part, out)
+    mpiagg.allreduce(part, comm=ours)
+    del part, whole
+    assert seen() is None
+
+
+def test_messages_go_on_while_a_rank_waits_at_a_barrier(ours, rank, size):
+    words = np.zeros(1_000_000)
+    if rank == 0:
+        requests = [ours.Isend(words, other) for other in range(1, size)]
+    else:
+        ours.Recv(words, 0)
+    ours.Barrier()
+    if rank == 0:
+        MPI.Request.Waitall(requests)
+
+
 def test_two_equal_dtypes_of_two_codes_meet(ours, rank, size):
     # C's long and long long are both int64 here, and memory views tell them apart.
     for code in "lqlq":
         x = np.full(4, rank, code).astype(code)
         mpiagg.allreduce(x, out=x, comm=ours, algorithm="shared")
         assert (x == sum(range(size))).all()
+        out = np.empty(4, "q" if code == "l" else "l")
+        mpiagg.allreduce(np.full(4, rank, code), out=out, comm=ours)
+        assert (out == sum(range(size))).all()
 
 
 def test_a_key_says_all_that_a_call_depends_on():
@@ -213,7 +342,8 @@ def test_a_key_says_all_that_a_call_depends_on():
         ALLREDUCE.key((None, [y, 3, MPI.DOUBLE], x, MPI.SUM)),
     }
     assert len(keys) == 9
-    for unknown in (bytearray(8), "text", object()):
+    assert ALLREDUCE.key((None, bytearray(8), x, MPI.SUM)) != ALLREDUCE.key((None, bytes(8), x, MPI.SUM))
+    for unknown in ("text", object()):
         with pytest.raises((TypeError, AttributeError)):
             ALLREDUCE.key((None, unknown, x, MPI.SUM))
 
@@ -226,6 +356,20 @@ def test_ranks_that_do_not_agree_on_reproducible_are_told(rank, size):
         mpiagg.Comm(MPI.COMM_WORLD, reproducible=1)
     with pytest.raises(ValueError, match="reproducible"):
         mpiagg.allreduce(np.ones(3), reproducible="yes")
+
+
+def test_aggregations_are_reproducible_in_any_case(rank, size):
+    vectors = [values(other, 3000) for other in range(size)]
+    for asked in (None, True, False):
+        with mpiagg.AllReduce(op="sum", reproducible=asked) as aggregation:
+            x = vectors[rank].copy()
+            aggregation.aggregate([x])
+            assert same_bits(x, result("allreduce", vectors, rank)[1])
+    for refused in ({"algorithm": "native"}, {"backend": print}):
+        with pytest.raises(ValueError, match="reproducible=True keeps to our algorithms"):
+            mpiagg.AllReduce(reproducible=True, **refused)
+    with pytest.raises(ValueError, match="reproducible must be"):
+        mpiagg.AllReduce(reproducible="yes")
 
 
 def test_communicators_made_from_a_reproducible_one_are_reproducible(rank):
