@@ -21,9 +21,10 @@ from mpiagg.common.arguments import check_flag
 from mpiagg.errors import RankFailedError
 from mpiagg.plans.background import threads_allowed
 from mpiagg.plans.bound import prepare
-from mpiagg.plans.calls import Barrier, Unread, resolve
+from mpiagg.plans.calls import Barrier, resolve
 from mpiagg.plans.choices import NATIVE, Memory
 from mpiagg.plans.plan import Plan
+from mpiagg.plans.recorded import Unread
 from mpiagg.transport import CHECK, Channel, channel_of, free_channel_of, meet
 from mpiagg.transport.failures import all_agree, survivors
 

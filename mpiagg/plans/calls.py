@@ -20,48 +20,17 @@ from mpiagg.plans.native import native_caller
 from mpiagg.plans.one_shot import OneShot, serves_at_once
 from mpiagg.plans.operation import Operation
 from mpiagg.plans.plan import Plan
+from mpiagg.plans.recorded import Recorded
 from mpiagg.plans.sharing import gate_program
 from mpiagg.plans.staging import from_host, to_host
 from mpiagg.schedules import Collective
-from mpiagg.transport import DEFAULT_TIMEOUT, Channel, process
-from mpiagg.watch import END, Subject, clock, failed
+from mpiagg.transport import DEFAULT_TIMEOUT, Channel
 
 QUICK_BARRIERS: Final = ("Open MPI",)
 """The MPI libraries whose own barrier takes less time on a node than a gate of ours: ``bench/calls.py`` shows it."""
 
 _NEW_ERRSTATE: Final = int(np.__version__.partition(".")[0]) >= 2
 """Whether NumPy's errors are handled as a context says, and not as a thread says."""
-
-
-class Recorded:
-    """Calls of the MPI library's own, with the recorder around them and nothing else.
-
-    Parameters
-    ----------
-    channel : Channel
-    what : str
-        What is called.
-    collective : str, optional
-        Which collective that is.
-    nbytes : int
-        The bytes of its buffer.
-    """
-
-    def __init__(self, channel: Channel, what: str, collective: str | None = None, nbytes: int = 0) -> None:
-        self.subject = Subject(channel.trail, f"{what} by {NATIVE}" if collective is None else what, collective, nbytes)
-        self.subject.unleavable = DEFAULT_TIMEOUT
-        self._failures, self._begin = channel.failures, process().recorder.begin
-
-    def record(self, call: Callable[..., object], given: tuple[Any, ...]) -> None:
-        """Make a call with the arguments that it is given."""
-        entry = self._begin(self.subject, True)
-        try:
-            call(*given)
-        except BaseException as error:
-            failed(entry)
-            self._failures.raise_for(error)
-            raise
-        entry[END] = clock()
 
 
 class Call:
@@ -183,29 +152,6 @@ class _Native(Call, Recorded):
         """Carry the operation out; see :meth:`Call.run`."""
         self.subject.unleavable = timeout
         self.record(self._call, (x, out))
-
-
-class Unread(Recorded):
-    """A call of a method whose arguments are for the MPI library alone.
-
-    Parameters
-    ----------
-    channel : Channel
-    name : str
-        The method's.
-    """
-
-    given_as_it_is = True
-    used = True
-    once = False
-
-    def __init__(self, channel: Channel, name: str) -> None:
-        super().__init__(channel, name)
-        self._agree = partial(channel.agree, f"{name} of arguments for the MPI library alone")
-
-    def check(self) -> None:
-        """Raise on all ranks if others are about to make another call; collective."""
-        self._agree()
 
 
 class _WithPlan(Call):
