@@ -15,7 +15,7 @@ from mpiagg.arrays import Array, Form, Reduction, as_input, check_output, check_
 from mpiagg.collectives.mpi_ops import resolve as resolve_op
 from mpiagg.common.arguments import check_flag, check_root
 from mpiagg.plans.calls import Call, resolve
-from mpiagg.plans.choices import NATIVE, PLANNED_NATIVE, Case, Choice, pick, takes_native
+from mpiagg.plans.choices import NATIVE, Case, Choice, pick, takes_native
 from mpiagg.plans.operation import Operation, even_counts
 from mpiagg.schedules import Collective
 from mpiagg.transport import Channel
@@ -85,8 +85,8 @@ def meant(
         how, op, only_native = resolve_op(given_op, x.dtype, channel.size)
     counts, shape = _layout(collective, x, channel)
     nbytes = sum(counts) * how.dtype.itemsize
-    native = not reproducible and x.dtype == how.dtype and takes_native(collective, how, minima=False)
-    native = native and (at_once or nbytes <= PLANNED_NATIVE)
+    native = takes_native(collective, how, nbytes, minima=False, at_once=at_once)
+    native = native and x.dtype == how.dtype and not reproducible
     case = Case(collective, nbytes, channel.layout, library=channel.library if native else None)
     choice = pick(algorithm, lanes, case, wire, device)
     check_wire_dtype(wire, x.dtype)

@@ -339,10 +339,9 @@ def _resolved(method: Method, given: tuple[Any, ...]) -> Any:
     channel = comm._open()  # noqa: SLF001 - of the class above
     asked = method.read(channel, *given[1:])
     if asked is None:
-        unread = Unread(channel, method.name)
         if CHECK:
-            unread.check()
-        return unread
+            channel.agree(f"{method.name} of arguments for the MPI library alone")
+        return Unread(channel, method.name)
     arrays = method.arrays(channel, asked.reduction.dtype, given)
     operation = asked.operation(channel, arrays=arrays)
     if CHECK:  # before anything is made that ranks make together

@@ -18,7 +18,7 @@ from mpiagg.arrays import HOST, Array, Reduction, device_of
 from mpiagg.collectives import keys
 from mpiagg.collectives.buffers import Message, read
 from mpiagg.collectives.datatypes import reduction_of
-from mpiagg.plans.choices import PLANNED_NATIVE, Case, Memory, pick, takes_native
+from mpiagg.plans.choices import Case, Memory, pick, takes_native
 from mpiagg.plans.operation import Operation
 from mpiagg.schedules import Collective
 from mpiagg.transport import Channel, channel_of
@@ -56,8 +56,8 @@ class Asked(NamedTuple):
         x, out = arrays
         device = device_of(x if out is None else out)
         nbytes = sum(self.counts) * self.reduction.dtype.itemsize
-        native = takes_native(self.collective, self.reduction, minima=True) and not channel.reproducible
-        native = native and (at_once or nbytes <= PLANNED_NATIVE)
+        native = takes_native(self.collective, self.reduction, nbytes, minima=True, at_once=at_once)
+        native = native and not channel.reproducible
         case = Case(self.collective, nbytes, channel.layout, memory, channel.library if native else None)
         choice = pick("auto", None, case, device=device)
         return Operation(

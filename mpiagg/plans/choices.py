@@ -30,7 +30,7 @@ BY_WAY_OF_HOST: Final = 64 * 2**10
 the device in every round."""
 
 
-def takes_native(collective: Collective, reduction: Reduction, *, minima: bool) -> bool:
+def takes_native(collective: Collective, reduction: Reduction, nbytes: int, *, minima: bool, at_once: bool) -> bool:
     """Whether the MPI library's own collective may be taken for ``"auto"``: it breaks no promise of ours.
 
     An all-reduction has the same bits on all ranks. Those of the MPI library have, where the result does not depend on
@@ -40,9 +40,15 @@ def takes_native(collective: Collective, reduction: Reduction, *, minima: bool) 
     ----------
     collective : Collective
     reduction : Reduction
+    nbytes : int
+        Bytes of the vector.
     minima : bool
         Whether minima and maxima of numbers with NaN among them may be the MPI library's, and not NumPy's.
+    at_once : bool
+        Whether it is a blocking call, and no plan or request.
     """
+    if not (at_once or nbytes <= PLANNED_NATIVE):
+        return False
     if not collective.reduces or reduction.dtype.kind in "biuV":
         return True
     return collective is not Collective.ALLREDUCE and (minima or reduction.name not in ("min", "max"))

@@ -179,9 +179,7 @@ class OnNode:
             return self.by_messages()
         gate, block = ground
         program = self.by_mail(gate, block)
-        enter = BoundRound((partial(gate.enter, self.operation.signature),), (), (), ())
-        leave = BoundRound((gate.leave,), (), (), ())
-        return replace(program, rounds=(enter, *program.rounds, leave), sent_bytes=self._sent_bytes())
+        return replace(self._within(gate, program), sent_bytes=self._sent_bytes())
 
     def _announced(self) -> Program:
         """Return the program that begins with a gate, at which ranks say where their arrays lie."""
@@ -189,14 +187,17 @@ class OnNode:
         if ground is None:
             return self.by_messages()
         gate, block = ground
-        enter = BoundRound((partial(gate.enter, self.operation.signature),), (), (), ())
-        leave = BoundRound((gate.leave,), (), (), ())
         met = gate_round(gate, self.operation.label, 0)
         announced = gate.in_short(self.places.positions())
         announce = met._replace(starts=(partial(gate.announce, announced), *met.starts))
         found = _Found(gate, partial(self._where_they_lie, gate, block))
-        rounds = (*self._ready().rounds, enter, announce, Deferred(found.program).as_round(), leave)
+        program = self._within(gate, Program((announce, Deferred(found.program).as_round()), (), 0))
+        rounds = (*self._ready().rounds, *program.rounds)
         return Program(rounds, (found.release,), self._scratch_bytes(), self._sent_bytes(), self.device)
+
+    def _within(self, gate: SignedGate, program: Program) -> Program:
+        """Return a program that enters the operation at the gate that calls share first, and leaves it last."""
+        return in_turn(partial(gate.enter, self.operation.signature), program, gate.leave)
 
     def _where_they_lie(self, gate: SignedGate, block: Block, positions: tuple[Positions, ...]) -> Program:
         if self.places.reached(positions):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 from mpiagg.plans.choices import NATIVE
@@ -58,8 +57,3 @@ class Unread(Recorded):
 
     def __init__(self, channel: Channel, name: str) -> None:
         super().__init__(channel, name)
-        self._agree = partial(channel.agree, f"{name} of arguments for the MPI library alone")
-
-    def check(self) -> None:
-        """Raise on all ranks if others are about to make another call; collective."""
-        self._agree()
