@@ -144,7 +144,9 @@ def _mismatches() -> Iterator[Case]:
             if fault == "algorithm" and way in {"nonblocking", "Comm"}:
                 continue  # MPI's face has no word for it
             by: By = "at once" if way in _COMPARED else "warning"
-            yield Case(fault, way, Expected("error", by, _ODD, ("MismatchError",)))
+            # Where the odd rank is in a call of the MPI library's, it cannot leave it, and ends with the job.
+            in_mpi = fault in {"dtype", "collective"} and way in {"short", "Comm"}
+            yield Case(fault, way, Expected("error", by, _ODD, ("MismatchError",), "others" if in_mpi else "all"))
     yield Case("algorithm", "MPIAGG_ALGORITHM", Expected("error", "at once", _ODD, ("MismatchError",)))
     yield Case("shape", "DDP", Expected("error", "at once", _ODD, ("MismatchError",)))
     yield Case("order", "DDP", Expected("error", "at once", _ODD, ("MismatchError",)))

@@ -148,8 +148,8 @@ class Rank:
             time.sleep(PACE)
 
     def go_on(self) -> None:
-        """Work on as if nothing had happened."""
+        """Work on as if nothing had happened, on the same communicator."""
         for _ in range(2):
-            self.check(self.call(Asked()), Asked())
+            self.check(self.begin(Asked())() if self.way == "Comm" else self.call(Asked()), Asked())
         self.note("done")
         (self.folder / f"{os.getpid()}.finished").touch()

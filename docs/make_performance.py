@@ -24,7 +24,7 @@ UNITS = {2**20: "MiB", 2**10: "KiB", 1: "B"}
 def page() -> str:
     """Return the text of the page, with its tables."""
     text = PAGE.read_text()
-    tables = [_calls, _call_goals, _ddp, _node, _elsewhere, _network, _goals, _overhead]
+    tables = [_calls, _call_goals, _auto, _ddp, _node, _elsewhere, _network, _goals, _overhead]
     for name, table in ((make.__name__.removeprefix("_"), make()) for make in tables):
         # Once: after an empty place the pattern would match again, up to the end of the next.
         text = re.sub(PLACE.format(name), lambda _, table=table: table + "\n", text, count=1, flags=re.DOTALL)
@@ -91,6 +91,27 @@ def _call_goals() -> str:
             where = f"{row['verb']}, {row['arrays']}, {row['bytes']} B: {taken:.3g} us, {allowed:.3g} allowed"
             cells.append(f"{met} of {len(judged)}; {where}")
         lines.append(f"| {goal} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def _auto() -> str:
+    """Return how far "auto" is from the best of all algorithms and the MPI library's own."""
+    lines = []
+    for name in [f"auto-n2-{library}" for library in CALLS]:
+        rows = _saved(name)
+        sizes = sorted({row["bytes"] for row in rows})
+        lines += [_head(name, sizes)]
+        within = 0
+        for verb, kind in dict.fromkeys((row["verb"], row["arrays"]) for row in rows):
+            cells = []
+            for row in (row for row in rows if (row["verb"], row["arrays"]) == (verb, kind)):
+                us = dict(row["us"])
+                auto = us.pop("auto")
+                best = min(us, key=us.__getitem__)
+                within += auto <= 1.1 * us[best]
+                cells.append(f"{auto:.3g} / {us[best]:.3g} {best}")
+            lines.append(f"| {verb}, {kind} | {' | '.join(cells)} |")
+        lines[-1] += f"\n\n{within} of {len(rows)} are within 1.1 of the best.\n"
     return "\n".join(lines)
 
 

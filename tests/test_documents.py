@@ -2,11 +2,15 @@
 
 import json
 import os
+import sys
+from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec import Struct
 
 from mpiagg.common import documents
 
@@ -69,27 +73,63 @@ def test_what_is_no_file_is_not_waited_for(tmp_path):
         documents.read(Path(tmp_path / "absent"), 10)
 
 
-def test_fields_items_and_words_are_checked():
-    value = {"a": 1, "b": 2}
-    assert documents.fields("it", value, ("a",), ("a", "b")) is value
-    assert documents.items("rows", [1, 2], 2) == [1, 2]
-    assert documents.word("kind", "b", ("a", "b")) == "b"
-    assert documents.named("row 2", int, "7") == 7
-    for call, words in (
-        (lambda: documents.fields("it", [], ("a",)), "it must be an object, not []"),
-        (lambda: documents.fields("it", value, ("a", "c")), "'c' is missing"),
-        (lambda: documents.fields("it", value, ("a",)), "unknown field 'b'; known: a"),
-        (lambda: documents.items("rows", [1, 2], 1), "rows must be a list of at most 1, not [1, 2]"),
-        (lambda: documents.items("rows", {}, 1), "rows must be a list of at most 1, not {}"),
-        (lambda: documents.word("kind", "c", ("a", "b")), "kind must be one of a, b; not 'c'"),
-        (lambda: documents.word("kind", ["a"], ("a", "b")), "kind must be one of a, b; not ['a']"),
-        (lambda: documents.named("row 2", int, "x"), "row 2: invalid literal"),
+class Thing(Struct, forbid_unknown_fields=True):
+    a: int
+    lengths: dict[int, float] = {}
+
+    def __post_init__(self):
+        if self.a < 0:
+            raise ValueError("a must not be negative")
+
+
+def test_values_become_what_they_should_be():
+    assert documents.made({"a": 1, "lengths": {"8": 2}}, Thing) == Thing(1, {8: 2.0})
+    for value, words in (
+        ([], "Expected `object`, got `array`"),
+        ({}, "missing required field `a`"),
+        ({"a": 1, "b": 2}, "unknown field `b`"),
+        ({"a": True}, "Expected `int`, got `bool` - at `$.a`"),
+        ({"a": 1.0}, "Expected `int`, got `float` - at `$.a`"),
+        ({"a": "1"}, "Expected `int`, got `str` - at `$.a`"),
+        ({"a": -1}, "a must not be negative"),
+        ({"a": 1, "lengths": {"8": "2"}}, "Expected `float`, got `str` - at `$.lengths[...]`"),
+        ({"a": 1, "\x1b[31m": 2}, "unknown field `\N{REPLACEMENT CHARACTER}[31m`"),
+        ({"a": 1, "\ud800": 2}, ""),
     ):
         with pytest.raises(ValueError) as caught:
-            call()
+            documents.made(value, Thing)
+        assert words in str(caught.value)
+    with pytest.raises(ValueError) as caught:
+        documents.made({"a": 1, "b" * 10**5: 2}, Thing)
+    assert len(str(caught.value)) == documents.MOST_SHOWN
+
+
+@pytest.mark.parametrize("kind", [Any, dict[str, Any], Thing])
+def test_nothing_that_could_be_parsed_is_nested_too_deeply_to_be_looked_at(kind):
+    value = {"a": 1}
+    for _ in range(sys.getrecursionlimit() * 20):
+        value = {"a": value}
+    with suppress(ValueError):
+        documents.made(value, kind)
+
+
+def test_a_head_is_checked_and_taken_off():
+    content = {"format": "x", "version": 1, "a": 2}
+    assert documents.body(content, format="x", version=1) == {"a": 2}
+    for other, words in (
+        ([], "it must be an object with format, version"),
+        ({**content, "format": "y"}, "format must be 'x', not 'y'"),
+        ({"format": "x"}, "version must be 1, not None"),
+        *(({**content, "version": version}, "version must be 1, not ") for version in (True, 1.0, "1", [1], 2)),
+        ({**content, "version": "x" * 1000}, f"version must be 1, not '{'x' * 79}"),
+    ):
+        with pytest.raises(ValueError) as caught:
+            documents.body(other, format="x", version=1)
         assert words in str(caught.value)
 
 
-def test_values_are_shown_in_short():
-    assert documents.short("x" * 78) == repr("x" * 78)
-    assert documents.short("x" * 79) == f"'{'x' * 76}..."
+def test_an_error_says_what_it_is_about():
+    with pytest.raises(ValueError, match=r"^row 2: wrong$"), documents.about("row 2"):
+        raise ValueError("wrong")
+    with pytest.raises(TypeError, match=r"^wrong$"), documents.about("row 2"):
+        raise TypeError("wrong")

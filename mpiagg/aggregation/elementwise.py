@@ -113,7 +113,7 @@ class Elementwise(Aggregation):
         for group in packing.groups:
             vector = group.pack(tensors)
             # Once ranks map each other's devices, other plans are right, on all of them at the same call.
-            mapped = group.device is not HOST and self._channel.device_memory is not None
+            mapped = group.device is not HOST and self._channel.memory.device is not None
             plan = packing.plan(vector, (variant, mapped), lambda memory: self._plan(bind(memory), memory))
             plan()
             group.unpack(vector, tensors)

@@ -1,6 +1,7 @@
 """Conversions between float32 and half precision: the bits of NumPy's own, in half the time or less.
 
-NumPy converts float16 value by value. Here every step is an operation on a block of values, which NumPy does many
+Vectors of some length are left to torch or ml_dtypes, where one of them is imported (:mod:`libraries`). Without them
+NumPy would convert float16 value by value. Here every step is an operation on a block of values, which NumPy does many
 values at a time. What lies between the steps stays in the cache, in room that each thread allocates once.
 """
 
@@ -12,6 +13,7 @@ from typing import Final
 
 import numpy as np
 
+from mpiagg.arrays.libraries import converted
 from mpiagg.arrays.reductions import Array
 
 BLOCK: Final = 2**15
@@ -47,6 +49,9 @@ class Room(threading.local):
 
 room: Final = Room()
 
+_PAIRS: Final = frozenset(["fe", "ef", "Ef"])
+"""The letters of dtypes between which there are conversions here; ml_dtypes widens its bfloat16 as fast as any."""
+
 
 def blocks(length: int) -> Iterator[slice]:
     """Yield the ranges of the blocks of a vector."""
@@ -62,11 +67,12 @@ def convert(target: Array, source: Array) -> None:
     target, source : numpy.ndarray
         Of any dtypes and layouts. They share no memory, unless they are of one dtype.
     """
-    # By their letters, which cost less than to compare dtypes: e is float16, f is float32.
+    # By their letters, which cost less than to compare dtypes: e is float16, E bfloat16, f float32.
     letters = target.dtype.char + source.dtype.char if target.size >= SHORT else ""
-    if letters in ("fe", "ef") and _plain(target) and _plain(source) and target.shape == source.shape:
+    alike = letters in _PAIRS and _plain(target) and _plain(source) and target.shape == source.shape
+    if alike and letters in ("fe", "ef"):
         (widen_float16 if letters == "fe" else round_to_float16)(source.reshape(-1), target.reshape(-1))
-    else:
+    elif not (alike and converted(source.reshape(-1), target.reshape(-1), "bfloat16")):
         np.copyto(target, source, casting="unsafe")
 
 
@@ -106,6 +112,8 @@ _SUBNORMAL: Final = 5e-324
 
 def round_to_float16(singles: Array, halves: Array) -> None:
     """Round a vector of float32 to float16: to nearest and even, to infinity above 65504 with NumPy's warning."""
+    if converted(singles, halves, "float16"):
+        return
     for block in blocks(len(singles)):
         _round_block(singles[block], halves[block])
 
@@ -141,6 +149,8 @@ def widen_float16(halves: Array, singles: Array) -> None:
     if _SUBNORMAL + _SUBNORMAL == 0:  # Somebody has told the processor to take subnormal numbers for zero.
         np.copyto(singles, halves)
         return
+    if converted(halves, singles, "float16"):
+        return
     for block in blocks(len(halves)):
         _widen_block(halves[block], singles[block])
 
@@ -166,6 +176,8 @@ _QUIET: Final = _word(0x40)
 
 def round_to_bfloat16(values: Array, halves: Array) -> None:
     """Round a vector of float32 to bfloat16, to nearest and even; one of float64 is rounded to float32 first."""
+    if converted(values, halves, "bfloat16"):
+        return
     for block in blocks(len(values)):
         _round_block_to_bfloat16(single(values[block]), halves[block])
 
@@ -188,6 +200,8 @@ def _round_block_to_bfloat16(singles: Array, halves: Array) -> None:
 
 def widen_bfloat16(halves: Array, values: Array) -> None:
     """Write a vector of bfloat16 as float32 or float64."""
+    if converted(halves, values, "bfloat16"):
+        return
     in_place = values.dtype == np.float32
     for block in blocks(len(values)):
         own = values[block]

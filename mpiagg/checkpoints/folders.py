@@ -19,17 +19,15 @@ import sys
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Annotated, Any, Final, NamedTuple
 
 import numpy as np
+from msgspec import Meta, Struct
 
 from mpiagg.arrays import Array
 from mpiagg.checkpoints.trees import Stored, Tree, bytes_of, decode, digest_of, text_of
 from mpiagg.common import documents
-from mpiagg.common.arguments import check_integer
 
-FORMAT: Final = "mpiagg checkpoint"
-VERSION: Final = 1
 MANIFEST: Final = "mpiagg-checkpoint.json"
 
 MOST_MANIFEST_BYTES: Final = 2**28
@@ -37,6 +35,7 @@ MOST_TEXT_BYTES: Final = 2**28
 MOST_BYTES: Final = 2**62
 MOST_GENERATIONS: Final = 2**62
 
+_HEAD: Final[dict[str, object]] = {"format": "mpiagg checkpoint", "version": 1, "byteorder": sys.byteorder}
 _GENERATION: Final = re.compile(r"generation-([1-9]\d{0,17})")
 _FILE: Final = re.compile(r"\d+\.bin")
 
@@ -44,16 +43,23 @@ _FILE: Final = re.compile(r"\d+\.bin")
 class Record(NamedTuple):
     """What a manifest says of a rank's file: its length, and its text's, in bytes, and the text's SHA-256."""
 
-    nbytes: int
-    text_bytes: int
+    nbytes: Annotated[int, Meta(ge=0, le=MOST_BYTES)]
+    text_bytes: Annotated[int, Meta(ge=0, le=MOST_TEXT_BYTES)]
     digest: str
 
 
-class Manifest(NamedTuple):
-    """What a manifest says: the generation that is in force, and its files."""
+class Manifest(Struct, frozen=True, forbid_unknown_fields=True):
+    """What a manifest says: the generation that is in force, its files, and a digest of these."""
 
-    generation: int
-    files: tuple[Record, ...]
+    generation: Annotated[int, Meta(ge=1, le=MOST_GENERATIONS)]
+    files: Annotated[tuple[Record, ...], Meta(min_length=1)]
+    digest: str
+
+    def __post_init__(self) -> None:
+        if any(file.text_bytes > file.nbytes for file in self.files):
+            raise ValueError("a text must be no longer than its file")
+        if self.digest != _digest(self.generation, self.files):
+            raise ValueError("what it names is not what was written")
 
 
 # -- writing
@@ -101,8 +107,7 @@ def publish(folder: Path, number: int, files: Sequence[Record]) -> None:
         path = _file_of(generation, rank)
         if not _is_long(path, record.nbytes):
             raise OSError(f"{path} of rank {rank} is not to be seen from rank 0; all ranks must see one file system")
-    named = {"generation": number, "files": files, "digest": _digest(number, files)}
-    text = json.dumps({"format": FORMAT, "version": VERSION, **_origin(), **named})
+    text = json.dumps({**_HEAD, "generation": number, "files": files, "digest": _digest(number, files)})
     new = folder / f"{MANIFEST}.new"
     with new.open("w") as file:
         file.write(f"{text}\n")
@@ -150,10 +155,6 @@ def _digest(generation: int, files: Sequence[object]) -> str:
     return digest_of(json.dumps([generation, files]).encode())
 
 
-def _origin() -> dict[str, str]:
-    return {"byteorder": sys.byteorder}
-
-
 def _sync(folder: Path) -> None:
     """Bring to the disk which files are in a folder."""
     handle = os.open(folder, os.O_RDONLY)
@@ -176,41 +177,14 @@ def read_manifest(folder: Path) -> bytes:
     ValueError
         If it is too long.
     """
-    try:
+    with documents.about(MANIFEST):
         return documents.read(folder / MANIFEST, MOST_MANIFEST_BYTES)
-    except ValueError as error:
-        raise ValueError(f"{MANIFEST}: {error}") from None
 
 
 def manifest_of(data: bytes) -> Manifest:
     """Return what a manifest says, or raise ValueError."""
-    try:
-        return _manifest(documents.parsed(data))
-    except ValueError as error:
-        raise ValueError(f"{MANIFEST} is damaged, or of something else: {error}") from None
-
-
-def _manifest(top: Any) -> Manifest:
-    head = {"format": FORMAT, "version": VERSION, **_origin()}
-    if not isinstance(top, dict) or set(top) != {*head, "generation", "files", "digest"}:
-        raise ValueError(f"it must be an object with {', '.join(head)}, generation, files and digest")
-    for name, value in head.items():
-        if type(top[name]) is not type(value) or top[name] != value:
-            raise ValueError(f"{name} must be {value!r}, not {str(top[name])[:80]!r}")
-    if not isinstance(top["files"], list) or not top["files"]:
-        raise ValueError("files must be a list with a file at least")
-    generation = check_integer("generation", top["generation"], 1, MOST_GENERATIONS)
-    files = tuple(map(_record, top["files"]))
-    if top["digest"] != _digest(generation, files):
-        raise ValueError("what it names is not what was written")
-    return Manifest(generation, files)
-
-
-def _record(entry: object) -> Record:
-    if not isinstance(entry, list) or len(entry) != 3 or not isinstance(entry[2], str):
-        raise ValueError("a file must be its length, its text's length, and a digest")
-    nbytes = check_integer("the length of a file", entry[0], 0, MOST_BYTES)
-    return Record(nbytes, check_integer("the length of a text", entry[1], 0, min(nbytes, MOST_TEXT_BYTES)), entry[2])
+    with documents.about(f"{MANIFEST} is damaged, or of something else"):
+        return documents.made(documents.body(documents.parsed(data), **_HEAD), Manifest)
 
 
 class Reader:
@@ -244,10 +218,8 @@ class Reader:
         self._read(rank, lengths[rank], text)
         if digest_of(text) != needed[rank].digest:
             raise ValueError(f"{self._path(rank)} is damaged: its text is not what was written")
-        try:
+        with documents.about(str(self._path(rank))):
             return decode(text.tobytes(), lengths)
-        except ValueError as error:
-            raise ValueError(f"{self._path(rank)}: {error}") from None
 
     def array(self, stored: Stored) -> Any:
         """Return an array, new and of this caller alone, or a number of NumPy's.

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import msgspec
 from mpi4py import MPI
 
 from mpiagg.arrays import Array
@@ -25,6 +25,7 @@ from mpiagg.checkpoints.folders import (
     write_file,
 )
 from mpiagg.checkpoints.trees import Stored, bytes_of, digest_of, encode, fill, merge
+from mpiagg.common import documents
 from mpiagg.transport import Channel, channel_of
 
 
@@ -75,15 +76,14 @@ def save_checkpoint(path: str | os.PathLike[str], state: Mapping[str, Any], comm
 
     def start() -> bytes:
         places = [(stored.offset, stored.digest) for _, stored in _placed(arrays, digests, 0)]
-        return json.dumps([begin(folder), places]).encode()
+        return msgspec.json.encode([begin(folder), places])
 
-    number, first = json.loads(_from_first(channel, start, purpose))
+    number, first = msgspec.json.decode(_from_first(channel, start, purpose))
     placed = _placed(arrays, digests, channel.rank, first if channel.rank else ())
-    record = _written(channel, folder, number, tree, placed)
-    files = [Record(*json.loads(each)) for each in channel.gather(json.dumps(record).encode(), purpose)]
+    records = channel.gather(msgspec.json.encode(_written(channel, folder, number, tree, placed)), purpose)
 
     def finish() -> bytes:
-        publish(folder, number, files)
+        publish(folder, number, [msgspec.json.decode(each, type=Record) for each in records])
         remove_others(folder, number)
         return b""
 
@@ -138,20 +138,14 @@ def load_checkpoint(path: str | os.PathLike[str], comm: MPI.Intracomm | None = N
 
     def read() -> str:
         nonlocal state
-        try:
-            state = _read(Path(name), manifest, channel.rank, channel.size)
-        except ValueError as error:
-            raise ValueError(f"checkpoint {name!r}: {error}") from None
+        with documents.about(f"checkpoint {name!r}"):
+            state = _read(Path(name), manifest_of(found[1:]), channel.rank, channel.size)
         return "load a checkpoint"
 
     channel.agree_on(check)
     found = _from_first(channel, look, f"load a checkpoint from {name!r}")
     if not found:
         raise FileNotFoundError(f"there is no checkpoint in {name!r}")
-    try:
-        manifest = manifest_of(found[1:])
-    except ValueError as error:
-        raise ValueError(f"checkpoint {name!r}: {error}") from None
     channel.agree_on(read)
     return state
 

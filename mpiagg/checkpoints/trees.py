@@ -6,14 +6,14 @@ import hashlib
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Final, NamedTuple
+from typing import Annotated, Any, Final, NamedTuple
 
 import numpy as np
+from msgspec import Meta, Struct
 
 from mpiagg.arrays import Array
 from mpiagg.checkpoints.per_rank import PerRank
 from mpiagg.common import documents
-from mpiagg.common.arguments import check_integer
 
 MOST_DEPTH: Final = 100
 """How deep dicts and lists may be nested."""
@@ -148,6 +148,17 @@ def text_of(tree: str, arrays: Sequence[Stored]) -> bytes:
 # -- reading
 
 
+_Count = Annotated[int, Meta(ge=0, le=MOST_SIDE)]
+_Entry = tuple[str, tuple[_Count, ...], bool, _Count, _Count, str]
+
+
+class _Content(Struct, forbid_unknown_fields=True):
+    """What a text says: of each array what :func:`text_of` writes, and the state."""
+
+    arrays: list[_Entry]
+    state: Any
+
+
 def decode(text: bytes, lengths: Mapping[int, int]) -> tuple[Tree, list[Stored]]:
     """Return the state that a text says, and its arrays.
 
@@ -163,10 +174,8 @@ def decode(text: bytes, lengths: Mapping[int, int]) -> tuple[Tree, list[Stored]]
     ValueError
         If it says none: every array must lie in a file, beside the others, and be in the state once.
     """
-    top = documents.parsed(text)
-    if not isinstance(top, dict) or set(top) != {"arrays", "state"} or not isinstance(top["arrays"], list):
-        raise ValueError("it must be an object with a list of arrays, and the state")
-    arrays = [_stored(entry, lengths) for entry in top["arrays"]]
+    content = documents.made(documents.parsed(text), _Content)
+    arrays = [_stored(entry, lengths) for entry in content.arrays]
     _check_apart(arrays)
     left = iter(enumerate(arrays))
 
@@ -184,7 +193,7 @@ def decode(text: bytes, lengths: Mapping[int, int]) -> tuple[Tree, list[Stored]]
             raise ValueError("an object must be a dict, or the array whose turn it is")
         return stored
 
-    tree = walk(top["state"], 0)
+    tree = walk(content.state, 0)
     if not isinstance(tree, dict):
         raise ValueError("the state must be a dict")  # noqa: TRY004 - a file's fault
     if next(left, None) is not None:
@@ -192,21 +201,15 @@ def decode(text: bytes, lengths: Mapping[int, int]) -> tuple[Tree, list[Stored]]
     return tree, arrays
 
 
-def _stored(entry: object, lengths: Mapping[int, int]) -> Stored:
-    if not isinstance(entry, list) or len(entry) != 6:
-        raise ValueError("an array must be a dtype, a shape, whether it is a number, a file, a place and a digest")
+def _stored(entry: _Entry, lengths: Mapping[int, int]) -> Stored:
     name, shape, scalar, file, offset, digest = entry
-    if not isinstance(shape, list) or not isinstance(scalar, bool) or not isinstance(digest, str):
-        raise ValueError("an array must have a list for a shape, and a text for a digest")  # noqa: TRY004 - a file's fault
-    if check_integer("a file", file, 0) not in lengths:
+    if file not in lengths:
         raise ValueError(f"an array must be in one of the files {sorted(lengths)}")
-    sides = tuple(check_integer("a length", side, 0, MOST_SIDE) for side in shape)
-    if scalar and sides:
+    if scalar and shape:
         raise ValueError("a number has no shape")
-    start = check_integer("the place of an array", offset, 0, lengths[file])
-    stored = Stored(dtype_of(name), sides, scalar, file, start, digest)
-    if stored.nbytes > lengths[file] - start:
-        raise ValueError(f"an array of {stored.nbytes} bytes is not within its file")
+    stored = Stored(dtype_of(name), shape, scalar, file, offset, digest)
+    if stored.nbytes > lengths[file] - offset:
+        raise ValueError(f"an array of {stored.nbytes} bytes from {offset} on is not within its file")
     return stored
 
 

@@ -262,7 +262,7 @@ def layout(report: Report) -> Iterator[Problem]:
     """Whether nodes are those that there are."""
     texts = {rank.environment.get(NODES, "") for rank in report.ranks}
     if len(texts) > 1:
-        yield _differing("error", "nodes", NODES, report.ranks, lambda rank: rank.environment.get(NODES, "unset"))
+        yield from _differing("error", "nodes", NODES, report.ranks, lambda rank: rank.environment.get(NODES, "unset"))
     elif texts != {""} and not _counts(report):
         yield Problem(
             "error",
@@ -292,26 +292,27 @@ def _counts(report: Report) -> list[int]:
 
 def versions(report: Report) -> Iterator[Problem]:
     """Whether all ranks have the same."""
-    if len({rank.mpi for rank in report.ranks}) > 1:
-        yield _differing("error", "versions", "the MPI library", report.ranks, lambda rank: rank.mpi)
+    yield from _differing("error", "versions", "the MPI library", report.ranks, lambda rank: rank.mpi)
     for name in dict.fromkeys(name for rank in report.ranks for name in rank.versions):
 
         def of(rank: Rank, name: str = name) -> str:
             return rank.versions.get(name, "none")
 
-        if len({of(rank) for rank in report.ranks}) > 1:
-            yield _differing("error" if name in _OURS else "warning", "versions", name, report.ranks, of)
-    if len({rank.tuning for rank in report.ranks}) > 1:
-        yield _differing("error", "tuning", "how algorithms are chosen", report.ranks, lambda rank: rank.tuning)
+        yield from _differing("error" if name in _OURS else "warning", "versions", name, report.ranks, of)
+    yield from _differing("error", "tuning", "how algorithms are chosen", report.ranks, lambda rank: rank.tuning)
 
 
-def _differing(level: Level, name: str, what: str, ranks: Sequence[Rank], of: Callable[[Rank], str]) -> Problem:
-    return Problem(
-        level,
-        name,
-        f"{what} is not the same on all ranks: {by_value(ranks, of)}",
-        "give all ranks the same environment and the same installation",
-    )
+def _differing(
+    level: Level, name: str, what: str, ranks: Sequence[Rank], of: Callable[[Rank], str]
+) -> Iterator[Problem]:
+    """Whether ranks say different things."""
+    if len({of(rank) for rank in ranks}) > 1:
+        yield Problem(
+            level,
+            name,
+            f"{what} is not the same on all ranks: {by_value(ranks, of)}",
+            "give all ranks the same environment and the same installation",
+        )
 
 
 def by_value(ranks: Sequence[Rank], of: Callable[[Rank], str]) -> str:

@@ -18,6 +18,7 @@ import mpi4py
 import numpy as np
 
 import mpiagg
+from mpiagg.common import documents
 from mpiagg.cuda import placement
 from mpiagg.errors import DeviceError
 from mpiagg.launch import job, launchers
@@ -164,8 +165,7 @@ class Rank:
     @classmethod
     def of_text(cls, text: str) -> Rank:
         """Return what another rank has told."""
-        words = json.loads(text)
-        return cls(**words | {"troubles": [Problem(*trouble) for trouble in words["troubles"]]})
+        return documents.made(json.loads(text), cls)
 
 
 def take_device(mine: Rank) -> None:
@@ -335,7 +335,7 @@ def _version(package: str) -> str | None:
 
 def gather(world: MPI.Intracomm, mine: Rank) -> list[Rank]:
     """Return what all ranks know of themselves, on all ranks; collective."""
-    from mpiagg.transport.texts import gather as gather_texts  # noqa: PLC0415 - needs MPI
+    from mpiagg.transport.meetings import gather as gather_texts  # noqa: PLC0415 - needs MPI
 
     told = gather_texts(world, mine.as_text().encode(), "say what they know of themselves")
     return [Rank.of_text(text.decode()) for text in told]

@@ -18,7 +18,7 @@ from mpiagg.plans.calls import Call, resolve
 from mpiagg.plans.choices import NATIVE, Case, Choice, pick, takes_native
 from mpiagg.plans.operation import Operation, even_counts
 from mpiagg.schedules import Collective
-from mpiagg.transport import Channel
+from mpiagg.transport import Channel, channel_of
 
 Op = str | MPI.Op
 
@@ -28,14 +28,17 @@ Arguments = tuple[str, npt.ArrayLike, Op, int, Array | None, str, int | None, st
 wire, reproducible. No class of its own, since making one takes as long as finding the call."""
 
 
-def checked(arguments: Arguments, channel: Channel) -> tuple[Call, Array, Array | None]:
-    """Return the call that arguments mean, its input and its output, if they are good; nothing is sent for that."""
+def checked(arguments: Arguments, channel: Channel, comm: MPI.Intracomm | None) -> tuple[Call, Array, Array | None]:
+    """Return the call that arguments mean, its input and its output, if they are good; nothing is sent for that.
+
+    The channel is that of the communicator, as far as is known before it is looked at.
+    """
     given, out = arguments[1], arguments[4]
     x: Any = given if given.__class__ is np.ndarray else as_input(given)
     try:
         call: Any = channel.calls[_key(arguments, x)]
     except (AttributeError, KeyError, TypeError):
-        call = _kept(arguments, x, channel)
+        call = _kept(arguments, x, channel_of(comm))
     call.used = True
     if not call.has_result:
         return call, x, None
@@ -45,8 +48,13 @@ def checked(arguments: Arguments, channel: Channel) -> tuple[Call, Array, Array 
 def _key(arguments: Arguments, x: Any) -> Hashable:
     """Return what a call depends on; raise AttributeError where that cannot be said."""
     name, _, op, root, out, algorithm, lanes, wire, reproducible = arguments
-    which = op.handle if isinstance(op, MPI.Op) else op
-    lies = out is x or (out is not None and _form(out))
+    which = op.handle if op.__class__ is MPI.Op else op
+    if out is x or out is None:
+        lies: Hashable = out is x
+    elif out.__class__ is np.ndarray:
+        lies = out.dtype, out.dtype.num, out.shape, out.flags.num  # as in _form, which costs as much again
+    else:
+        lies = _form(out)
     if algorithm == "auto" and lanes is None and wire is None and reproducible is None and root.__class__ is int:
         if x.__class__ is np.ndarray:
             return name, x.dtype, x.dtype.num, x.shape, x.flags.num, lies, which, root

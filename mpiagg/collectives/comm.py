@@ -8,7 +8,7 @@ as a persistent request. What was worked out for a call is found again by what i
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
@@ -21,7 +21,7 @@ from mpiagg.common.arguments import check_flag
 from mpiagg.errors import RankFailedError
 from mpiagg.plans.background import threads_allowed
 from mpiagg.plans.bound import prepare
-from mpiagg.plans.calls import Barrier, resolve
+from mpiagg.plans.calls import Barrier, Call, resolve
 from mpiagg.plans.choices import NATIVE, Memory
 from mpiagg.plans.plan import Plan
 from mpiagg.plans.recorded import Unread
@@ -373,12 +373,23 @@ def _plan(comm: Comm, method: Method, given: tuple[Any, ...], memory: Memory) ->
     if not comm or not threads_allowed():
         return None
     channel = comm._open()  # noqa: SLF001 - of the class above
-    asked = method.read(channel, *given)
-    if asked is None:
-        return None
-    arrays = method.arrays(channel, asked.reduction.dtype, (comm, *given))
-    operation = asked.operation(channel, memory, arrays=arrays, at_once=False)
+    key: Hashable = None
+    with suppress(AttributeError, IndexError, TypeError):  # what cannot be a key
+        key = memory, method.key((comm, *given))
+    known: Any = channel.calls.get(key)
+    arrays: methods.Arrays | None = None
+    if known is None:
+        asked = method.read(channel, *given)
+        if asked is None:
+            return None
+        arrays = method.arrays(channel, asked.reduction.dtype, (comm, *given))
+        known = Call(channel, asked.operation(channel, memory, arrays=arrays, at_once=False))
+        if key is not None:
+            channel.calls.find(key, lambda: known)
+    known.used, operation = True, known.operation
     if operation.choice.algorithm == NATIVE:
         return None
+    if arrays is None:
+        arrays = method.arrays(channel, operation.reduction.dtype, (comm, *given))
     tag = channel.tags.in_turn(operation.choice.lanes, operation.signature)
     return prepare(channel, operation, *arrays, tag, memory=memory)

@@ -46,7 +46,7 @@ from mpiagg.collectives.array_calls import Arguments, Op, checked, meant
 from mpiagg.plans.bound import prepare
 from mpiagg.plans.operation import Operation
 from mpiagg.plans.plan import Plan
-from mpiagg.transport import CHECK, DEFAULT_TIMEOUT, channel_of, check_timeout
+from mpiagg.transport import CHECK, DEFAULT_TIMEOUT, Channel, channel_of, check_timeout
 
 ArrayPlan = Plan[Any]  # whose result is an array, or None where a rank gets none
 
@@ -355,15 +355,17 @@ def reduce_scatter_init(
 def _run(
     arguments: Arguments, comm: MPI.Intracomm | None, timeout: float | None, *, check: bool | None
 ) -> Array:  # or None, where a rank gets none: the functions for which that may be say so
-    channel = channel_of(comm)
+    # A communicator of our class has its channel at hand; that of one that was freed keeps no calls, and is not taken.
+    channel: Channel = getattr(comm, "_channel", None) or channel_of(comm)
     if CHECK if check is None else check:
 
         def say() -> str:  # before anything is made that ranks make together
             check_timeout(timeout)
             return meant(arguments, as_input(arguments[1]), channel)[0].in_words
 
+        channel = channel_of(comm)
         channel.agree_on(say)
-    call, x, out = checked(arguments, channel)
+    call, x, out = checked(arguments, channel, comm)
     seconds = DEFAULT_TIMEOUT if timeout is None else check_timeout(timeout)
     call.run(x, out, seconds)
     if call.once:

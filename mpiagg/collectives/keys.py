@@ -80,7 +80,7 @@ def _form(buffer: Any) -> Any:
     if isinstance(buffer, np.ndarray):
         return kind, buffer.dtype, buffer.size, buffer.flags.num
     with memoryview(buffer) as view:
-        return kind, view.format, view.nbytes, view.readonly, view.c_contiguous
+        return kind, view.format, view.nbytes, view.readonly, view.c_contiguous, view.contiguous
 
 
 def _part(part: Any) -> tuple[Any, ...]:

@@ -67,21 +67,26 @@ def empty(
     made: list[tuple[tuple[int, ...], np.dtype[Any], Device]] = []
 
     def check() -> str:
-        lengths = tuple(map(index, shape)) if isinstance(shape, tuple | list) else (index(shape),)
-        if any(length < 0 for length in lengths):
-            raise ValueError(f"negative dimensions are not allowed: {shape}")
-        wanted = np.dtype(dtype)
-        working_dtype(wanted)
-        if math.prod(lengths) * wanted.itemsize > MOST_BYTES:
-            raise ValueError(f"an array of shape {shape} and dtype {wanted} is too large for any memory")
-        where = find_device(device)
-        channel.check_device(where)
+        lengths, wanted, where = *_checked(shape, dtype), find_device(device)
+        channel.memory.check(where)
         made.append((lengths, wanted, where))
         return f"empty on {where.kind}"
 
     channel.agree_on(check)
     lengths, wanted, where = made[0]
     return registered_vector(channel, math.prod(lengths), wanted, where).reshape(lengths)
+
+
+def _checked(shape: int | tuple[int, ...], dtype: npt.DTypeLike) -> tuple[tuple[int, ...], np.dtype[Any]]:
+    """Return a shape and a dtype if there can be an array of them."""
+    lengths = tuple(map(index, shape)) if isinstance(shape, tuple | list) else (index(shape),)
+    if any(length < 0 for length in lengths):
+        raise ValueError(f"negative dimensions are not allowed: {shape}")
+    wanted = np.dtype(dtype)
+    working_dtype(wanted)
+    if math.prod(lengths) * wanted.itemsize > MOST_BYTES:
+        raise ValueError(f"an array of shape {shape} and dtype {wanted} is too large for any memory")
+    return lengths, wanted
 
 
 def shared_vector(channel: Channel, length: int, dtype: np.dtype[Any], device: Device = HOST) -> Array:
@@ -104,4 +109,4 @@ def registered_vector(channel: Channel, length: int, dtype: np.dtype[Any], devic
     """
     if channel.node.size == 1:
         return device.empty(length, dtype)
-    return channel.memory_on(device).lease(length * dtype.itemsize, busy=channel.busy).view(dtype)
+    return channel.memory.on(device).lease(length * dtype.itemsize, busy=channel.busy).view(dtype)

@@ -30,6 +30,9 @@ class HookedParameter(Parameter, Protocol):
     def on_gradient(self, call: Callable[[], None]) -> Callable[[], None]:
         """Call this whenever a backward pass has completed the gradient; return what ends that."""
 
+    def brought_to(self, view: Array) -> Array | None:
+        """Return the gradient; if it can be, as the view of a bucket, to which it has been copied."""
+
 
 @dataclass
 class ArrayParameter:

@@ -132,7 +132,7 @@ class DDP(ModuleFace):
             names = " and ".join(sorted(device.name for device in devices))
             raise ValueError(f"the parameters of a rank are on one device, not on {names}")
         for device in devices:
-            channel.check_device(device)
+            channel.memory.check(device)
 
     def _lay_out(self) -> None:
         """Make the buckets, and the plans that aggregate them."""
@@ -143,7 +143,7 @@ class DDP(ModuleFace):
         parameters, hooked = self._adapter.parameters, self._adapter.hooked if self._overlap else ()
         check = self._finite_check() if self._check_finite else None
         self._steps = Steps(self.comm, self.aggregation, self._forms(), self._cap, hooked=bool(hooked), check=check)
-        self._hooks = Hooks(hooked, self._steps.launcher, self._begin) if hooked else None
+        self._hooks = Hooks(hooked, self._steps.views, self._steps.launcher, self._begin) if hooked else None
         for parameter, view in zip(parameters, self._steps.views, strict=True):
             if isinstance(parameter, ArrayParameter):
                 parameter.grad = view

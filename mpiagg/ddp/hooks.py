@@ -22,14 +22,22 @@ class Hooks:
     ----------
     parameters : sequence of HookedParameter
         Where gradients come from.
+    views : sequence of numpy.ndarray
+        Each parameter's gradient in its bucket.
     launcher : Launcher
         Where they go.
     begin : callable
         Called before each; returns whether this backward pass is one to be aggregated.
     """
 
-    def __init__(self, parameters: Sequence[HookedParameter], launcher: Launcher, begin: Callable[[], bool]) -> None:
-        self._parameters, self._launcher, self._begin = parameters, launcher, begin
+    def __init__(
+        self,
+        parameters: Sequence[HookedParameter],
+        views: Sequence[Array],
+        launcher: Launcher,
+        begin: Callable[[], bool],
+    ) -> None:
+        self._parameters, self._views, self._launcher, self._begin = parameters, views, launcher, begin
         self._ends = [parameter.on_gradient(partial(self._arrive, index)) for index, parameter in enumerate(parameters)]
 
     def _arrive(self, index: int) -> None:
@@ -44,13 +52,13 @@ class Hooks:
                 "to add up those of several backward passes, run all but the last inside no_sync()"
             )
         else:
-            self._launcher.place(index, self._gradient(parameter))
+            self._launcher.place(index, self._gradient(parameter, self._views[index]))
         parameter.grad = None
         self._launcher.drive()
 
-    def _gradient(self, parameter: HookedParameter) -> Array | None:
+    def _gradient(self, parameter: HookedParameter, view: Array) -> Array | None:
         try:
-            gradient = parameter.grad
+            gradient = parameter.brought_to(view)
         except TypeError as error:
             self._launcher.fault = error
             return None

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from operator import attrgetter
+from operator import attrgetter, is_
 from typing import Any, Final
 from weakref import WeakValueDictionary
 
@@ -112,9 +112,22 @@ class TorchParameter:
     @grad.setter
     def grad(self, array: Array | None) -> None:
         """Make the gradient a view of an array."""
-        if array is not None and array is not self._shown[0]:
+        self._tensor.grad = None if array is None else self._tensor_of(array)
+
+    def _tensor_of(self, array: Array) -> torch.Tensor | None:
+        if array is not self._shown[0]:
             self._shown = array, tensor_of(array)
-        self._tensor.grad = None if array is None else self._shown[1]
+        return self._shown[1]
+
+    def brought_to(self, view: Array) -> Array | None:
+        """Return the gradient, where that can be copied by torch itself as the view to which it has been copied."""
+        gradient = self._tensor.grad
+        if gradient is None or gradient.device.type != "cpu" or gradient.layout is not torch.strided:
+            return self.grad
+        into: Any = self._tensor_of(view)
+        if gradient is not into:
+            into.copy_(gradient.detach())
+        return view
 
     def on_gradient(self, call: Callable[[], None]) -> Callable[[], None]:
         """Call this whenever a backward pass has completed the gradient; return what ends that."""
@@ -161,7 +174,8 @@ class TorchAdapter:
         self._accelerated = next((x for _, x in self._tensors() if x.device.type != "cpu"), None)
         self._trained = [x for _, x, *_ in self._known]
         self._states = list(map(_STATE, self._trained))
-        self._structure = list(map(_members, module.modules()))
+        self._modules = list(module.modules())
+        self._members = _members(self._modules)
 
     def _tensors(self) -> list[tuple[str, torch.Tensor]]:
         return [*self._module.named_parameters(), *self._module.named_buffers()]
@@ -188,8 +202,9 @@ class TorchAdapter:
     def check(self) -> None:
         """Raise ValueError if a parameter was replaced, moved, or converted, or has come to require a gradient."""
         # To walk through the module's names takes longer than a short step's gradients do on their way.
-        members = [_members(each) for each, *_ in self._structure]
-        if members == self._structure and list(map(_STATE, self._trained)) == self._states:
+        members = _members(self._modules)
+        same = len(members) == len(self._members) and all(map(is_, members, self._members))
+        if same and list(map(_STATE, self._trained)) == self._states:
             return
         now = dict(self._module.named_parameters())
         if now.keys() != {name for name, *_ in self._known}:
@@ -227,10 +242,9 @@ class TorchAdapter:
 _STATE: Final = attrgetter("requires_grad", "dtype", "device")
 
 
-def _members(module: torch.nn.Module) -> tuple[torch.nn.Module, list[int], list[int]]:
-    """Return a module, and the identities of its own parameters and of the modules in it."""
-    members = vars(module)
-    return module, list(map(id, members["_parameters"].values())), list(map(id, members["_modules"].values()))
+def _members(modules: Iterable[torch.nn.Module]) -> list[object]:
+    """Return the parameters and modules that modules have of their own."""
+    return [each for module in modules for kind in ("_parameters", "_modules") for each in vars(module)[kind].values()]
 
 
 def _where(tensor: torch.Tensor) -> str:

@@ -14,7 +14,7 @@ from mpi4py import MPI
 
 from mpiagg.arrays import HOST, Accelerator, Array, Reduction, address, device_of
 from mpiagg.errors import PlanError
-from mpiagg.plans.bound import STAGED_BYTES, bind_arrays, bind_operation, goes_by_host, pinned, plan_of
+from mpiagg.plans.bound import STAGED_BYTES, bind_arrays, goes_by_host, pinned, plan_of
 from mpiagg.plans.choices import NATIVE, Choice
 from mpiagg.plans.native import native_caller
 from mpiagg.plans.one_shot import OneShot, serves_at_once
@@ -112,17 +112,17 @@ def _in_errstate(plan: Plan[Any]) -> None:
 def resolve(channel: Channel, operation: Operation, x: Array | None, out: Array | None, *, quiet: bool = False) -> Call:
     """Return the call of an operation for arrays like these: of their dtypes, shapes and layouts, on their devices."""
     o, device = operation, device_of(x if out is None else out)
-    if isinstance(device, Accelerator) and goes_by_host(o):
-        return _ByHost(channel, o, device)
+    channel.memory.signatures()  # made by all ranks together, at the first call of any kind
     given = [part for part in (x, out) if part is not None]
     flat = all(part.flags.c_contiguous for part in given)
     as_they_are = flat and all(part.dtype == o.reduction.dtype for part in given)
-    if o.choice.algorithm == NATIVE and as_they_are:
+    by_host = device is not HOST and goes_by_host(o)
+    if o.choice.algorithm == NATIVE and as_they_are and not by_host:
         return _Native(channel, o, x, out, quiet=quiet)
-    if device is HOST and as_they_are and serves_at_once(channel, o) and channel.memory_for_calls() is not None:
+    if device is HOST and as_they_are and serves_at_once(channel, o) and channel.memory.for_calls() is not None:
         return _Short(channel, o, quiet=quiet)
     short = o.nbytes <= STAGED_BYTES or o.choice.algorithm == NATIVE or not as_they_are
-    if not flat or (device is HOST and short):
+    if not flat or by_host or (device is HOST and short):
         return _Copied(channel, o, x, out, quiet=quiet)
     return _Placed(channel, o, x, out, quiet=quiet)
 
@@ -143,9 +143,7 @@ class _Native(Call, Recorded):
         words: str = "",
     ) -> None:
         Call.__init__(self, channel, operation, quiet=quiet)
-        # What ranks pass to MPI's methods may rightly differ in more than what is the same on all.
-        what = operation.label if quiet else words or operation.in_words
-        Recorded.__init__(self, channel, what, operation.collective.value, operation.nbytes)
+        Recorded.__init__(self, channel, words or operation.in_words, operation.collective.value, operation.nbytes)
         self._call = native_caller(channel.comm, operation, x, out)
 
     def run(self, x: Array | None, out: Array | None, timeout: float = DEFAULT_TIMEOUT) -> None:
@@ -195,70 +193,55 @@ class _Short(_WithPlan):
         letters.x = letters.out = None  # which are the caller's to keep
 
 
-class _Copied(_WithPlan):
-    """A vector that is copied into a buffer of the plan's own, and out of it."""
+class _Copied(Call):
+    """Vectors that are copied into one that belongs to the call, and out of it.
+
+    So go short ones, for which one plan then serves all places; those of other layouts or dtypes than the operation
+    needs; and those of a device's that go by way of the host.
+    """
 
     def __init__(
         self, channel: Channel, operation: Operation, x: Array | None, out: Array | None, *, quiet: bool
     ) -> None:
         super().__init__(channel, operation, quiet=quiet)
         o, self._device = operation, device_of(x if out is None else out)
-        buffer = self._device.empty(o.length, o.reduction.dtype)
-        self._source = None if x is None or o.source is None else buffer[o.source].reshape(x.shape)
-        self._target = None if out is None or o.target is None else buffer[o.target].reshape(out.shape)
-        self._native: Call | None = None
-        self._nbytes = 0
+        self._by = self._device if isinstance(self._device, Accelerator) and goes_by_host(o) else None
+        whole = self._device.empty(o.length, o.reduction.dtype) if self._by is None else pinned(o, self._by)
+        self._source, self._target = (None if part is None else whole[part] for part in (o.source, o.target))
+        self._inner: Call
         if o.choice.algorithm == NATIVE:
-            self._parts = tuple(None if part is None else buffer[part] for part in (o.source, o.target))
-            self._native = _Native(channel, o, self._parts[0], self._parts[1])
-            self._nbytes = buffer.nbytes
+            self._inner = _Native(channel, o, self._source, self._target)
         else:
-            self._take(plan_of(channel, o, bind_operation(channel, o, buffer), None), buffer.nbytes)
+            self._inner = _Place(self, self._source, self._target, own=True)
+        self.plan = self._inner.plan
+        self._nbytes = whole.nbytes
 
     @property
     def nbytes(self) -> int:
         """The memory that belongs to it alone."""
-        return self._nbytes if self._native is not None else super().nbytes
+        return self._nbytes + self._inner.nbytes
 
     def run(self, x: Array | None, out: Array | None, timeout: float = DEFAULT_TIMEOUT) -> None:
         """Carry the operation out; see :meth:`Call.run`."""
-        if self._source is not None and x is not None:
-            self._device.convert(self._source, x)
-        if self._native is not None:
-            self._native.run(self._parts[0], self._parts[1], timeout)
-        else:
-            self._run(timeout)
-        if self._target is not None and out is not None:
-            self._device.convert(out, self._target)
-        if isinstance(self._device, Accelerator):
-            self._device.synchronise()
+        device, by, source, target = self._device, self._by, self._source, self._target
+        if x is not None and source is not None:
+            if by is None:
+                device.convert(source.reshape(x.shape), x)
+            else:
+                to_host(by, source, x)
+                by.synchronise()
+        self._inner.run(source, target, timeout)
+        if out is not None and target is not None:
+            if by is None:
+                device.convert(out, target.reshape(out.shape))
+            else:
+                from_host(by, out, target)
+        if isinstance(device, Accelerator):
+            device.synchronise()
 
-
-class _ByHost(Call):
-    """A vector of a device's that is worked on in the host's memory; the device copies in and out, and no more."""
-
-    def __init__(self, channel: Channel, operation: Operation, device: Accelerator) -> None:
-        super().__init__(channel, operation)
-        self._device, self._twin = device, pinned(operation, device)
-        parts = (operation.source, operation.target)
-        self._source, self._target = (None if part is None else self._twin[part] for part in parts)
-        kind: type[_Native | _Placed] = _Native if operation.choice.algorithm == NATIVE else _Placed
-        self._inner = kind(channel, operation, self._source, self._target)
-
-    @property
-    def nbytes(self) -> int:
-        """The memory that belongs to it alone."""
-        return self._twin.nbytes
-
-    def run(self, x: Array | None, out: Array | None, timeout: float = DEFAULT_TIMEOUT) -> None:
-        """Carry the operation out; see :meth:`Call.run`."""
-        if x is not None and self._source is not None:
-            to_host(self._device, self._source, x)
-            self._device.synchronise()
-        self._inner.run(self._source, self._target, timeout)
-        if out is not None and self._target is not None:
-            from_host(self._device, out, self._target)
-            self._device.synchronise()
+    def free(self) -> None:
+        """Free what it runs."""
+        self._inner.free()
 
 
 class _Placed(Call):
@@ -276,12 +259,13 @@ class _Placed(Call):
 
     def run(self, x: Array | None, out: Array | None, timeout: float = DEFAULT_TIMEOUT) -> None:
         """Carry the operation out; see :meth:`Call.run`."""
-        leased = self.channel.memory.leased
+        leased = self.channel.memory.host.leased
         if self._native is not None and not leased:
             self._native.run(x, out, timeout)
             return
         # Once ranks map each other's devices, other plans are right, on all of them at the same call.
-        mapped = leased, self.channel.device_memory is not None
+        mapped = leased, self.channel.memory.device is not None
+        x = None if self.operation.source is None else x  # what is no input can be of any layout
         key = (self, _place_of(x), x is out or _place_of(out), mapped)
         found: Any = self.channel.calls.get(key)
         if found is None:
@@ -292,7 +276,7 @@ class _Placed(Call):
     @property
     def given_as_it_is(self) -> bool:  # type: ignore[override]  # which is for all time elsewhere
         """Whether no arrays can lie in memory that ranks share, so that the MPI library's own is taken."""
-        return self._native is not None and not self.channel.memory.leased
+        return self._native is not None and not self.channel.memory.host.leased
 
     def record(self, call: Callable[..., object], given: tuple[Any, ...]) -> None:
         """Make a call of the MPI library's own."""
@@ -304,13 +288,14 @@ class _Place(_WithPlan):
     """The plan of one place in memory.
 
     It outlives the caller's arrays and must not keep them alive. It only touches their memory again when a call comes
-    with arrays in the same place.
+    with arrays in the same place. Arrays of our ``own`` it keeps: messages may still arrive there after an error.
     """
 
-    def __init__(self, call: Call, x: Array | None, out: Array | None) -> None:
+    def __init__(self, call: Call, x: Array | None, out: Array | None, *, own: bool = False) -> None:
         super().__init__(call.channel, call.operation, quiet=call.quiet)
         o, same = call.operation, x is out
-        x, out = (None if part is None else _borrowed(part) for part in (x, out))
+        if not own:
+            x, out = (None if part is None else _borrowed(part) for part in (x, out))
         program = bind_arrays(call.channel, o, out if same else x, out)
         self._take(plan_of(call.channel, o, program, None))
 
@@ -341,7 +326,7 @@ class Barrier(_WithPlan, Recorded):
         _WithPlan.__init__(self, channel, byte)
         Recorded.__init__(self, channel, "barrier")
         gated = channel.library not in QUICK_BARRIERS and 1 < channel.size == channel.node.size
-        ground = channel.memory_for_calls() if gated else None
+        ground = channel.memory.for_calls() if gated else None
         if ground is not None:
             self._take(Plan(channel, gate_program(ground[0], "barrier"), result=None, label="barrier"))
         self.given_as_it_is = ground is None

@@ -13,6 +13,7 @@ from mpiagg.arrays import Array, same_memory
 from mpiagg.plans.operation import Operation
 from mpiagg.plans.program import Awaited, BoundRound, Call, Program
 from mpiagg.schedules import Collective, send
+from mpiagg.transport import Channel
 
 _METHODS: Final = {
     Collective.ALLREDUCE: "Allreduce",
@@ -146,9 +147,11 @@ def bind_native(comm: MPI.Intracomm, operation: Operation, x: Array | None, out:
     return Program((a_round,), (request.Free,), nbytes)
 
 
-def called_at_once(comm: MPI.Intracomm, operation: Operation, x: Array | None, out: Array | None) -> Program:
+def called_at_once(channel: Channel, operation: Operation, x: Array | None, out: Array | None) -> Program:
     """Return the MPI library's blocking collective as a program of one call."""
-    return Program((BoundRound((partial(native_caller(comm, operation, x, out), x, out),), (), (), ()),), (), 0)
+    call = partial(native_caller(channel.comm, operation, x, out), x, out)
+    # On other ranks the same call may be one whose signature is compared.
+    return Program((BoundRound((channel.memory.signatures().skip, call), (), (), ()),), (), 0)
 
 
 def _finish(operation: Operation, out: Array | None) -> None:

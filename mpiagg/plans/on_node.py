@@ -35,7 +35,7 @@ def serves(channel: Channel, operation: Operation, device: Accelerator | None) -
         return False
     if o.entry.owned is None:
         return False
-    if device is not None and channel.device_memory is None:
+    if device is not None and channel.memory.device is None:
         return False  # nobody has any device memory that others map
     # What knows nothing of nodes has rounds in which some of a node's ranks meet others, and some do not.
     return len(o.layout.nodes) == 1 or (o.choice.algorithm != SHARED and o.nbytes > ANNOUNCED)
@@ -46,7 +46,7 @@ def folds_as_it_is(channel: Channel, operation: Operation, vector: Array) -> boo
 
     That is half precision in memory of a device that the ranks of one node map: a kernel combines it in float32.
     """
-    o, shared = operation, channel.device_memory
+    o, shared = operation, channel.memory.device
     return (
         shared is not None
         and o.collective is Collective.ALLREDUCE
@@ -90,7 +90,7 @@ class OnNode:
         # Of a chunk for each rank, two elements at least go through memory at a time.
         self.segment = max(o.choice.segment or SEGMENT, 2 * o.size * o.reduction.dtype.itemsize)
         # Gates, and blocks for them, are in the host's memory; the vectors may be in a device's.
-        shared = channel.memory if self.device is None else channel.device_memory
+        shared = channel.memory.host if self.device is None else channel.memory.device
         assert shared is not None  # or else this way does not serve
         # Within one node there is nothing but what its ranks share; across nodes there are messages.
         self.all_here = self.node.size == o.size
@@ -125,7 +125,7 @@ class OnNode:
 
     def planned(self) -> Program:
         """Return the program for arrays that stay where they are."""
-        memory, busy = self.channel.memory, self.channel.busy
+        memory, busy = self.channel.memory.host, self.channel.busy
         positions = self._tell(self.places.positions())
         mapped = self.places.reached(positions)
         by_mail = self.one_shot or (self.mailed and not mapped)
@@ -141,7 +141,7 @@ class OnNode:
         return replace(in_turn(program, back), sent_bytes=self._sent_bytes())
 
     def _tell(self, mine: Positions) -> tuple[Positions, ...]:
-        sources, targets = map(self.channel.memory.tell, mine)
+        sources, targets = map(self.channel.memory.host.tell, mine)
         return tuple(map(Positions, sources, targets))
 
     # -- made by each rank for itself
@@ -155,7 +155,7 @@ class OnNode:
             return self._unannounced()
         if self.device is not None:
             return self._announced()
-        memory, made = self.channel.memory, dict[bool, Program]()
+        memory, made = self.channel.memory.host, dict[bool, Program]()
 
         def choose() -> Program:
             leased = memory.leased
@@ -174,7 +174,7 @@ class OnNode:
 
     def _unannounced(self) -> Program:
         """Return the program for arrays of which none can be in memory that the ranks share."""
-        ground = self.channel.memory_for_calls() if self.mailed else None
+        ground = self.channel.memory.for_calls() if self.mailed else None
         if ground is None:
             return self.by_messages()
         gate, block = ground
@@ -183,7 +183,7 @@ class OnNode:
 
     def _announced(self) -> Program:
         """Return the program that begins with a gate, at which ranks say where their arrays lie."""
-        ground = self.channel.memory_for_calls()
+        ground = self.channel.memory.for_calls()
         if ground is None:
             return self.by_messages()
         gate, block = ground
@@ -248,8 +248,8 @@ class OnNode:
 
     def _by_mpi(self) -> Program:
         """Return the program that is the MPI library's own collective: at once for blocking calls."""
-        o, comm = self.messages, self.channel.comm
-        call = partial(bind_native, comm, o) if self.together else partial(called_at_once, comm, o)
+        o, channel = self.messages, self.channel
+        call = partial(bind_native, channel.comm, o) if self.together else partial(called_at_once, channel, o)
         x, out = (self.places.source, self.places.target) if self._brought else self.places.given
         if (x is None and o.source is not None) or (out is None and o.target is not None):
             made = self.copying

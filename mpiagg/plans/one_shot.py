@@ -48,7 +48,7 @@ class OneShot:
     out: Any = None
 
     def __init__(self, channel: Channel, operation: Operation) -> None:
-        found = channel.memory_for_calls()
+        found = channel.memory.for_calls()
         assert found is not None
         self._gate, block = found
         o, self._operation = operation, operation

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from enum import Enum
+import sys
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Annotated, Any, Final
+
+from msgspec import Meta, Struct, field, to_builtins
 
 from mpiagg.common import documents
-from mpiagg.common.arguments import check_integer, check_number
 from mpiagg.schedules import MOST_LANES, Collective, Layout, algorithm
 from mpiagg.tables.rows import NATIVE, SEGMENT, Choice, Memory, Origin, Row, Spread, Table
 
@@ -26,11 +26,61 @@ MOST_NAME: Final = 80
 BLOCK: Final = 4096
 """Segments are multiples of so many bytes, so that no element is cut."""
 
-_Kind = TypeVar("_Kind", bound=Enum)
-_ROW_FIELDS: Final = (
-    *("collective", "bytes", "ranks", "layout", "memory", "library"),
-    *("algorithm", "lanes", "segment", "elsewhere", "times"),
-)
+Length = Annotated[int, Meta(ge=0, le=MOST_BYTES)]
+Seconds = Annotated[float, Meta(gt=0, le=sys.float_info.max)]
+
+
+class _Row(
+    Struct,
+    forbid_unknown_fields=True,
+    omit_defaults=True,
+    kw_only=True,
+    rename={"nbytes": "bytes", "spread": "layout"},
+):
+    """A row, as it stands in a file."""
+
+    collective: Collective
+    nbytes: Length | None = None
+    ranks: Annotated[int, Meta(ge=1, le=MOST_RANKS)] | None = None
+    spread: Spread | None = None
+    memory: Memory | None = None
+    library: Annotated[str, Meta(min_length=1, max_length=MOST_NAME)] | None = None
+    algorithm: str
+    lanes: Annotated[int, Meta(ge=1, le=MOST_LANES)] = 1
+    segment: Annotated[int, Meta(ge=BLOCK, le=SEGMENT, multiple_of=BLOCK)] | None = None
+    elsewhere: str | None = None
+    times: Annotated[
+        dict[Length, Annotated[dict[str, Seconds], Meta(max_length=MOST_TIMES)]], Meta(max_length=MOST_TIMES)
+    ] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for name in (self.algorithm, self.elsewhere):
+            if name not in (NATIVE, None):
+                algorithm(name).generator(self.collective)
+        one_node = (self.spread, self.memory) == (Spread.ONE_NODE, Memory.TOGETHER)
+        shares = one_node and self.algorithm != NATIVE and algorithm(self.algorithm).owned is not None
+        if self.elsewhere is not None and not shares:
+            raise ValueError("elsewhere is for algorithms that use shared memory, on one node with memory 'shared'")
+
+
+class _Measured(Struct, forbid_unknown_fields=True):
+    """Where a table was measured, as it stands in a file."""
+
+    nodes: tuple[tuple[Annotated[int, Meta(ge=0, le=MOST_RANKS)], ...], ...]
+    mpi: str
+    machine: dict[str, Any]
+
+    def __post_init__(self) -> None:
+        node_of = {rank: number for number, node in enumerate(self.nodes) for rank in node}
+        if not node_of or Layout.by_name([node_of.get(rank) for rank in range(len(node_of))]).nodes != self.nodes:
+            raise ValueError("nodes must have every rank once, in ascending order, and the nodes by their first ranks")
+
+
+class _Content(Struct, forbid_unknown_fields=True):
+    """What stands in a file, below its format and version."""
+
+    measured: _Measured | None
+    rows: Annotated[list[_Row], Meta(max_length=MOST_ROWS)]
 
 
 def read_table(path: Path) -> Table:
@@ -41,10 +91,8 @@ def read_table(path: Path) -> Table:
     ValueError
         If there is none that can be used; the message names the file, and the row where it is a row that is wrong.
     """
-    try:
+    with documents.about(f"tuning table {str(path)!r}"):
         return table_of(str(path), documents.load(path, MOST_FILE_BYTES))
-    except ValueError as error:
-        raise ValueError(f"tuning table {str(path)!r}: {error}") from None
 
 
 def table_of(name: str, content: object) -> Table:
@@ -55,104 +103,23 @@ def table_of(name: str, content: object) -> Table:
     ValueError
         If it says none.
     """
-    top = documents.fields("the file", content, ("format", "version", "measured", "rows"))
-    if top["format"] != FORMAT or top["version"] != VERSION or isinstance(top["version"], bool):
-        raise ValueError(f"it must be of format {FORMAT!r}, version {VERSION}; run: mpiagg tune")
-    rows = documents.items("rows", top["rows"], MOST_ROWS)
+    try:
+        found = documents.made(documents.body(content, format=FORMAT, version=VERSION), _Content)
+    except ValueError as error:
+        raise ValueError(f"{error}; docs/tuning.md says what a table may have, and mpiagg tune writes one") from None
+    origin = found.measured
     return Table(
         name,
-        tuple(documents.named(f"row {number}", _row, row) for number, row in enumerate(rows, 1)),
-        None if top["measured"] is None else documents.named("measured", _origin, top["measured"]),
+        tuple(map(_row, found.rows)),
+        None if origin is None else Origin(Layout(origin.nodes), origin.mpi, origin.machine),
     )
 
 
-def _origin(value: object) -> Origin:
-    fields = documents.fields("it", value, ("nodes", "mpi", "machine"))
-    nodes = [
-        tuple(check_integer("a rank", rank, 0, MOST_RANKS) for rank in documents.items("a node", node, MOST_RANKS))
-        for node in documents.items("nodes", fields["nodes"], MOST_RANKS)
-    ]
-    ranks = sorted(rank for node in nodes for rank in node)
-    if (
-        not ranks
-        or ranks != list(range(len(ranks)))
-        or nodes != sorted(nodes)
-        or any(list(node) != sorted(node) or not node for node in nodes)
-    ):
-        raise ValueError("nodes must have every rank once, in ascending order, and the nodes by their first ranks")
-    if not isinstance(fields["mpi"], str) or not isinstance(fields["machine"], dict):
-        raise ValueError("mpi must be a text, and machine an object")  # noqa: TRY004 - a file's fault, not a caller's
-    return Origin(Layout(tuple(nodes)), fields["mpi"], fields["machine"])
-
-
-def _row(value: object) -> Row:
-    given = documents.fields("it", value, ("collective", "algorithm"), _ROW_FIELDS)
-    collective = _member("collective", given["collective"], Collective)
-    name = _algorithm(given["algorithm"], collective)
-    elsewhere = given.get("elsewhere")
-    segment = _or_none("segment", given.get("segment"), BLOCK, SEGMENT)
-    if segment is not None and segment % BLOCK:
-        raise ValueError(f"segment must be a multiple of {BLOCK}, not {segment}")
-    spread = None if given.get("layout") is None else _member("layout", given["layout"], Spread)
-    memory = None if given.get("memory") is None else _member("memory", given["memory"], Memory)
-    one_node = (spread, memory) == (Spread.ONE_NODE, Memory.TOGETHER)
-    if elsewhere is not None and not (one_node and name != NATIVE and algorithm(name).owned is not None):
-        raise ValueError("elsewhere is for algorithms that use shared memory, on one node with memory 'shared'")
+def _row(given: _Row) -> Row:
+    choice = Choice(given.algorithm, given.lanes, segment=given.segment, elsewhere=given.elsewhere)
     return Row(
-        collective,
-        Choice(
-            name,
-            check_integer("lanes", given.get("lanes", 1), 1, MOST_LANES),
-            segment=segment,
-            elsewhere=None if elsewhere is None else _algorithm(elsewhere, collective),
-        ),
-        _or_none("bytes", given.get("bytes"), 0, MOST_BYTES),
-        _or_none("ranks", given.get("ranks"), 1, MOST_RANKS),
-        spread,
-        memory,
-        _times(given.get("times", {})),
-        None if given.get("library") is None else _library(given["library"]),
+        *(given.collective, choice, given.nbytes, given.ranks, given.spread, given.memory, given.times, given.library)
     )
-
-
-def _algorithm(name: Any, collective: Collective) -> str:
-    """Return the name of an algorithm that serves a collective, or of the MPI library's own."""
-    if name == NATIVE:
-        return NATIVE
-    entry = algorithm(name)
-    entry.generator(collective)
-    return entry.name
-
-
-def _library(name: object) -> str:
-    if not isinstance(name, str) or not 0 < len(name) <= MOST_NAME:
-        raise ValueError(f"library must be the name of an MPI library, not {documents.short(name)}")
-    return name
-
-
-def _times(value: object) -> dict[int, dict[str, float]]:
-    if not isinstance(value, dict) or len(value) > MOST_TIMES:
-        raise ValueError(f"times must be an object with at most {MOST_TIMES} lengths")
-    found = {}
-    for length, times in value.items():
-        if not length.isascii() or not length.isdecimal() or len(length) > 19:
-            raise ValueError(f"times must be of lengths in bytes, not of {length[:40]!r}")
-        if not isinstance(times, dict) or len(times) > MOST_TIMES:
-            raise ValueError(f"times of {length} bytes must be an object with at most {MOST_TIMES} candidates")
-        found[int(length)] = {
-            name: check_number(f"time of {name[:80]!r}", seconds, "a positive number of seconds", lambda s: s > 0)
-            for name, seconds in times.items()
-        }
-    return found
-
-
-def _member(what: str, value: object, kind: type[_Kind]) -> _Kind:
-    """Return the member of an enumeration that a word names."""
-    return kind(documents.word(what, value, tuple(member.value for member in kind)))
-
-
-def _or_none(what: str, value: object, least: int, most: int) -> int | None:
-    return None if value is None else check_integer(what, value, least, most)
 
 
 # -- writing
@@ -174,18 +141,6 @@ def text_of(table: Table) -> str:
     return f'{head} "rows": [\n{rows}\n ]\n}}\n'
 
 
-def _written(row: Row) -> Mapping[str, object]:
-    fields = {
-        "collective": row.collective.value,
-        "bytes": row.nbytes,
-        "ranks": row.ranks,
-        "layout": row.spread and row.spread.value,
-        "memory": row.memory and row.memory.value,
-        "library": row.library,
-        "algorithm": row.choice.algorithm,
-        "lanes": None if row.choice.lanes == 1 else row.choice.lanes,
-        "segment": row.choice.segment,
-        "elsewhere": row.choice.elsewhere,
-        "times": {str(length): dict(times) for length, times in row.times.items()} or None,
-    }
-    return {name: value for name, value in fields.items() if value is not None}
+def _written(row: Row) -> Any:
+    given = vars(row) | row.choice._asdict()
+    return to_builtins(_Row(**{name: given[name] for name in _Row.__struct_fields__}), str_keys=True)

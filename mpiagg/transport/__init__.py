@@ -1,12 +1,12 @@
 """How chunks cross between ranks."""
 
 from mpiagg.transport.channels import channel_of, free_channel_of, meet
-from mpiagg.transport.gates import Gate, SignedGate
+from mpiagg.transport.gates import WRITTEN, Gate, SignedGate
 from mpiagg.transport.memory import LINE, NOWHERE, Block, Position, Positions, SharedMemory, Window
 from mpiagg.transport.messages import SHARED_TAG, Channel
 from mpiagg.transport.nodes import Node
 from mpiagg.transport.process import CHECK, ending, process
-from mpiagg.transport.tags import signature
+from mpiagg.transport.tags import SIGNATURE_BITS, signature
 from mpiagg.transport.waiting import DEFAULT_TIMEOUT, YIELDS, YIELDS_IN_A_CROWD, check_timeout, wait_patiently
 
 __all__ = [
@@ -15,6 +15,8 @@ __all__ = [
     "LINE",
     "NOWHERE",
     "SHARED_TAG",
+    "SIGNATURE_BITS",
+    "WRITTEN",
     "Block",
     "Channel",
     "Gate",

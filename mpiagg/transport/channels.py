@@ -12,9 +12,9 @@ from typing import Any
 from mpi4py import MPI
 
 from mpiagg.errors import Error
+from mpiagg.transport.meetings import complete, meeting
 from mpiagg.transport.messages import MAKE, Channel
 from mpiagg.transport.process import ending
-from mpiagg.transport.texts import complete, meeting
 from mpiagg.watch import Trail
 
 

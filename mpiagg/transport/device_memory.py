@@ -13,8 +13,8 @@ import numpy as np
 from mpiagg.arrays import Accelerator, Array, address
 from mpiagg.cuda.placement import shared_devices
 from mpiagg.errors import DeviceError
+from mpiagg.transport.meetings import gather
 from mpiagg.transport.nodes import Node
-from mpiagg.transport.texts import gather
 
 HANDLE: Final = 64
 """Bytes of a handle, at most."""

@@ -18,7 +18,7 @@ import numpy as np
 from mpi4py import MPI
 
 from mpiagg.errors import Error, RankFailedError
-from mpiagg.transport.texts import complete, meeting
+from mpiagg.transport.meetings import complete, meeting
 from mpiagg.watch import Trail, ranks_in_words
 
 ENABLED: Final = "OMPI_MCA_mpi_ft_enable"

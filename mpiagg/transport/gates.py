@@ -23,7 +23,7 @@ Every counter has a cache line to itself, lest each count take the line from the
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, MutableMapping, Sequence
 from platform import machine
 from typing import Final
 
@@ -40,6 +40,9 @@ _OFFSET_BITS: Final = 48
 
 _ANNOUNCED: Final = (1, 3)
 """Where announcements lie in a rank's line, in words; its counter is the first."""
+
+WRITTEN: Final = 64
+"""How many signatures of a rank's last operations others can read; a power of two."""
 
 
 class Gate:
@@ -193,6 +196,48 @@ class SignedGate(Gate):
         """Return where the arrays of all lie by what they announced."""
         found = [Position(word >> _OFFSET_BITS, word & (1 << _OFFSET_BITS) - 1) for word in announced]
         return tuple(map(Positions, found[::2], found[1::2]))
+
+
+class Signatures:
+    """The signatures of the last calls of the MPI library's own of each rank of a node, where nobody meets at a gate.
+
+    A rank writes its signature before it enters a call, and compares it afterwards with those of the ranks that stand
+    1, 2, 4, ... places before and behind it: with all, up to five ranks. Of two ranks that are in different calls, the
+    one that writes later finds the other's signature, unless the other is ``WRITTEN`` calls ahead by then. Nobody waits
+    for that. Blocking calls follow one another in the same order on all ranks, so their number tells which is which.
+
+    Parameters
+    ----------
+    block : Block, optional
+        Memory with ``WRITTEN`` words for each rank, all of them 0; without it nothing is compared.
+    place : int
+        This rank's number on the node.
+
+    Attributes
+    ----------
+    count : int
+        How many such calls this rank has entered.
+    own : memoryview
+        This rank's words: ``own[count % WRITTEN]`` is the number of a call, and behind it its signature.
+    beside : tuple of memoryview
+        Those of the ranks that it compares with.
+    """
+
+    __slots__ = ("beside", "count", "own")
+
+    def __init__(self, block: Block | None = None, place: int = 0) -> None:
+        self.count = 0
+        self.own: MutableMapping[int, int] | memoryview = {}
+        self.beside: tuple[memoryview, ...] = ()
+        if block is not None:
+            size = len(block.parts)
+            self.own = _words(block.parts[place])
+            steps = [sign << bit for bit in range((size - 1).bit_length()) for sign in (1, -1)]
+            self.beside = tuple(_words(block.parts[number]) for number in {(place + step) % size for step in steps})
+
+    def skip(self) -> None:
+        """Count a call that is not compared."""
+        self.count += 1
 
 
 def _words(line: Array) -> memoryview:

@@ -17,8 +17,8 @@ from mpi4py import MPI
 from mpiagg.arrays import HOST, Accelerator, Array, Device, address, device_of
 from mpiagg.errors import DeviceError
 from mpiagg.transport.device_memory import DeviceWindow
+from mpiagg.transport.meetings import complete, meeting
 from mpiagg.transport.nodes import Node
-from mpiagg.transport.texts import complete, meeting
 
 PAGE: Final = 4096
 LINE: Final = 64
@@ -74,8 +74,8 @@ class Window:
             )
 
     def begin(self, part: Array) -> None:
-        """Make the first line of a block 0, for all to see before they hear of the block."""
-        part[:LINE] = 0
+        """Make the first page of a block 0, for all to see before they hear of the block."""
+        part[:PAGE] = 0
         self.sync()
 
     def claim(self, part: Array) -> None:
@@ -249,7 +249,7 @@ class SharedMemory:
             for size, rested in resting:
                 self._spare.setdefault(size, []).append(rested)
         self._windows[mine.window].begin(self.view(self._node.place, mine, padded))
-        # Once a rank knows where the others' blocks lie, their first lines are 0.
+        # Once a rank knows where the others' blocks lie, their first pages are 0.
         parts = [self.view(place, where, padded) for place, where in enumerate(self.tell(mine))]
         return Block(parts, self._windows[mine.window].sync, padded, mine)
 

@@ -8,31 +8,26 @@ from __future__ import annotations
 
 import contextlib
 import math
-import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from typing import Final, Protocol
 
-import numpy as np
 from mpi4py import MPI
 
-from mpiagg.arrays import HOST, Accelerator, Array, Device
+from mpiagg.arrays import Array
 from mpiagg.arrays.devices import Nccl
-from mpiagg.errors import DeviceError, Error, MismatchError, PlanError, RankFailedError, StallError
+from mpiagg.errors import MismatchError, PlanError, RankFailedError, StallError
 from mpiagg.launch.launchers import refuse_copies
 from mpiagg.schedules import Layout
-from mpiagg.tables import DIGEST_BYTES, SEGMENT, Settings, settings
-from mpiagg.transport.awareness import awareness
-from mpiagg.transport.device_memory import warn_of_sharing
-from mpiagg.transport.failures import Failures, active
-from mpiagg.transport.gates import SignedGate
+from mpiagg.transport.agreement import Agreement
+from mpiagg.transport.comparison import compare_settings
 from mpiagg.transport.kept import Calls
-from mpiagg.transport.memory import LINE, Block, SharedMemory
+from mpiagg.transport.meetings import complete, meeting
+from mpiagg.transport.node_memory import NodeMemory
 from mpiagg.transport.nodes import Node
 from mpiagg.transport.process import REPRODUCIBLE, process
 from mpiagg.transport.tags import LEAST, Tags
-from mpiagg.transport.texts import complete, gather, meeting
 from mpiagg.transport.waiting import DEFAULT_TIMEOUT
-from mpiagg.watch import CARD_BYTES, Card, Subject, Trail, who_says_what
+from mpiagg.watch import Subject
 
 MOST_BYTES: Final = 2**30
 """Longer messages are cut: MPI counts are 32-bit integers in many libraries."""
@@ -42,9 +37,6 @@ SHARED_TAG: Final = 0
 
 MAKE: Final = "make a communicator"
 """What ranks come together for before calls of the MPI library that wait for all of them without a deadline."""
-
-NAME_BYTES: Final = 8
-"""Bytes of a channel's name."""
 
 
 class Freeable(Protocol):
@@ -58,7 +50,7 @@ class Freeable(Protocol):
         """Give the handles back; a second call does nothing."""
 
 
-class Channel:
+class Channel(Agreement):
     """A private duplicate of a communicator, with tags for concurrent operations.
 
     Parameters
@@ -76,16 +68,12 @@ class Channel:
         What calls were resolved into.
     aware : bool
         Whether the messages of all ranks reach memory of CUDA devices; elsewhere it goes by way of the host.
-    memory : SharedMemory
-        What the ranks of a node share of the host's memory.
-    device_memory : SharedMemory or None
-        What they share of their devices', once they have begun to.
+    memory : NodeMemory
+        What the ranks of a node share.
     nccl : Nccl or None
         The connection of their devices by NCCL, once they have one.
-    trail : Trail
-        What is done on the channel, for those who watch over it.
-    failures : Failures
-        What is known of ranks of it that have died.
+    open : dict
+        What must be freed before the channel is.
 
     Raises
     ------
@@ -96,17 +84,10 @@ class Channel:
     """
 
     def __init__(self, comm: MPI.Intracomm, *, reproducible: bool = False) -> None:
+        plain = MPI.Intracomm(comm)
+        super().__init__(plain)
         self.reproducible = reproducible or REPRODUCIBLE
         self.library = MPI.get_vendor()[0]
-        self.rank = comm.Get_rank()
-        self.size = comm.Get_size()
-        self.trail = Trail("", self.rank, self.size)
-        plain = MPI.Intracomm(comm)
-        self.failures = Failures(plain)
-        if active():
-            self.trail.alarm = self.failures.look
-        with contextlib.suppress(ValueError):  # of which all ranks are told below
-            process()  # so that there is somebody to warn
         with self.failures.told(), meeting(MAKE, self.trail) as subject:
             complete(plain.Ibarrier(), MAKE, subject)
             # What follows are calls of the MPI library's that wait without a deadline; but now all are here.
@@ -122,59 +103,18 @@ class Channel:
         group.Free()
         self.failures.comms.append(self.comm)
         self.node = Node(self.comm, self.failures, self.trail)
-        self.memory = SharedMemory(self.node)
-        self.device_memory: SharedMemory | None = None
+        self.memory = NodeMemory(self.node, lambda: self.busy, self.disagreement)
         self.nccl: Nccl | None = None
-        self._for_calls: tuple[SignedGate, Block] | None = None
         self.open: dict[int, Freeable] = {}
         self.calls = Calls()
         upper = MPI.COMM_WORLD.Get_attr(MPI.TAG_UB)
         self.tags = Tags(LEAST if upper is None else int(upper))
-        self._compare_settings()
-        self.failures.comms.remove(comm)  # the caller's, of which we know nothing from now on
-
-    def _compare_settings(self) -> None:
-        """Raise on all ranks unless all of them choose algorithms by the same table, which is for this job; collective.
-
-        Where they do, as always but for mistakes, that costs an all-gather of some bytes, by which they learn, too,
-        whether the messages of all reach devices, and where each can be asked what it does.
-        """
-        name = os.urandom(NAME_BYTES)
         try:
-            mine, able, card = self._settings().digest(), awareness().able, process().card
-            mine = mine[:-1] + bytes([mine[-1] ^ self.reproducible])
-        except ValueError:
-            mine, able, card = bytes(DIGEST_BYTES), False, bytes(CARD_BYTES)
-        told = np.empty((self.size, DIGEST_BYTES + 1 + NAME_BYTES + CARD_BYTES), np.uint8)
-        self.comm.Allgather(np.frombuffer(mine + bytes([able]) + name + card, np.uint8), told)
-        digests, ables, names, cards = np.split(told, np.cumsum([DIGEST_BYTES, 1, NAME_BYTES]), axis=1)
-        self.aware = bool(ables.all())
-        self.trail.name = names[0].tobytes().hex()
-        if digests.any(axis=1).all() and (digests == digests[0]).all():
-            self._watch([Card.unpack(row.tobytes()) for row in cards])
-            return
-        try:
-            kept = ", reproducible" if self.reproducible else ""
-            self.agree_on(lambda: f"uses {self._settings()}{kept}")
+            self.aware = compare_settings(self, self.layout, reproducible=self.reproducible)
         except Exception:
             self.free()
             raise
-
-    def _watch(self, cards: Sequence[Card]) -> None:
-        """Have the watchdog know what is done here, and whom to ask."""
-        watchdog = process().watchdog
-        if watchdog is not None and all(card.port for card in cards):
-            watchdog.join(self.trail, cards)
-
-    def _settings(self) -> Settings:
-        """Return what this rank chooses algorithms by, or raise ValueError if that cannot be used in this job."""
-        awareness()
-        process()
-        found = settings()
-        # Only where all ranks of the job are together, it shows how they are spread over nodes.
-        whole = MPI.Comm.Compare(self.comm, MPI.COMM_WORLD) == MPI.CONGRUENT
-        found.check(self.layout if whole else None, MPI.COMM_WORLD.Get_size())
-        return found
+        self.failures.comms.remove(comm)  # the caller's, of which we know nothing from now on
 
     @property
     def layout(self) -> Layout:
@@ -186,48 +126,6 @@ class Channel:
         """Whether anything that was opened on the channel is running."""
         return any(thing.running for thing in self.open.values())
 
-    def memory_for_calls(self) -> tuple[SignedGate, Block] | None:
-        """Return the gate of blocking calls, and the block of memory that they share; None if there is not as much.
-
-        They follow one another, so they can share it. The first call is collective on the node.
-        """
-        if self._for_calls is None and not self.memory.refused:
-            try:
-                block = self.memory.take(LINE + 2 * SEGMENT, busy=self.busy)
-            except MemoryError:
-                self.memory.refused = True
-            else:
-                self._for_calls = SignedGate(block, self.node.place, self.node.ranks, self._disagreement), block
-        return self._for_calls
-
-    def _disagreement(self) -> Error:
-        """Return the error that ranks have come to a gate with different operations."""
-        self.trail.explain()
-        return self.trail.fault or MismatchError("ranks disagree about the collective that they are in")
-
-    def check_device(self, device: Device) -> None:
-        """Raise DeviceError if this rank shares memory of another device on this channel."""
-        shared = self.device_memory
-        if device is not HOST and shared is not None and shared.device is not device:
-            raise DeviceError(f"a communicator shares memory of one device a rank; here it is {shared.device.name}")
-
-    def memory_on(self, device: Device) -> SharedMemory:
-        """Return the memory that ranks of the node share on a device of each; at first all of them ask together.
-
-        Raises
-        ------
-        DeviceError
-            If it is another device than at first.
-        """
-        self.check_device(device)
-        if device is HOST:
-            return self.memory
-        if self.device_memory is None:
-            self.device_memory = SharedMemory(self.node, device)
-            if isinstance(device, Accelerator):
-                warn_of_sharing(self.node, device)
-        return self.device_memory
-
     def send_init(self, chunk: Array, peer: int, tag: int) -> Iterator[MPI.Prequest]:
         """Prepare to send a contiguous chunk to ``peer``: one request for each ``MOST_BYTES``."""
         for piece in _pieces(chunk):
@@ -237,73 +135,6 @@ class Channel:
         """Prepare to receive a contiguous chunk from ``peer``: one request for each ``MOST_BYTES``."""
         for piece in _pieces(chunk):
             yield self.comm.Recv_init([piece, piece.nbytes, MPI.BYTE], peer, tag)
-
-    def agree(self, word: str, error: Exception | None = None) -> None:
-        """Compare what the ranks say of a collective call that they are about to make; itself collective.
-
-        Parameters
-        ----------
-        word : str
-            What this rank is about to do; all ranks must say the same.
-        error : Exception, optional
-            Why this rank cannot do it.
-
-        Raises
-        ------
-        Exception
-            ``error``, where it is given.
-        MismatchError
-            On the other ranks, if any gave an error; on all ranks, if words differ. All say who said what.
-        StallError
-            If a rank does not come within the timeout.
-        """
-        words = self._gather(f"{type(error).__name__}: {error}" if error else word, failed=error is not None)
-        if error is not None:
-            raise error
-        failed = [f"rank {rank} raised {text}" for rank, (text, bad) in enumerate(words) if bad]
-        if failed:
-            raise MismatchError("; ".join(failed))
-        if any(text != words[0][0] for text, _ in words):
-            said: dict[str, list[int]] = {}
-            for rank, (text, _) in enumerate(words):
-                said.setdefault(text, []).append(rank)
-            raise MismatchError(f"ranks disagree: {who_says_what(said)}")
-
-    def agree_on(self, say: Callable[[], str]) -> None:
-        """Go on only if ``say`` accepts on every rank, and says the same of what they are about to do; collective.
-
-        Raises
-        ------
-        Exception
-            What ``say`` raises, on the ranks where it does.
-        MismatchError
-            On the other ranks then; on all, if their words differ.
-        """
-        try:
-            word = say()
-        except Exception as error:  # noqa: BLE001 - whatever it is, the other ranks must not wait for this one
-            self.agree("", error)
-        else:
-            self.agree(word)
-
-    def _gather(self, text: str, *, failed: bool) -> list[tuple[str, bool]]:
-        """Return every rank's text, and whether it failed."""
-        data = bytes([failed]) + text.encode(errors="replace")
-        parts = self.gather(data, "agree on what they are about to do")
-        return [(part[1:].decode(errors="replace"), bool(part[0])) for part in parts]
-
-    def gather(self, data: bytes, purpose: str) -> list[bytes]:
-        """Return what every rank says, for a purpose in words; collective.
-
-        Raises
-        ------
-        StallError
-            If a rank does not come within the timeout.
-        RankFailedError
-            If a rank has died.
-        """
-        with self.failures.told():
-            return gather(self.comm, data, purpose, self.trail)
 
     def free(self, *, at_exit: bool = False) -> None:
         """Free everything that was opened on the channel, in order, and the channel; a second call does nothing.
@@ -363,8 +194,6 @@ class Channel:
             self.nccl.close(abort=bool(self.open))
             self.nccl = None
         self.memory.free(running=bool(self.open))
-        if self.device_memory is not None:
-            self.device_memory.free(running=bool(self.open))
         if not self.open:
             self.node.free()
             self.comm.Free()

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from mpiagg.watch.recorder import END, ORDER, STAMPS, START, SUBJECT, Entry, Recorder, Subject, clock
+from mpiagg.watch.recordings import FORMAT, VERSION
 
 DIRECTORY: Final = "MPIAGG_RECORD_DIR"
 """The environment variable that names the folder for recordings."""
@@ -42,8 +43,8 @@ def recording(recorder: Recorder, rank: int, size: int, reason: str) -> dict[str
     """Return the record of this process as JSON has it."""
     names = {thread.ident: thread.name for thread in threading.enumerate()}
     return {
-        "format": "mpiagg recording",
-        "version": 1,
+        "format": FORMAT,
+        "version": VERSION,
         "rank": rank,
         "size": size,
         "host": socket.gethostname(),

@@ -69,8 +69,9 @@ class Trail:
         self.count = 0
         self.fault: Error | None = None
         self.alarm: Callable[[], object] | None = None
-        self.explain: Callable[[], str] = str
-        """Returns in words who is where; nothing, where nobody can be asked."""
+        self.explain: Callable[..., str] = _nothing
+        """Returns in words who is where; nothing, where nobody can be asked. It may be given the number of an operation
+        that ranks are known to disagree in."""
 
     @property
     def whole(self) -> Trail:
@@ -157,7 +158,9 @@ class Recorder:
             raise ValueError(f"what is recorded must be one of {', '.join(KEEPS)}, not {keeps!r}")
         self.rounds = keeps == "rounds"
         self._ring: deque[Entry] = deque(maxlen=LENGTH)
-        self.begin: Callable[[Subject, bool], Entry] = _no_entry if keeps == "off" else _entering(self._ring.append)
+        self.keep: Callable[[Entry], object] = len if keeps == "off" else self._ring.append
+        """Keep an entry, for who makes one as ``begin`` does."""
+        self.begin: Callable[[Subject, bool], Entry] = _no_entry if keeps == "off" else _entering(self.keep)
         """Enter an operation that starts, and say whether its caller waits for it; return its entry."""
         self.status = "runs"
         """What is to be said of this process as a whole."""
@@ -181,7 +184,7 @@ class Recorder:
         return sum(order - 1 for order in oldest.values())
 
 
-def _entering(keep: Callable[[Entry], None]) -> Callable[[Subject, bool], Entry]:
+def _entering(keep: Callable[[Entry], object]) -> Callable[[Subject, bool], Entry]:
     """Return what enters an operation; a function of its own, because each operation pays for it."""
 
     def begin(subject: Subject, blocking: bool) -> Entry:
@@ -197,6 +200,11 @@ def _entering(keep: Callable[[Entry], None]) -> Callable[[Subject, bool], Entry]
 def _no_entry(subject: Subject, blocking: bool) -> Entry:
     del subject, blocking
     return [None] * 6
+
+
+def _nothing(differ_in: int = 0) -> str:
+    del differ_in
+    return ""
 
 
 def done(entry: Entry) -> None:

@@ -5,14 +5,14 @@ What is read is checked in full before it is used: files come from anywhere.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Annotated, Final, Literal
+
+from msgspec import UNSET, Meta, Struct, UnsetType
+from msgspec.structs import force_setattr
 
 from mpiagg.common import documents
-from mpiagg.common.arguments import check_integer
 from mpiagg.schedules import Collective
 
 FORMAT: Final = "mpiagg recording"
@@ -27,29 +27,45 @@ MOST_ROUNDS: Final = 2**16
 MOST_TEXT: Final = 2**16
 MOST: Final = 2**62
 
-STATES: Final = ("running", "done", "failed")
-COLLECTIVES: Final = tuple(each.value for each in Collective)
+Text = Annotated[str, Meta(max_length=MOST_TEXT)]
+Count = Annotated[int, Meta(ge=0, le=MOST)]
 
 
-@dataclass(frozen=True)
-class Round:
+class _Told(Struct, frozen=True, forbid_unknown_fields=True):
+    """What is told by a file, in texts that can be shown."""
+
+    def __post_init__(self) -> None:
+        for name in self.__struct_fields__:
+            if type(value := getattr(self, name)) is str:
+                force_setattr(self, name, documents.printable(value))
+
+
+class Round(_Told, frozen=True, array_like=True):
     """A round of an operation.
 
     Attributes
     ----------
     name : str
         As in ``"round 3"``, or ``"packing"`` for one without messages.
-    times : tuple of int
-        In ns: it began; its messages were posted; all had come; its reductions were done. Fewer if it has
-        not come so far.
+    began, posted, came, reduced : int
+        In ns: it began; its messages were posted; all had come; its reductions were done. The last ones are unset if it
+        has not come so far.
     """
 
-    name: str
-    times: tuple[int, ...]
+    name: Text
+    began: Count
+    posted: Count | UnsetType = UNSET
+    came: Count | UnsetType = UNSET
+    reduced: Count | UnsetType = UNSET
+
+    @property
+    def times(self) -> tuple[int, ...]:
+        """The times that are set, in their order."""
+        times = self.began, self.posted, self.came, self.reduced
+        return tuple(time for time in times if time is not UNSET)
 
 
-@dataclass(frozen=True)
-class Operation:
+class Operation(_Told, frozen=True):
     """An operation of one rank.
 
     Attributes
@@ -61,7 +77,7 @@ class Operation:
         Its number on that communicator, from 1; on all ranks the same for the same collective.
     what : str
         In words.
-    collective : str or None
+    collective : Collective or None
         The collective that it is, if it is one.
     nbytes : int
         The bytes of its buffer.
@@ -76,20 +92,30 @@ class Operation:
         In their order; none, if they were not recorded.
     """
 
-    channel: str | None
-    order: int
-    what: str
-    collective: str | None
-    nbytes: int
-    start: int
-    end: int | None
-    state: str
-    thread: str
-    rounds: tuple[Round, ...]
+    channel: Annotated[str, Meta(pattern=r"^[0-9a-f]{16}\Z")] | None
+    order: Annotated[int, Meta(ge=1, le=MOST)]
+    what: Text
+    collective: Collective | None
+    nbytes: Count
+    start: Count
+    end: Count | None
+    state: Literal["running", "done", "failed"]
+    thread: Text
+    rounds: Annotated[tuple[Round, ...], Meta(max_length=MOST_ROUNDS)]
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if (self.end is None) != (self.state == "running"):
+            raise ValueError("end must be null if, and only if, the state is running")
+        times = [self.start, *(time for each in self.rounds for time in each.times)]
+        times += [] if self.end is None else [self.end]
+        if times != sorted(times):
+            raise ValueError("rounds must follow one another between start and end")
+        if any(len(each.times) < 4 for each in (self.rounds if self.state == "done" else self.rounds[:-1])):
+            raise ValueError("rounds must have four times, but for the last one of an operation that is not done")
 
 
-@dataclass(frozen=True)
-class Recording:
+class Recording(_Told, frozen=True):
     """What one rank did last.
 
     Attributes
@@ -109,16 +135,21 @@ class Recording:
     operations : tuple of Operation
     """
 
-    rank: int
-    size: int
-    host: str
-    pid: int
-    boot: str
-    clock_ns: int
-    wall_ns: int
-    reason: str
-    dropped: int
-    operations: tuple[Operation, ...]
+    rank: Count
+    size: Annotated[int, Meta(ge=1, le=MOST_RANKS)]
+    host: Text
+    pid: Count
+    boot: Text
+    clock_ns: Count
+    wall_ns: Count
+    reason: Text
+    dropped: Count
+    operations: Annotated[tuple[Operation, ...], Meta(max_length=MOST_OPERATIONS)]
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.rank >= self.size:
+            raise ValueError(f"rank must be below the size, {self.size}, and is {self.rank}")
 
     def end_of(self, operation: Operation) -> int:
         """Return when an operation of this rank ended; a running one does when this is written, or just after."""
@@ -145,11 +176,8 @@ def read(path: Path) -> Recording:
     ValueError
         If there is none that can be used; the message names the file and the field.
     """
-    try:
+    with documents.about(f"recording {str(path)!r}"):
         return recording_of(documents.load(path, MOST_FILE_BYTES))
-    except ValueError as error:
-        fault = str(error)
-    raise ValueError(f"recording {str(path)!r}: {fault if len(fault) < 300 else f'{fault[:300]}...'}")
 
 
 def read_all(sources: Iterable[Path]) -> list[Recording]:
@@ -192,69 +220,4 @@ def recording_of(content: object) -> Recording:
     ValueError
         If it says none.
     """
-    if not isinstance(content, dict) or content.get("format") != FORMAT:
-        raise ValueError(f"it is no recording: format must be {FORMAT!r}")
-    if type(content.get("version")) is not int or content["version"] != VERSION:
-        raise ValueError(f"version must be {VERSION}, not {content.get('version')!r}")
-    given = documents.fields("it", content, ("format", "version", *Recording.__annotations__))
-    size = check_integer("size", given["size"], 1, MOST_RANKS)
-    operations = documents.items("operations", given["operations"], MOST_OPERATIONS)
-    return Recording(
-        check_integer("rank", given["rank"], 0, size - 1),
-        size,
-        _text("host", given["host"]),
-        check_integer("pid", given["pid"], 0, MOST),
-        _text("boot", given["boot"]),
-        check_integer("clock_ns", given["clock_ns"], 0, MOST),
-        check_integer("wall_ns", given["wall_ns"], 0, MOST),
-        _text("reason", given["reason"]),
-        check_integer("dropped", given["dropped"], 0, MOST),
-        tuple(documents.named(f"operation {number}", _operation, each) for number, each in enumerate(operations, 1)),
-    )
-
-
-def _operation(value: object) -> Operation:
-    given = documents.fields("it", value, tuple(Operation.__annotations__))
-    channel, collective, state = given["channel"], given["collective"], given["state"]
-    if channel is not None and not (isinstance(channel, str) and re.fullmatch("[0-9a-f]{16}", channel)):
-        raise ValueError(f"channel must be null or 16 hexadecimal digits, not {documents.short(channel)}")
-    if collective is not None:
-        documents.word("collective", collective, COLLECTIVES)
-    documents.word("state", state, STATES)
-    if (given["end"] is None) != (state == "running"):
-        raise ValueError("end must be null if, and only if, the state is running")
-    start = check_integer("start", given["start"], 0, MOST)
-    end = None if given["end"] is None else check_integer("end", given["end"], start, MOST)
-    listed = documents.items("rounds", given["rounds"], MOST_ROUNDS)
-    rounds = tuple(documents.named(f"round {number}", _round, each) for number, each in enumerate(listed, 1))
-    times = [start, *(time for each in rounds for time in each.times), *([] if end is None else [end])]
-    if times != sorted(times):
-        raise ValueError("rounds must follow one another between start and end")
-    if any(len(each.times) < 4 for each in (rounds if state == "done" else rounds[:-1])):
-        raise ValueError("rounds must have four times, but for the last one of an operation that is not done")
-    return Operation(
-        channel,
-        check_integer("order", given["order"], 1, MOST),
-        _text("what", given["what"]),
-        collective,
-        check_integer("nbytes", given["nbytes"], 0, MOST),
-        start,
-        end,
-        state,
-        _text("thread", given["thread"]),
-        rounds,
-    )
-
-
-def _round(value: object) -> Round:
-    if not isinstance(value, list) or not 2 <= len(value) <= 5:
-        raise ValueError("it must be a list of a name and up to four times")
-    times = tuple(check_integer("a time", each, 0, MOST) for each in value[1:])
-    return Round(_text("its name", value[0]), times)
-
-
-def _text(name: str, text: object) -> str:
-    """Return a text in which everything can be shown: a terminal might obey the rest."""
-    if not isinstance(text, str) or len(text) > MOST_TEXT:
-        raise ValueError(f"{name} must be a text of at most {MOST_TEXT:,} characters")
-    return "".join(letter if letter.isprintable() else "\N{REPLACEMENT CHARACTER}" for letter in text)
+    return documents.made(documents.body(content, format=FORMAT, version=VERSION), Recording)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from itertools import combinations, product
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 from mpiagg.errors import Error, MismatchError, StallError
 
@@ -66,33 +66,6 @@ class State(NamedTuple):
     elsewhere: str
     stack: tuple[str, ...]
 
-    def as_json(self) -> dict[str, Any]:
-        """Return what :meth:`parse` takes."""
-        return {**self._asdict(), "recent": [list(operation) for operation in self.recent], "stack": list(self.stack)}
-
-    @classmethod
-    def parse(cls, told: object) -> State:
-        """Return what a rank has told, if it has the form of a state.
-
-        Raises
-        ------
-        ValueError
-            If it has not.
-        """
-        if not isinstance(told, Mapping) or set(told) != set(cls._fields):
-            raise ValueError("not a state")
-        texts = [told[name] for name in ("status", "waits", "elsewhere")]
-        recent, stack = told["recent"], told["stack"]
-        if type(told["entered"]) is not int or not isinstance(recent, list) or not isinstance(stack, list):
-            raise ValueError("a state of wrong types")
-        if not all(isinstance(text, str) for text in (*texts, *stack)):
-            raise ValueError("a state of wrong types")
-        for each in recent:
-            if not isinstance(each, list) or [type(part) for part in each] != [int, str, bool, bool]:
-                raise ValueError("an operation of wrong types")
-        operations = tuple(Operation(*each) for each in recent)
-        return cls(texts[0], told["entered"], operations, texts[1], texts[2], tuple(stack))
-
     @property
     def waits_in(self) -> Operation | None:
         """The first operation that somebody waits in."""
@@ -132,13 +105,20 @@ class Report(NamedTuple):
     fault: Error | None
 
 
-def report(answers: Sequence[Answer]) -> Report:
-    """Put together what is known of all ranks of a communicator, in the order of the ranks."""
-    fault = _lost(answers) or _mismatch(answers)
+def report(answers: Sequence[Answer], differ_in: int = 0) -> Report:
+    """Put together what is known of all ranks of a communicator, in the order of the ranks.
+
+    Parameters
+    ----------
+    answers : sequence of Answer
+    differ_in : int
+        The number of an operation that ranks are known to disagree in; 0 for none.
+    """
+    states = [(rank, answer) for rank, answer in enumerate(answers) if isinstance(answer, State)]
+    fault = (_disagreement(states, differ_in) if differ_in else None) or _lost(answers) or _mismatch(states)
     stuck = _stuck_in(answers)
-    states = [answer for answer in answers if isinstance(answer, State)]
-    what = next((state.of(stuck) for state in states if _waits_in(state, stuck)), None)
-    beside = "" if what else next((it.elsewhere for it in states if _is_beside(it)), "")
+    what = next((state.of(stuck) for _, state in states if _waits_in(state, stuck)), None)
+    beside = "" if what else next((it.elsewhere for _, it in states if _is_beside(it)), "")
     first = f"operation {stuck} of {len(answers)} ranks, {what.what}:" if what else f"{beside} of {len(answers)} ranks:"
     met = bool(what or beside)
     lines = [f"  rank {rank}: {_in_words(answer, what, met=met)}" for rank, answer in enumerate(answers)]
@@ -186,13 +166,12 @@ def _in_words(answer: Answer, what: Operation | None, *, met: bool) -> str:
     return f"{missing}it has entered {answer.entered} operations, and {doing}{where}"
 
 
-def _mismatch(answers: Sequence[Answer]) -> MismatchError | None:
+def _mismatch(states: Sequence[tuple[int, State]]) -> MismatchError | None:
     """Return the operation of which it is certain that some ranks wait in another for each other.
 
     Ranks may start plans in different orders, as long as all of them start all of them. So two ranks disagree if each
     waits in another operation, and what they have entered up to there is not the same, in whichever order.
     """
-    states = [(rank, answer) for rank, answer in enumerate(answers) if isinstance(answer, State)]
     waiting: dict[str, list[tuple[int, State, int]]] = {}
     for rank, state in states:
         if (operation := state.waits_in) is not None:
@@ -201,7 +180,8 @@ def _mismatch(answers: Sequence[Answer]) -> MismatchError | None:
     for one, other in combinations([ranks[:4] for ranks in waiting.values()], 2):
         for (rank, state, order), (peer, theirs, their_order) in product(one, other):
             if _differ(state, theirs, last := min(order, their_order)):
-                return _disagreement(states, last, (rank, peer))
+                said = {it.waits_in.what: [which] for which, it in ((rank, state), (peer, theirs)) if it.waits_in}
+                return _disagreement(states, last) or MismatchError(_who_disagrees(last, said))
     return None
 
 
@@ -215,15 +195,18 @@ def _differ(one: State, other: State, last: int) -> bool:
     return entered[0] != entered[1]
 
 
-def _disagreement(states: Sequence[tuple[int, State]], order: int, ranks: tuple[int, int]) -> MismatchError:
+def _disagreement(states: Sequence[tuple[int, State]], order: int) -> MismatchError | None:
+    """Return who says what of an operation, if that differs as far as is still known."""
     said: dict[str, list[int]] = {}
     for rank, state in states:
         operation = state.of(order)
         if operation is not None:
             said.setdefault(operation.what, []).append(rank)
-    if len(said) < 2:
-        said = {state.waits_in.what: [rank] for rank, state in states if rank in ranks and state.waits_in}
-    return MismatchError(f"ranks disagree in operation {order}: {who_says_what(said)}")
+    return MismatchError(_who_disagrees(order, said)) if len(said) > 1 else None
+
+
+def _who_disagrees(order: int, said: Mapping[str, Sequence[int]]) -> str:
+    return f"ranks disagree in operation {order}: {who_says_what(said)}"
 
 
 def _lost(answers: Sequence[Answer]) -> StallError | None:

@@ -24,6 +24,8 @@ from fcntl import ioctl
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
+from mpiagg.common import documents
+
 SECRET: Final = 16
 MOST_ADDRESSES: Final = 6
 _CARD: Final = struct.Struct(f"!{SECRET}sIHB{4 * MOST_ADDRESSES}s64s")
@@ -113,7 +115,7 @@ class Card(NamedTuple):
                     nonce = _exactly(connection, _NONCE, until)
                     _send(connection, question, self.secret, b"question" + nonce)
                     return _receive(connection, self.secret, b"answer" + nonce, until)
-            except (OSError, ValueError, RecursionError) as error:
+            except (OSError, ValueError) as error:
                 faults.append(error)
         if faults and all(isinstance(fault, ConnectionRefusedError) for fault in faults):
             gone = GoneError(f"nobody listens on port {self.port} of {self.host}")
@@ -196,10 +198,7 @@ def _receive(connection: socket.socket, secret: bytes, context: bytes, until: fl
     data = _exactly(connection, length, until)
     if not hmac.compare_digest(code, hmac.digest(secret, context + data, "sha256")):
         raise ValueError("a message of a stranger's")
-    told = json.loads(data)
-    if not isinstance(told, dict):
-        raise ValueError(f"a message that is a {type(told).__name__}")  # noqa: TRY004 - what was sent is bad
-    return told
+    return documents.made(documents.parsed(data), dict[str, Any])
 
 
 def _exactly(connection: socket.socket, length: int, until: float) -> bytes:

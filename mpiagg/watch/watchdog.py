@@ -14,6 +14,7 @@ from contextlib import suppress
 from functools import partial
 from typing import Final, TypeVar
 
+from mpiagg.common import documents
 from mpiagg.errors import Error, MismatchError, StallError
 from mpiagg.watch.recorder import (
     BLOCKING,
@@ -140,26 +141,27 @@ class Watchdog:
         if found.fault is not None and subject.waits is not None:
             trail.fault = trail.fault or found.fault
 
-    def _explain(self, trail: Trail) -> str:
+    def _explain(self, trail: Trail, differ_in: int = 0) -> str:
         """Return in words who is where; nothing, if that cannot be found out."""
         try:
-            found = self.report(trail)
+            found = self.report(trail, differ_in=differ_in)
             return found.table or str(found.fault or "")
         except Exception:  # noqa: BLE001 - whoever asks has an error to raise, and must not get another
             return ""
 
     # -- the ranks of a communicator
 
-    def report(self, trail: Trail, *, aloud: bool = False) -> Report:
+    def report(self, trail: Trail, *, aloud: bool = False, differ_in: int = 0) -> Report:
         """Return what all ranks of a communicator do, as one of them has found out for all.
 
         The lowest rank that answers does so. It tells all of them, if something is wrong for certain; otherwise it
-        prints what it has found, if that is to be said ``aloud``.
+        prints what it has found, if that is to be said ``aloud``. ``differ_in`` is the number of an operation that
+        ranks are known to disagree in, if it is not 0.
         """
         known = self._trails.get(trail.name)
         if known is None:
             return Report("", None)
-        question = {"ask": "report", "channel": trail.name, "aloud": aloud}
+        question = {"ask": "report", "channel": trail.name, "aloud": aloud, "differ_in": differ_in}
         patience = 2 * PATIENCE * (1 + len(known[1]) // AT_ONCE)
 
         def ask(card: Card) -> Report | None:
@@ -175,19 +177,19 @@ class Watchdog:
                 return Report("", trail.fault)
             if found is not None:
                 return found
-        return self._gather(trail.name, aloud=aloud)
+        return self._gather(trail.name, aloud=aloud, differ_in=differ_in)
 
-    def _gather(self, name: str, *, aloud: bool) -> Report:
+    def _gather(self, name: str, *, aloud: bool, differ_in: int = 0) -> Report:
         with self._gathering:
             known = self._trails.get(name)
             if known is None:
                 return Report("", None)
             trail, cards = known
             last = self._reports.get(name)
-            if last is None or time.monotonic() - last.when > FRESH:
+            if last is None or time.monotonic() - last.when > FRESH or (differ_in and last.report.fault is None):
                 answers = _each(lambda card: self._state_of(name, card), cards)
                 there = [card for card, answer in zip(cards, answers, strict=True) if isinstance(answer, State)]
-                last = self._reports[name] = _Gathered(report(answers), there)
+                last = self._reports[name] = _Gathered(report(answers, differ_in), there)
                 if (fault := last.report.fault) is not None:
                     told = {"tell": type(fault).__name__, "text": str(fault), "channel": name}
                     _each(lambda card: _tell(card, told), [card for card in there if card != self.listener.card])
@@ -201,7 +203,7 @@ class Watchdog:
 
     def _state_of(self, name: str, card: Card) -> Answer:
         try:
-            return State.parse(card.ask({"ask": "state", "channel": name}))
+            return documents.made(card.ask({"ask": "state", "channel": name}).get("state"), State)
         except GoneError as error:
             return GONE if error.certain else CLOSED
         except (OSError, ValueError):
@@ -220,9 +222,11 @@ class Watchdog:
         if known is None:
             raise ValueError("no such communicator")
         if question.get("ask") == "state":
-            return self.state(known[0]).as_json()
+            return {"state": self.state(known[0])}
         if question.get("ask") == "report":
-            found = self._gather(known[0].name, aloud=bool(question.get("aloud")))
+            order = question.get("differ_in")
+            order = order if type(order) is int else 0
+            found = self._gather(known[0].name, aloud=bool(question.get("aloud")), differ_in=order)
             kind = "" if found.fault is None else type(found.fault).__name__
             return {"table": found.table, "tell": kind, "text": str(found.fault or "")}
         if question.get("tell") == "dump":

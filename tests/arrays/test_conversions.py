@@ -1,5 +1,6 @@
-"""Conversions between float32 and half precision, bit for bit beside NumPy and ml_dtypes."""
+"""Conversions between float32 and half precision, bit for bit beside NumPy and ml_dtypes, whatever is imported."""
 
+import sys
 import threading
 
 import ml_dtypes
@@ -8,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mpiagg.arrays import conversions
+from mpiagg.arrays import conversions, libraries
 from mpiagg.arrays.conversions import (
     BLOCK,
     SHORT,
@@ -18,6 +19,20 @@ from mpiagg.arrays.conversions import (
     widen_bfloat16,
     widen_float16,
 )
+
+
+@pytest.fixture(scope="module", autouse=True, params=["torch", "ml_dtypes", "neither"])
+def library(request):
+    """Have one of the libraries imported, as far as conversions can see."""
+    with pytest.MonkeyPatch.context() as patched:
+        if request.param == "torch":
+            pytest.importorskip("torch")
+        else:
+            patched.delitem(sys.modules, "torch", raising=False)
+        if request.param == "neither":
+            patched.delitem(sys.modules, "ml_dtypes")
+        yield request.param
+
 
 HALVES = [np.float16, ml_dtypes.bfloat16]
 PATTERNS = np.arange(2**16, dtype=np.uint16)
@@ -121,7 +136,9 @@ def test_float16_within_its_range_is_rounded_as_by_numpy():
         (ml_dtypes.bfloat16, "_ONE", 0),
     ],
 )
-def test_other_numbers_in_the_steps_would_be_noticed(monkeypatch, half, name, bit):
+def test_other_numbers_in_the_steps_would_be_noticed(monkeypatch, library, half, name, bit):
+    if library != "neither":
+        pytest.skip("the library has steps of its own")
     values = sample(half)
     values = values[np.abs(values) < 65520]
     monkeypatch.setattr(conversions, name, getattr(conversions, name) ^ np.uint32(1 << bit))
@@ -225,6 +242,29 @@ def test_other_shapes_are_refused_or_broadcast_as_by_numpy(of, to):
     target = np.zeros((2, SHORT), to)
     convert(target, np.ones(SHORT, of))
     assert (target == 1).all()
+
+
+def test_a_library_converts_what_it_can_convert_alike(library):
+    values, bits = noise(SHORT), np.zeros(SHORT, np.uint16)
+    for half, by in (("float16", {"torch"}), ("bfloat16", {"torch", "ml_dtypes"})):
+        assert libraries.converted(values, bits, half) == libraries.converted(bits, values.copy(), half)
+        assert libraries.converted(values, bits, half) == (library in by)
+        for refused in (values[:9], values.astype(np.float64), np.append(values[1:], np.float32(np.nan))):
+            assert not libraries.converted(refused, bits[: len(refused)], half)
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_torch_converts_in_one_thread(library, threads):
+    if library != "torch":
+        pytest.skip("not imported")
+    torch, before = sys.modules["torch"], sys.modules["torch"].get_num_threads()
+    try:
+        torch.set_num_threads(threads)
+        values = noise(5 * libraries.PIECE + 3)
+        for half in HALVES:
+            assert (rounded(values, half) == others(values, half)).all()
+    finally:
+        torch.set_num_threads(before)
 
 
 # -- warnings, threads, memory

@@ -14,8 +14,12 @@ A, B = "00000000-a", "00000000-b"
 
 
 def test_a_rank_is_told_whole():
-    mine = Rank(3, "node", visible=[A], device=0, troubles=[Problem("note", "weather", "it rained", "wait")])
+    trouble = Problem("note", "weather", "it rained", "wait")
+    # Variables of the environment may hold bytes that are no UTF-8.
+    mine = Rank(3, "node", visible=[A], device=0, environment={"A": "b\udcff"}, troubles=[trouble])
     assert Rank.of_text(mine.as_text()) == mine
+    with pytest.raises(ValueError, match=r"Expected `int`, got `str` - at `\$.rank`"):
+        Rank.of_text('{"rank": "3"}')
 
 
 def test_what_is_there_is_found(monkeypatch):

@@ -244,6 +244,89 @@ def test_a_bad_argument_is_told_before_anything_is_made_together(rank, size):
         assert mpiagg.allreduce(np.ones(8), comm=comm, check=True)[0] == size
 
 
+@pytest.mark.parametrize("way", ["method", "function"])
+def test_ranks_that_call_the_mpi_library_with_other_roots_are_told(rank, size, way):
+    if size not in {2, 3}:  # in larger trees a rank may wait in MPI for one that has raised, and cannot leave
+        return
+    comm = mpiagg.Comm(MPI.COMM_WORLD)  # never freed: messages of it stay under way
+    x = np.full(9, rank, np.int16)
+
+    def broadcast(root):
+        comm.Bcast(x, root) if way == "method" else mpiagg.broadcast(x, root=root, out=x, comm=comm)
+        assert last().startswith("broadcast by native")
+
+    for _ in range(100):
+        broadcast(0)
+        broadcast(size - 1)
+
+    def disagree():
+        broadcast(1 if rank == 1 else 0)
+        comm.Allreduce(MPI.IN_PLACE, np.ones(3))  # where who had passed already is told
+
+    with pytest.raises(mpiagg.MismatchError, match=r"operation \d+: .*broadcast by native .*root [01]; .*root [01]$"):
+        disagree()
+
+
+def test_ranks_that_describe_the_same_data_in_other_ways_agree(rank, size):
+    with mpiagg_comm() as comm:
+        pairs = MPI.INT32_T.Create_contiguous(2).Commit()
+        vectors = MPI.INT32_T.Create_vector(4, 1, 2).Commit()
+        x = np.arange(8, dtype=np.int32) if rank == 0 else np.zeros(8, np.int32)
+        given = [[x, 8, MPI.INT32_T], [x, 4, pairs]][rank % 2]
+        for _ in range(3):
+            comm.Bcast(given)
+            assert x.tolist() == list(range(8))
+        everyone = np.zeros((size, 4), np.int32)
+        for _ in range(3):
+            comm.Allgather([x, 1, vectors] if rank == size - 1 else x[::2].copy(), everyone)
+            assert (everyone == [0, 2, 4, 6]).all()
+        comm.Barrier()
+        pairs.Free()
+        vectors.Free()
+
+
+def test_what_is_started_between_calls_on_some_ranks_alone_is_no_disagreement(rank, size):
+    with mpiagg_comm() as comm:
+        x, short, long = np.ones(3000), np.arange(4), np.arange(5)
+        plan = mpiagg.allreduce_init(x, comm=comm)
+        for turn in range(100):
+            if rank % 2 == 0:
+                plan.start()
+            comm.Bcast(short)
+            if turn % 3 == rank % 3:
+                short[:] = np.arange(4)  # so that ranks come at other times
+            comm.Bcast(long)
+            assert comm.allreduce(1) == size
+            if rank % 2:
+                assert plan()[0] == size
+            else:
+                assert plan.wait()[0] == size
+        plan.free()
+
+
+def test_calls_that_are_copied_on_one_rank_alone_agree(rank, size):
+    with mpiagg_comm() as comm:
+        whole, room = np.arange(60_000, dtype=np.int64), np.zeros((60_000, 2), np.int64)
+        for _ in range(20):
+            for length in (3, 60_000):
+                x = room[:length, 0] if rank == size - 1 else np.zeros(length, np.int64)
+                x[:] = whole[:length]
+                mpiagg.broadcast(x, out=x, comm=comm)
+                mpiagg.allreduce(x, out=x, comm=comm)
+                assert (x == size * whole[:length]).all()
+                comm.Barrier()
+        keep = mpiagg.empty(5, comm=comm)  # from now on calls ask where arrays lie
+        for _ in range(20):
+            for length in (3, 60_000):
+                x = room[:length, 0] if rank == 0 else np.zeros(length, np.int64)
+                x[:] = whole[:length]
+                mpiagg.broadcast(x, out=x, comm=comm)
+                comm.Bcast(np.zeros(7))
+                mpiagg.allreduce(x, out=x, comm=comm)
+                assert (x == size * whole[:length]).all()
+        del keep
+
+
 @contextmanager
 def mpiagg_comm():
     comm = mpiagg.Comm(MPI.COMM_WORLD)

@@ -303,3 +303,12 @@ def test_a_duplicate_has_a_channel_of_its_own(world, rank, size):
     duplicate.Free()
     assert not its.open
     assert np.array_equal(mpiagg.allreduce(y), np.full(7, float(size)))
+
+
+@pytest.mark.parametrize("algorithm", ["auto", "ring", "shared", "native"])
+@pytest.mark.parametrize("length", [1, 3000, 300_000])
+def test_what_is_no_input_can_be_of_any_layout(rank, size, algorithm, length):
+    root = size - 1
+    x = np.full(length, 7.0) if rank == root else np.zeros(2 * length)[::2]
+    for _ in range(2):
+        assert (mpiagg.broadcast(x, root=root, algorithm=algorithm) == 7).all()

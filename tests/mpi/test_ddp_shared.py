@@ -29,7 +29,7 @@ def test_gradients_are_reduced_where_they_are(monkeypatch):
     with mpiagg.DDP([np.zeros(shape, np.float32) for shape in SHAPES], bucket_bytes=200_000) as ddp:
         views = ddp.gradient_views()
         # A rank that is alone has nobody to share memory with.
-        assert all((channel.memory.position(view) != NOWHERE) == (SIZE > 1) for view in views)
+        assert all((channel.memory.host.position(view) != NOWHERE) == (SIZE > 1) for view in views)
         # A plan has a gate, but no mailbox.
         assert all(plan.nbytes == (LINE if SIZE > 1 else 0) for plan in plans(ddp))
         for plan in plans(ddp):
@@ -70,8 +70,8 @@ def test_views_outlive_ddp_and_their_memory_comes_back_after_them():
         assert (view == MEAN).all()
         del view, other
         if round_ == 1:
-            windows = len(channel.memory._windows)
-    assert len(channel.memory._windows) == windows
+            windows = len(channel.memory.host._windows)
+    assert len(channel.memory.host._windows) == windows
 
 
 def test_without_room_buckets_are_in_memory_like_any_other(monkeypatch):
@@ -85,5 +85,5 @@ def test_without_room_buckets_are_in_memory_like_any_other(monkeypatch):
         view.fill(RANK)
         ddp.sync_gradients()
         assert (view == MEAN).all()
-        assert channel_of(comm).memory.position(view) == NOWHERE
+        assert channel_of(comm).memory.host.position(view) == NOWHERE
     comm.Free()

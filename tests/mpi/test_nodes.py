@@ -181,7 +181,7 @@ def test_nothing_is_shared_with_other_nodes(comm, rank, nodes):
     layout = Layout.of(nodes)
     x = mpiagg.empty(100, comm=comm)
     alone = len(layout.nodes[layout.node_of(rank)]) == 1
-    assert (channel_of(comm).memory.position(x) == NOWHERE) == alone
+    assert (channel_of(comm).memory.host.position(x) == NOWHERE) == alone
 
 
 # -- the environment variable

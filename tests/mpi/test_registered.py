@@ -1,8 +1,10 @@
 """Arrays in memory that the ranks of a node share: what they are, where they lie, and what is done in them."""
 
 import gc
+import os
 import re
 import tracemalloc
+import warnings
 from itertools import product
 from pathlib import Path
 
@@ -41,7 +43,7 @@ def test_arrays_are_like_numpys(comm, alone):
 def test_defaults(size, alone):
     x = mpiagg.empty(9)
     assert x.dtype == np.float32
-    assert (channel_of(None).memory.position(x) == NOWHERE) == alone
+    assert (channel_of(None).memory.host.position(x) == NOWHERE) == alone
     x[:] = 1
     assert mpiagg.allreduce(x, out=x).tolist() == [size] * 9
 
@@ -96,19 +98,34 @@ def test_a_part_lies_where_it_lies(comm, alone):
     channel = channel_of(comm)
     x = mpiagg.empty((100, 10), comm=comm)
     if alone:
-        assert channel.memory.position(x) == NOWHERE
+        assert channel.memory.host.position(x) == NOWHERE
         return
-    whole = channel.memory.position(x)
-    part = channel.memory.position(x[7:])
+    whole = channel.memory.host.position(x)
+    part = channel.memory.host.position(x[7:])
     assert part == (whole.window, whole.offset + 7 * 40)
-    assert channel.memory.position(np.empty(1000, np.float32)) == NOWHERE
+    assert channel.memory.host.position(np.empty(1000, np.float32)) == NOWHERE
     other = mpiagg.empty(10, comm=comm)
-    assert channel.memory.position(other) != whole
+    assert channel.memory.host.position(other) != whole
     x[:], other[:] = 1, 2
     assert x.sum() == 1000
-    own = channel.memory.view(channel.node.place, part, 93 * 40).view(np.float32)
+    own = channel.memory.host.view(channel.node.place, part, 93 * 40).view(np.float32)
     assert np.shares_memory(own, x)
     assert own.size == 930
+
+
+def test_forked_children_share_it(comm, alone):
+    """What docs/sharp-bits.md says of them; memory that nobody else has mapped is copied on write, as ever."""
+    registered, plain = mpiagg.empty(5, comm=comm), np.empty(5, np.float32)
+    registered[:] = plain[:] = 1
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # of forks in processes with threads
+        child = os.fork()
+    if child == 0:
+        registered[:] = plain[:] = 2
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0
+    assert plain.tolist() == [1] * 5
+    assert registered.tolist() == [1 if alone else 2] * 5
 
 
 # -- nothing is copied on its way, and nothing is left
@@ -200,7 +217,7 @@ def test_the_steady_state_allocates_nothing(comm, kind):
 
 
 def windows(comm):
-    return channel_of(comm).memory._windows
+    return channel_of(comm).memory.host._windows
 
 
 def test_plans_of_many_lengths_use_the_same_memory(comm):

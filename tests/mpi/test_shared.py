@@ -151,7 +151,7 @@ def test_what_a_choice_has_for_vectors_elsewhere(comm, rank, size, compare, memo
     channel, length = channel_of(comm), 20_001
     inputs, buffer = vectors_of(size, length), memory(place, length)
     wanted = operation(channel, "allreduce", (length,), choice=Choice("shared", elsewhere="tree"))
-    mapped = size == 1 or NOWHERE not in channel.memory.tell(channel.memory.position(buffer))
+    mapped = size == 1 or NOWHERE not in channel.memory.host.tell(channel.memory.host.position(buffer))
     other = buffer.copy()
     with mpiagg.allreduce_init(other, out=other, comm=comm, algorithm="tree") as plan:
         messages = plan.nbytes
@@ -259,7 +259,7 @@ def test_other_communicators_than_that_of_the_memory(comm, world, rank, size):
     out = mpiagg.empty(20_000, comm=comm)
     duplicate = comm.Dup()
     for other in (comm.Split(rank % 2, -rank), duplicate):
-        assert channel_of(other).memory.position(out) == NOWHERE
+        assert channel_of(other).memory.host.position(out) == NOWHERE
         members = [other.allgather(rank)[place] for place in range(other.size)]
         vectors = [values(member, out.size) for member in members]
         mpiagg.allreduce(values(rank, out.size), out=out, comm=other)

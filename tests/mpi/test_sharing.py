@@ -34,7 +34,7 @@ def programs(size, collective, counts, root, segment, *, in_place):
     made = []
     for rank in range(size):
         node = SimpleNamespace(size=size, place=rank, ranks=tuple(range(size)))
-        channel = SimpleNamespace(node=node, memory=memory, memory_on=lambda _: memory)
+        channel = SimpleNamespace(node=node, memory=SimpleNamespace(host=memory))
         how = reduction("sum", np.dtype(np.float32), size)
         operation = Operation(
             Collective(collective), rank, layout, root, counts, how, Choice("shared", segment=segment), MPI.SUM

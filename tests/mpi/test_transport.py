@@ -8,7 +8,7 @@ from mpi4py import MPI
 
 import mpiagg
 from mpiagg.schedules import MOST_LANES
-from mpiagg.transport import channel_of, channels, messages, texts
+from mpiagg.transport import channel_of, channels, meetings, messages
 
 pytestmark = pytest.mark.mpi
 
@@ -181,7 +181,7 @@ def test_agreeing_has_a_deadline(world, rank, size, monkeypatch):
     comm = world.Dup()
     channel = channel_of(comm)
     if rank == 0 and size > 1:
-        monkeypatch.setattr(texts.complete, "__defaults__", (None, 0.01))
+        monkeypatch.setattr(meetings.complete, "__defaults__", (None, 0.01))
         with pytest.raises(mpiagg.StallError, match="in vain for all ranks to agree"):
             channel.agree("early")
         monkeypatch.undo()

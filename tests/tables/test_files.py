@@ -53,14 +53,14 @@ def test_tables_that_choose_otherwise_have_other_digests():
     others = [
         dataclasses.replace(row, choice=row.choice._replace(**changes))
         for changes in (
-            *({"algorithm": "direct"}, {"lanes": 3}, {"segment": 8192}, {"segment": None}),
+            *({"algorithm": "direct", "elsewhere": None}, {"lanes": 3}, {"segment": 8192}, {"segment": None}),
             *({"elsewhere": "ring"}, {"elsewhere": None}),
         )
     ]
     others += [
         dataclasses.replace(row, nbytes=7),
         dataclasses.replace(row, ranks=None),
-        dataclasses.replace(row, memory=None),
+        dataclasses.replace(row, memory=None, choice=row.choice._replace(elsewhere=None)),
     ]
     digests = {Settings(Table("t", (each,))).digest() for each in (row, *others)}
     assert len(digests) == len(others) + 1
@@ -99,50 +99,57 @@ def changed(**fields):
     return {**CONTENT, "rows": [ROW, row]}
 
 
+NOWHERE = "elsewhere is for algorithms that use shared memory, on one node with memory 'shared' - at `$.rows[1]`"
 WRONG = [
-    ([], "the file must be an object, not"),
-    ({**CONTENT, "format": "other"}, "it must be of format 'mpiagg tuning', version 1; run: mpiagg tune"),
-    ({**CONTENT, "version": 2}, "version 1; run: mpiagg tune"),
-    ({**CONTENT, "version": True}, "version 1"),
-    ({**CONTENT, "more": 1}, "unknown field 'more'; known: format, version, measured, rows"),
-    ({"format": "mpiagg tuning", "version": 1}, "'measured' is missing"),
-    ({**CONTENT, "rows": {}}, "rows must be a list of at most 10,000, not {}"),
-    ({**CONTENT, "rows": [ROW] * (MOST_ROWS + 1)}, "rows must be a list of at most 10,000"),
-    ({**CONTENT, "rows": [ROW, 5]}, "row 2: it must be an object, not 5"),
-    (changed(collective="alltoall"), "row 2: collective must be one of allreduce, reduce, broadcast"),
-    (changed(collective=None), "row 2: 'collective' is missing"),
-    (changed(algorithm="rung"), "row 2: unknown algorithm 'rung'; known: ring, tree"),
-    (changed(algorithm="native"), "row 2: elsewhere is for algorithms that use shared memory"),
-    (changed(library=""), "row 2: library must be the name of an MPI library, not ''"),
-    (changed(library=5), "row 2: library must be the name of an MPI library, not 5"),
-    (changed(algorithm=["ring"]), "row 2: unknown algorithm"),
-    (changed(collective="broadcast", algorithm="circulant"), "row 2: algorithm 'circulant' does not serve broadcast"),
-    (changed(bytes=-1), "row 2: bytes must be an integer from 0 to"),
-    (changed(bytes=1e3), "row 2: bytes must be an integer"),
-    (changed(ranks=0), "row 2: ranks must be an integer from 1"),
-    (changed(layout="2 x 2"), "row 2: layout must be one of one node, one rank a node, several ranks a node; not"),
-    (changed(memory=True), "row 2: memory must be one of shared, messages; not True"),
-    (changed(lanes=0), "row 2: lanes must be an integer from 1 to 64"),
-    (changed(lanes=65), "row 2: lanes must be an integer from 1 to 64"),
-    (changed(segment=4097), "row 2: segment must be a multiple of 4096, not 4097"),
-    (changed(segment=2 * SEGMENT), "row 2: segment must be an integer from 4096 to"),
-    (changed(algorithm="ring"), "row 2: elsewhere is for algorithms that use shared memory, on one node"),
-    (changed(layout="several ranks a node"), "row 2: elsewhere is for algorithms that use shared memory, on one node"),
-    (changed(memory=None), "row 2: elsewhere is for algorithms that use shared memory, on one node"),
-    (changed(elsewhere="rung"), "row 2: unknown algorithm 'rung'"),
-    (changed(collective="broadcast", elsewhere="circulant"), "row 2: algorithm 'circulant' does not serve broadcast"),
-    (changed(wire="fp16"), "row 2: unknown field 'wire'"),
-    (changed(times=[1]), "row 2: times must be an object"),
-    (changed(times={"x": {}}), "row 2: times must be of lengths in bytes, not of 'x'"),
-    (changed(times={"1": {"ring": math.nan}}), "row 2: time of 'ring' must be a positive number of seconds"),
-    (changed(times={"1": {"ring": 0}}), "row 2: time of 'ring' must be a positive number of seconds"),
-    (changed(times={"1": {"ring": "fast"}}), "row 2: time of 'ring' must be a positive number"),
-    ({**CONTENT, "measured": {"nodes": [[0, 1]], "mpi": "MPICH"}}, "measured: 'machine' is missing"),
+    ([], "it must be an object with format, version; docs/tuning.md says what a table may have, and mpiagg tune"),
+    ({**CONTENT, "format": "other"}, "format must be 'mpiagg tuning', not 'other'"),
+    ({**CONTENT, "version": 2}, "version must be 1, not 2"),
+    ({**CONTENT, "version": True}, "version must be 1, not True"),
+    ({**CONTENT, "more": 1}, "unknown field `more`; docs/tuning.md"),
+    ({"format": "mpiagg tuning", "version": 1}, "missing required field `measured`"),
+    ({**CONTENT, "rows": {}}, "Expected `array`, got `object` - at `$.rows`"),
+    ({**CONTENT, "rows": [ROW] * (MOST_ROWS + 1)}, "Expected `array` of length <= 10000 - at `$.rows`"),
+    ({**CONTENT, "rows": [ROW, 5]}, "Expected `object`, got `int` - at `$.rows[1]`"),
+    (changed(collective="alltoall"), "Invalid enum value 'alltoall' - at `$.rows[1].collective`"),
+    (changed(collective=None), "missing required field `collective` - at `$.rows[1]`"),
+    (changed(algorithm="rung"), "unknown algorithm 'rung'; known: ring, tree"),
+    (changed(algorithm="native"), NOWHERE),
+    (changed(library=""), "Expected `str` of length >= 1 - at `$.rows[1].library`"),
+    (changed(library="x" * 81), "Expected `str` of length <= 80 - at `$.rows[1].library`"),
+    (changed(library=5), "got `int` - at `$.rows[1].library`"),
+    (changed(algorithm=["ring"]), "Expected `str`, got `array` - at `$.rows[1].algorithm`"),
+    (changed(collective="broadcast", algorithm="circulant"), "algorithm 'circulant' does not serve broadcast"),
+    (changed(bytes=-1), "Expected `int` >= 0 - at `$.rows[1].bytes`"),
+    (changed(bytes=1e3), "got `float` - at `$.rows[1].bytes`"),
+    (changed(ranks=0), "Expected `int` >= 1 - at `$.rows[1].ranks`"),
+    (changed(layout="2 x 2"), "Invalid enum value '2 x 2' - at `$.rows[1].layout`"),
+    (changed(memory=True), "got `bool` - at `$.rows[1].memory`"),
+    (changed(lanes=0), "Expected `int` >= 1 - at `$.rows[1].lanes`"),
+    (changed(lanes=65), "Expected `int` <= 64 - at `$.rows[1].lanes`"),
+    (changed(segment=4097), "Expected `int` that's a multiple of 4096 - at `$.rows[1].segment`"),
+    (changed(segment=0), "Expected `int` >= 4096 - at `$.rows[1].segment`"),
+    (changed(segment=2 * SEGMENT), "Expected `int` <= 1048576 - at `$.rows[1].segment`"),
+    (changed(algorithm="ring"), NOWHERE),
+    (changed(layout="several ranks a node"), NOWHERE),
+    (changed(memory=None), NOWHERE),
+    (changed(elsewhere="rung"), "unknown algorithm 'rung'"),
+    (changed(collective="broadcast", elsewhere="circulant"), "algorithm 'circulant' does not serve broadcast"),
+    (changed(wire="fp16"), "unknown field `wire` - at `$.rows[1]`"),
+    (changed(nbytes=1), "unknown field `nbytes` - at `$.rows[1]`"),
+    (changed(times=[1]), "Expected `object`, got `array` - at `$.rows[1].times`"),
+    *((changed(times={key: {}}), "- at `key` in `$.rows[1].times`") for key in ("x", "-1", "1.0", "1_0", str(2**63))),
+    (changed(times={"1": {"ring": math.nan}}), "Expected `float` > 0.0 - at `$.rows[1].times[...][...]`"),
+    (changed(times={"1": {"ring": 0}}), "Expected `float` > 0.0 - at `$.rows[1].times[...][...]`"),
+    (changed(times={"1": {"ring": math.inf}}), "Expected `float` <= 1.79"),
+    (changed(times={"1": {"ring": True}}), "Expected `float`, got `bool`"),
+    (changed(times={"1": {"ring": "fast"}}), "Expected `float`, got `str`"),
+    (changed(times={"1": {str(number): 1 for number in range(1001)}}), "Expected `object` of length <= 1000"),
+    ({**CONTENT, "measured": {"nodes": [[0, 1]], "mpi": "MPICH"}}, "field `machine` - at `$.measured`"),
     *(
-        ({**CONTENT, "measured": {"nodes": nodes, "mpi": "", "machine": {}}}, "measured: ")
+        ({**CONTENT, "measured": {"nodes": nodes, "mpi": "", "machine": {}}}, "- at `$.measured")
         for nodes in ([], [[]], [[0, 0]], [[1, 2]], [[1, 0]], [[1], [0]], [[0], []], [[0, True]], 5, [5], [[-1]])
     ),
-    ({**CONTENT, "measured": {"nodes": [[0]], "mpi": 5, "machine": {}}}, "measured: mpi must be a text"),
+    ({**CONTENT, "measured": {"nodes": [[0]], "mpi": 5, "machine": {}}}, "got `int` - at `$.measured.mpi`"),
 ]
 
 

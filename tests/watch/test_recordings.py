@@ -44,17 +44,18 @@ CONTENT = {
 def test_a_recording_is_read_as_it_was_written(tmp_path):
     path = tmp_path / "rank-1.json"
     path.write_text(json.dumps(CONTENT))
-    rounds = Round("packing", (110, 110, 110, 120)), Round("round 1", (120, 130, 150, 160))
+    rounds = Round("packing", 110, 110, 110, 120), Round("round 1", 120, 130, 150, 160)
     first = Operation(
         *("00deadbeef001234", 1, "allreduce by ring", "allreduce", 4096, 100, 200, "done", "MainThread", rounds)
     )
     stuck = Operation(
         *("00deadbeef001234", 2, "allreduce by ring", "allreduce", 4096, 200, None, "running", "MainThread"),
-        (Round("round 1", (210, 220)),),
+        (Round("round 1", 210, 220),),
     )
     found = read(path)
     assert found == Recording(1, 4, "node0", 77, "b0", 1000, 5000, "asked", 3, (first, stuck))
     assert (found.end_of(first), found.end_of(stuck), found.span) == (200, 1000, (100, 1000))
+    assert [each.times for each in (*rounds, *stuck.rounds)] == [(110, 110, 110, 120), (120, 130, 150, 160), (210, 220)]
 
 
 def test_what_a_process_writes_down_can_be_read():
@@ -78,46 +79,52 @@ def changed(**fields):
 
 
 WRONG = [
-    ([], "it is no recording: format must be 'mpiagg recording'"),
-    ({"traceEvents": []}, "it is no recording"),
-    ({**CONTENT, "format": "mpiagg tuning"}, "it is no recording"),
+    ([], "it must be an object with format, version"),
+    ({"traceEvents": []}, "format must be 'mpiagg recording', not None"),
+    ({**CONTENT, "format": "mpiagg tuning"}, "format must be 'mpiagg recording', not 'mpiagg tuning'"),
     *(({**CONTENT, "version": version}, "version must be 1, not ") for version in (2, True, 1.0, None, "1", [1])),
-    ({**CONTENT, "more": 1}, "unknown field 'more'"),
-    ({name: value for name, value in CONTENT.items() if name != "boot"}, "'boot' is missing"),
-    *(({**CONTENT, "rank": rank}, "rank must be an integer from 0 to 3") for rank in (4, -1, True, 1.0, None, "1")),
-    *(({**CONTENT, "size": size}, "size must be an integer from 1") for size in (0, 2**25, False)),
-    ({**CONTENT, "host": 7}, "host must be a text"),
-    ({**CONTENT, "reason": "x" * (MOST_TEXT + 1)}, "reason must be a text of at most 65,536 characters"),
-    *(({**CONTENT, name: -1}, f"{name} must be an integer") for name in ("pid", "clock_ns", "wall_ns", "dropped")),
-    ({**CONTENT, "clock_ns": 2**63}, "clock_ns must be an integer"),
-    ({**CONTENT, "operations": {}}, "operations must be a list of at most 65,536"),
-    ({**CONTENT, "operations": [OPERATION, 5]}, "operation 2: it must be an object"),
-    (changed(state=...), "operation 2: 'state' is missing"),
+    ({**CONTENT, "more": 1}, "unknown field `more`"),
+    ({**CONTENT, "more\x1b[31m": 1}, "unknown field `more\N{REPLACEMENT CHARACTER}[31m`"),
+    ({**CONTENT, "m" * 10**4: 1}, "unknown field `mmm"),
+    ({name: value for name, value in CONTENT.items() if name != "boot"}, "missing required field `boot`"),
+    ({**CONTENT, "rank": 4}, "rank must be below the size, 4, and is 4"),
+    ({**CONTENT, "rank": -1}, "Expected `int` >= 0 - at `$.rank`"),
+    *(({**CONTENT, "rank": rank}, "Expected `int`, got") for rank in (True, 1.0, None, "1")),
+    *(({**CONTENT, "size": size}, "- at `$.size`") for size in (0, 2**25, False)),
+    ({**CONTENT, "host": 7}, "Expected `str`, got `int` - at `$.host`"),
+    ({**CONTENT, "reason": "x" * (MOST_TEXT + 1)}, "Expected `str` of length <= 65536 - at `$.reason`"),
+    *(({**CONTENT, name: -1}, f">= 0 - at `$.{name}`") for name in ("pid", "clock_ns", "wall_ns", "dropped")),
+    ({**CONTENT, "clock_ns": 2**63}, "- at `$.clock_ns`"),
+    ({**CONTENT, "operations": {}}, "Expected `array`, got `object` - at `$.operations`"),
+    ({**CONTENT, "operations": [OPERATION] * (2**16 + 1)}, "Expected `array` of length <= 65536 - at `$.operations`"),
+    ({**CONTENT, "operations": [OPERATION, 5]}, "Expected `object`, got `int` - at `$.operations[1]`"),
+    (changed(state=...), "missing required field `state` - at `$.operations[1]`"),
+    (changed(more=1), "unknown field `more` - at `$.operations[1]`"),
     *(
-        (changed(channel=name), "operation 2: channel must be null or 16 hexadecimal")
-        for name in (1, "xyz", "0" * 17, "A" * 16)
+        (changed(channel=name), "- at `$.operations[1].channel`")
+        for name in (1, "xyz", "0" * 17, "A" * 16, "0" * 16 + "\n")
     ),
-    *((changed(order=order), "operation 2: order must be an integer from 1") for order in (0, True, "2")),
-    (changed(what=None), "operation 2: what must be a text"),
-    *((changed(collective=word), "operation 2: collective must be one of") for word in ("alltoall", 1, [])),
-    (changed(nbytes=1.5), "operation 2: nbytes must be an integer"),
-    *(
-        (changed(state=state), "operation 2: state must be one of running, done, failed")
-        for state in ("over", [], None)
-    ),
-    (changed(end=None), "operation 2: end must be null if, and only if"),
-    (changed(state="running"), "operation 2: end must be null if, and only if"),
-    (changed(end=99), "operation 2: end must be an integer from 100"),
-    (changed(rounds=None), "operation 2: rounds must be a list"),
-    *((changed(rounds=[each]), "operation 2: round 1: it must be a list") for each in (5, [], ["round 1"], [""] * 6)),
-    (changed(rounds=[[1, 110, 110, 110, 110]]), "operation 2: round 1: its name must be a text"),
-    (changed(rounds=[["round 1", 110, 110, True, 110]]), "operation 2: round 1: a time must be an integer"),
-    (changed(rounds=[["round 1", 110, 120, 115, 130]]), "operation 2: rounds must follow one another"),
-    (changed(rounds=[["round 1", 90, 120, 120, 130]]), "operation 2: rounds must follow one another"),
-    (changed(rounds=[["round 1", 110, 120, 120, 230]]), "operation 2: rounds must follow one another"),
-    (changed(rounds=ROUNDS[::-1]), "operation 2: rounds must follow one another"),
-    (changed(rounds=[["round 1", 110, 120]]), "operation 2: rounds must have four times"),
-    (changed(rounds=[["a", 110], ["b", 120]], end=None, state="running"), "operation 2: rounds must have four times"),
+    *((changed(order=order), "- at `$.operations[1].order`") for order in (0, True, "2")),
+    (changed(what=None), "Expected `str`, got `null` - at `$.operations[1].what`"),
+    *((changed(collective=word), "- at `$.operations[1].collective`") for word in ("alltoall", 1, [])),
+    (changed(nbytes=1.5), "- at `$.operations[1].nbytes`"),
+    *((changed(state=state), "- at `$.operations[1].state`") for state in ("over", [], None)),
+    (changed(end=None), "end must be null if, and only if, the state is running - at `$.operations[1]`"),
+    (changed(state="running"), "end must be null if, and only if, the state is running - at `$.operations[1]`"),
+    (changed(end=99), "rounds must follow one another between start and end - at `$.operations[1]`"),
+    (changed(end=99, rounds=[]), "rounds must follow one another between start and end - at `$.operations[1]`"),
+    (changed(rounds=None), "Expected `array`, got `null` - at `$.operations[1].rounds`"),
+    *((changed(rounds=[each]), "- at `$.operations[1].rounds[0]") for each in (5, [], ["round 1"], [""] * 6)),
+    (changed(rounds=[["round 1", 110, 110, 110, 110, 110]]), "of at most length 5, got 6"),
+    (changed(rounds=[["round 1", 110, None, 110, 110]]), "got `null` - at `$.operations[1].rounds[0][2]`"),
+    (changed(rounds=[[1, 110, 110, 110, 110]]), "Expected `str`, got `int` - at `$.operations[1].rounds[0][0]`"),
+    (changed(rounds=[["round 1", 110, 110, True, 110]]), "got `bool` - at `$.operations[1].rounds[0][3]`"),
+    (changed(rounds=[["round 1", 110, 120, 115, 130]]), "rounds must follow one another"),
+    (changed(rounds=[["round 1", 90, 120, 120, 130]]), "rounds must follow one another"),
+    (changed(rounds=[["round 1", 110, 120, 120, 230]]), "rounds must follow one another"),
+    (changed(rounds=ROUNDS[::-1]), "rounds must follow one another"),
+    (changed(rounds=[["round 1", 110, 120]]), "rounds must have four times"),
+    (changed(rounds=[["a", 110], ["b", 120]], end=None, state="running"), "rounds must have four times"),
 ]
 
 

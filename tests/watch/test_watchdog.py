@@ -65,6 +65,16 @@ def test_a_mismatch_is_told_to_all(ranks):
             told(each).trail.check()
 
 
+def test_a_mismatch_that_one_rank_knows_of_is_told_to_all_though_nobody_waits(ranks):
+    for each, what in zip(ranks, ("a sum", "a sum", "a maximum"), strict=True):
+        done(each.enter(what))
+    assert ranks[0].watchdog.report(ranks[0].trail).fault is None  # and what was found is kept for a while
+    ranks[2].trail.explain(1)
+    for each in ranks:
+        with pytest.raises(MismatchError, match=r"ranks 0, 1: a sum; rank 2: a maximum"):
+            told(each).trail.check()
+
+
 def test_who_has_raised_is_told(ranks):
     ranks[0].enter("a sum")
     ranks[2].recorder.status = "raised ValueError: no"

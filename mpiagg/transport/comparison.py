@@ -1,0 +1,67 @@
+"""What the ranks of a communicator choose algorithms by, compared when a channel is made."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import Final
+
+import numpy as np
+from mpi4py import MPI
+
+from mpiagg.schedules import Layout
+from mpiagg.tables import DIGEST_BYTES, Settings, settings
+from mpiagg.transport.agreement import Agreement
+from mpiagg.transport.awareness import awareness
+from mpiagg.transport.process import process
+from mpiagg.watch import CARD_BYTES, Card, Trail
+
+NAME_BYTES: Final = 8
+"""Bytes of a channel's name."""
+
+
+def compare_settings(ranks: Agreement, layout: Layout, *, reproducible: bool) -> bool:
+    """Raise on all ranks unless all of them choose algorithms by the same table, which is for this job; collective.
+
+    Where they do, as always but for mistakes, that costs an all-gather of some bytes, by which they learn, too, where
+    each can be asked what it does.
+
+    Returns
+    -------
+    bool
+        Whether the messages of all reach devices.
+    """
+    name = os.urandom(NAME_BYTES)
+    try:
+        mine, able, card = _settings(ranks, layout).digest(), awareness().able, process().card
+        mine = mine[:-1] + bytes([mine[-1] ^ reproducible])
+    except ValueError:
+        mine, able, card = bytes(DIGEST_BYTES), False, bytes(CARD_BYTES)
+    told = np.empty((ranks.size, DIGEST_BYTES + 1 + NAME_BYTES + CARD_BYTES), np.uint8)
+    ranks.comm.Allgather(np.frombuffer(mine + bytes([able]) + name + card, np.uint8), told)
+    digests, ables, names, cards = np.split(told, np.cumsum([DIGEST_BYTES, 1, NAME_BYTES]), axis=1)
+    ranks.trail.name = names[0].tobytes().hex()
+    if digests.any(axis=1).all() and (digests == digests[0]).all():
+        _watch(ranks.trail, [Card.unpack(row.tobytes()) for row in cards])
+    else:
+        kept = ", reproducible" if reproducible else ""
+        ranks.agree_on(lambda: f"uses {_settings(ranks, layout)}{kept}")
+    return bool(ables.all())
+
+
+def _watch(trail: Trail, cards: Sequence[Card]) -> None:
+    """Have the watchdog know what is done on a communicator, and whom to ask."""
+    watchdog = process().watchdog
+    if watchdog is not None and all(card.port for card in cards):
+        watchdog.join(trail, cards)
+
+
+def _settings(ranks: Agreement, layout: Layout) -> Settings:
+    """Return what this rank chooses algorithms by, or raise ValueError if that cannot be used in this job."""
+    awareness()
+    process()
+    found = settings()
+    # Only where all ranks of the job are together, it shows how they are spread over nodes.
+    whole = MPI.Comm.Compare(ranks.comm, MPI.COMM_WORLD) == MPI.CONGRUENT
+    found.check(layout if whole else None, MPI.COMM_WORLD.Get_size())
+    return found
