@@ -15,7 +15,7 @@ from mpiagg.arrays import Stream
 from mpiagg.errors import Error, PlanError
 from mpiagg.plans.compiled import TRIES, Waiting, straight_line
 from mpiagg.plans.program import Arrival, BoundRound, Computing, Interleaved, Program, Wait, run, run_in
-from mpiagg.transport import DEFAULT_TIMEOUT, YIELDS, YIELDS_IN_A_CROWD, Channel, process, wait_patiently
+from mpiagg.transport import DEFAULT_TIMEOUT, YIELDS, YIELDS_IN_A_CROWD, Channel, keep_for_good, process, wait_patiently
 from mpiagg.watch import END, STAMPS, Entry, Subject, clock, done, failed
 
 SPINS: Final = 500
@@ -290,7 +290,8 @@ class Plan(Generic[Result]):
         if not self._idle:
             if not self._channel.failures.broken:
                 raise self._in_use()
-            self._releases, self._running = (), None  # messages to the dead, which may never end
+            keep_for_good(self._rounds)  # messages to the dead, which may never end
+            self._releases, self._running = (), None
         self._freed = True
         self._idle, self._rounds, self._run = False, (), _nothing
         releases, self._releases = self._releases, ()

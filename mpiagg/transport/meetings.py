@@ -71,4 +71,20 @@ def complete(
         If it does not complete within the timeout.
     """
     awaited = f"all ranks to {purpose}"  # one object: another would be progress
-    wait_patiently(request.Test, lambda: awaited, timeout, subject=subject)
+    try:
+        wait_patiently(request.Test, lambda: awaited, timeout, subject=subject)
+    except BaseException:
+        keep_for_good(request)
+        raise
+
+
+_for_good: list[object] = []
+
+
+def keep_for_good(left: object) -> None:
+    """Keep requests that nobody waits for any more, with their memory, until the process ends.
+
+    A rank that comes late still sends, and MPI writes what arrives to where it was told to. If that had been given
+    back, it would be somebody else's memory by then.
+    """
+    _for_good.append(left)

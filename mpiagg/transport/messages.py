@@ -21,7 +21,7 @@ from mpiagg.schedules import Layout
 from mpiagg.transport.agreement import Agreement
 from mpiagg.transport.comparison import compare_settings
 from mpiagg.transport.kept import Calls
-from mpiagg.transport.meetings import complete, meeting
+from mpiagg.transport.meetings import complete, keep_for_good, meeting
 from mpiagg.transport.node_memory import NodeMemory
 from mpiagg.transport.nodes import Node
 from mpiagg.transport.process import REPRODUCIBLE, process
@@ -163,7 +163,8 @@ class Channel(Agreement):
         if self.nccl is not None:
             self.nccl.close(abort=True)
             self.nccl = None
-        self.open.clear()
+        keep_for_good(self.open)
+        self.open = {}
         self.comm = MPI.Intracomm(MPI.COMM_NULL)
 
     def _all_are_at_their_end(self) -> bool:
@@ -194,10 +195,12 @@ class Channel(Agreement):
             self.nccl.close(abort=bool(self.open))
             self.nccl = None
         self.memory.free(running=bool(self.open))
-        if not self.open:
+        if self.open:
+            keep_for_good(self.open)
+        else:
             self.node.free()
             self.comm.Free()
-        self.comm = MPI.Intracomm(MPI.COMM_NULL)  # what still runs has its own requests
+        self.comm = MPI.Intracomm(MPI.COMM_NULL)
 
 
 def _pieces(chunk: Array) -> Iterator[Array]:

@@ -1,6 +1,9 @@
 """Channels: tags, pieces of long messages, and ranks that disagree."""
 
+import contextlib
+import gc
 import re
+import weakref
 
 import numpy as np
 import pytest
@@ -190,6 +193,47 @@ def test_agreeing_has_a_deadline(world, rank, size, monkeypatch):
         # The first rank's call is still under way: the others join it, so that it ends.
         channel.comm.Iallgather(np.zeros(1, np.int64), np.empty(size, np.int64)).Wait()
     comm.Free()
+
+
+class Request:
+    """A request of MPI's, as far as those ask who wait for it."""
+
+    def __init__(self, done):
+        self.done = done
+
+    def Test(self):
+        return self.done
+
+
+@pytest.mark.parametrize("done", [False, True])
+def test_who_gives_a_request_up_keeps_its_memory(done):
+    # A rank that comes late sends all the same, and MPI writes what arrives to where it was told to.
+    request = Request(done)
+    alive = weakref.ref(request)
+    with contextlib.suppress(mpiagg.StallError):
+        meetings.complete(request, "agree", None, 0.01)
+    del request
+    gc.collect()
+    assert (alive() is None) == done
+
+
+@pytest.mark.parametrize("stalls", [True, False])
+def test_memory_of_a_plan_that_is_left_in_the_middle_outlives_its_communicator(world, rank, size, stalls):
+    comm = world.Dup()
+    out = np.empty(3)
+    alive = weakref.ref(out)
+    plan = mpiagg.broadcast_init(np.ones(3), out=out, root=0, comm=comm, algorithm="parameter_server")
+    if not stalls:
+        plan()
+    elif rank:
+        plan.timeout = 0.01
+        with contextlib.suppress(mpiagg.StallError):
+            plan()
+    world.Barrier()
+    comm.Free()
+    del plan, out
+    gc.collect()
+    assert (alive() is not None) == (stalls and rank > 0)
 
 
 def test_whatever_one_rank_raises_all_are_told(comm, rank):
