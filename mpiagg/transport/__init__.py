@@ -2,8 +2,8 @@
 
 from mpiagg.transport.channels import channel_of, free_channel_of, meet
 from mpiagg.transport.gates import WRITTEN, Gate, SignedGate
-from mpiagg.transport.memory import LINE, NOWHERE, Block, Position, Positions, SharedMemory, Window
 from mpiagg.transport.meetings import keep_for_good
+from mpiagg.transport.memory import LINE, NOWHERE, Block, Position, Positions, SharedMemory, Window
 from mpiagg.transport.messages import SHARED_TAG, Channel
 from mpiagg.transport.nodes import Node
 from mpiagg.transport.process import CHECK, ending, process

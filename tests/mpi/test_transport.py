@@ -218,7 +218,7 @@ def test_who_gives_a_request_up_keeps_its_memory(done):
 
 
 @pytest.mark.parametrize("stalls", [True, False])
-def test_memory_of_a_plan_that_is_left_in_the_middle_outlives_its_communicator(world, rank, size, stalls):
+def test_memory_of_a_plan_that_is_left_in_the_middle_outlives_its_communicator(world, rank, stalls):
     comm = world.Dup()
     out = np.empty(3)
     alive = weakref.ref(out)
