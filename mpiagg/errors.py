@@ -6,7 +6,7 @@
     |-- ScheduleError         a schedule that is not a correct collective
     |-- MismatchError         ranks that disagree about what they are doing
     |-- StallError            a wait that passed its deadline (also a TimeoutError)
-    |-- PlanError             a plan used after it was freed, or while it runs
+    |-- PlanError             a plan used after it was freed, or while it runs; a communicator used by two threads at once
     |-- RankFailedError       ranks that have died
     |-- NonFiniteError        gradients with NaN or infinity in them (also a FloatingPointError)
     `-- DeviceError           a device that cannot be used
@@ -53,7 +53,7 @@ class StallError(Error, TimeoutError):
 
 
 class PlanError(Error):
-    """A plan was used after it was freed, or started while it runs."""
+    """A plan was used after it was freed, or started while it runs; or two threads use a communicator at once."""
 
 
 class RankFailedError(Error):

@@ -109,15 +109,16 @@ class Elementwise(Aggregation):
         check_dtype : callable, optional
             Takes the place of the aggregation's own check.
         """
-        packing = self._packing(tensors, check_dtype or self._check_dtype, in_place=self._in_place())
-        for group in packing.groups:
-            vector = group.pack(tensors)
-            # Once ranks map each other's devices, other plans are right, on all of them at the same call.
-            mapped = group.device is not HOST and self._channel.memory.device is not None
-            plan = packing.plan(vector, (variant, mapped), lambda memory: self._plan(bind(memory), memory))
-            plan()
-            group.unpack(vector, tensors)
-        settle(*(tensors if any(group.device is not HOST for group in packing.groups) else ()))
+        with self._channel.one_thread:  # what the tensors are packed into belongs to this aggregation
+            packing = self._packing(tensors, check_dtype or self._check_dtype, in_place=self._in_place())
+            for group in packing.groups:
+                vector = group.pack(tensors)
+                # Once ranks map each other's devices, other plans are right, on all of them at the same call.
+                mapped = group.device is not HOST and self._channel.memory.device is not None
+                plan = packing.plan(vector, (variant, mapped), lambda memory: self._plan(bind(memory), memory))
+                plan()
+                group.unpack(vector, tensors)
+            settle(*(tensors if any(group.device is not HOST for group in packing.groups) else ()))
 
     def _packing(
         self, tensors: Sequence[Array], check_dtype: Callable[[np.dtype[Any]], object], *, in_place: bool

@@ -88,12 +88,13 @@ class Remembering(Aggregation, Generic[M]):
         """Aggregate every array of the list, in place; see :meth:`Aggregation.aggregate`."""
         self._require_open()
         layout = layout_of(tensors)
-        if layout not in self._by_layout:
-            memory = self._by_layout[layout] = self._remember(tensors)
-            self._entries.append(_Entry(layout, memory, memory.plan))
-        memory = self._by_layout[layout]
-        self._run(memory, tensors)
-        memory.tensors = ()
+        with self._channel.one_thread:
+            if layout not in self._by_layout:
+                memory = self._by_layout[layout] = self._remember(tensors)
+                self._entries.append(_Entry(layout, memory, memory.plan))
+            memory = self._by_layout[layout]
+            self._run(memory, tensors)
+            memory.tensors = ()
 
     def aggregate_init(self, tensors: Sequence[Array]) -> Plan[None]:
         """Plan the aggregation of arrays that stay where they are; see :meth:`Aggregation.aggregate_init`."""

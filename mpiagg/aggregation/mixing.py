@@ -108,9 +108,10 @@ class Mixing(Elementwise):
             As :meth:`aggregate`.
         """
         self._require_open()
-        self._require_idle()
-        self._finish = self._start(tensors) if self._communicates() else _nothing
-        self._count()
+        with self._channel.one_thread:
+            self._require_idle()
+            self._finish = self._start(tensors) if self._communicates() else _nothing
+            self._count()
 
     def wait(self) -> None:
         """Wait for what was started, and write the mixed weights into its arrays.

@@ -82,8 +82,9 @@ class Comm(MPI.Intracomm):
         self = super().__new__(cls, plain)
         self._reproducible = reproducible
         if self:
-            # Here, since all ranks are here; a nonblocking call must not have to wait for that.
-            self._open()
+            # Here, since all ranks are here: a nonblocking call must not have to wait for that, and threads that have a
+            # communicator each could not make shared memory at the same time, which Open MPI does not bear.
+            self._open().memory.signatures()
         return self
 
     def _open(self) -> Channel:

@@ -345,7 +345,7 @@ class DDP(ModuleFace):
         self._require_open()
         if not self._syncing:
             return
-        with self._adapter.stream():
+        with self._channel.one_thread, self._adapter.stream():
             self._sync_in_stream(given, overlapped=overlapped)
 
     def _sync_in_stream(self, given: Gradients | None, *, overlapped: bool) -> None:

@@ -25,6 +25,7 @@ from mpiagg.plans.sharing import gate_program
 from mpiagg.plans.staging import from_host, to_host
 from mpiagg.schedules import Collective
 from mpiagg.transport import DEFAULT_TIMEOUT, Channel
+from mpiagg.watch import END
 
 QUICK_BARRIERS: Final = ("Open MPI",)
 """The MPI libraries whose own barrier takes less time on a node than a gate of ours: ``bench/calls.py`` shows it."""
@@ -186,7 +187,9 @@ class _Short(_WithPlan):
 
     def run(self, x: Array | None, out: Array | None, timeout: float = DEFAULT_TIMEOUT) -> None:
         """Carry the operation out; see :meth:`Call.run`."""
-        letters, plan = self._letters, self.plan
+        letters, plan, trail = self._letters, self.plan, self.channel.trail
+        if not trail.blocking[END]:
+            trail.check_thread()  # which may read what is written here
         letters.x, letters.out = x, out
         plan.timeout = timeout  # type: ignore[union-attr]  # there is one
         self._go()
@@ -224,20 +227,21 @@ class _Copied(Call):
     def run(self, x: Array | None, out: Array | None, timeout: float = DEFAULT_TIMEOUT) -> None:
         """Carry the operation out; see :meth:`Call.run`."""
         device, by, source, target = self._device, self._by, self._source, self._target
-        if x is not None and source is not None:
-            if by is None:
-                device.convert(source.reshape(x.shape), x)
-            else:
-                to_host(by, source, x)
-                by.synchronise()
-        self._inner.run(source, target, timeout)
-        if out is not None and target is not None:
-            if by is None:
-                device.convert(out, target.reshape(out.shape))
-            else:
-                from_host(by, out, target)
-        if isinstance(device, Accelerator):
-            device.synchronise()
+        with self.channel.one_thread:  # the vector belongs to the call
+            if x is not None and source is not None:
+                if by is None:
+                    device.convert(source.reshape(x.shape), x)
+                else:
+                    to_host(by, source, x)
+                    by.synchronise()
+            self._inner.run(source, target, timeout)
+            if out is not None and target is not None:
+                if by is None:
+                    device.convert(out, target.reshape(out.shape))
+                else:
+                    from_host(by, out, target)
+            if isinstance(device, Accelerator):
+                device.synchronise()
 
     def free(self) -> None:
         """Free what it runs."""

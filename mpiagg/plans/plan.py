@@ -109,7 +109,7 @@ class Plan(Generic[Result]):
         Raises
         ------
         PlanError
-            If the plan is freed, or runs already.
+            If the plan is freed, or runs already, or another thread is in a blocking operation of the communicator.
         StallError
             If a message does not complete within the timeout.
         """
@@ -249,7 +249,14 @@ class Plan(Generic[Result]):
         return self._awaited.now if self._awaited is not None else None
 
     def _refused(self) -> Error:
-        """Return why the plan cannot run; on other ranks it may, so that it counts as an operation all the same."""
+        """Return why the plan cannot run; on other ranks it may, so that it counts as an operation all the same.
+
+        Raises
+        ------
+        PlanError
+            If another thread is in an operation of the communicator, which may be this plan.
+        """
+        self._channel.trail.check_thread()
         failed(self._begin(self._subject, False))
         return self._unusable()
 

@@ -43,13 +43,19 @@ class Recorded:
 
         Raises
         ------
+        PlanError
+            If another thread is in a blocking call on the communicator.
         MismatchError
             If a rank of the node that this one compares with has made another call instead, and that shows by now.
         """
         trail, written = self._trail, self._written
         # What the recorder's ``begin`` does, since to call it takes a twentieth of a short call's time.
-        trail.count = order = trail.count + 1
-        entry: Entry = [self.subject, order, clock(), 0, True, None]
+        entry: Entry = [self.subject, trail.count + 1, clock(), 0, True, None]
+        if trail.blocking[END]:
+            trail.blocking = entry
+        else:
+            trail.check_thread()
+        trail.count += 1
         self._keep(entry)
         written.count = count = written.count + 1
         place = count & _LAST

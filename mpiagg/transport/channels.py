@@ -7,11 +7,12 @@ goes when the communicator is freed.
 from __future__ import annotations
 
 import atexit
+from threading import get_ident
 from typing import Any
 
 from mpi4py import MPI
 
-from mpiagg.errors import Error
+from mpiagg.errors import Error, PlanError
 from mpiagg.transport.meetings import complete, meeting
 from mpiagg.transport.messages import MAKE, Channel
 from mpiagg.transport.process import ending
@@ -29,6 +30,8 @@ def channel_of(comm: MPI.Intracomm | None, *, reproducible: bool = False) -> Cha
         If it is not an intracommunicator of mpi4py.
     ValueError
         If it is null or freed.
+    PlanError
+        If another thread is in the first call on it.
     """
     comm = MPI.COMM_WORLD if comm is None else comm
     if _KEYVAL and comm.__class__ in _USUAL and comm:
@@ -42,8 +45,16 @@ def channel_of(comm: MPI.Intracomm | None, *, reproducible: bool = False) -> Cha
     keyval = _keyval()
     channel = comm.Get_attr(keyval)
     if not isinstance(channel, Channel):
-        channel = Channel(comm, reproducible=reproducible)
-        comm.Set_attr(keyval, channel)
+        mine = get_ident()
+        if _making.setdefault(comm.handle, mine) != mine:
+            raise PlanError(
+                "another thread is in the first call on this communicator; give each thread one of its own, by comm.Dup()"
+            )
+        try:
+            channel = Channel(comm, reproducible=reproducible)
+            comm.Set_attr(keyval, channel)
+        finally:
+            del _making[comm.handle]
         _USUAL.add(comm.__class__)
         _channels[id(channel)] = channel
     return channel
@@ -82,6 +93,8 @@ def meet(comm: MPI.Intracomm) -> None:
 
 
 _channels: dict[int, Channel] = {}
+_making: dict[int, int] = {}
+"""The communicators whose channels are being made, and the threads that make them."""
 _USUAL: set[type[MPI.Comm]] = {MPI.Intracomm}
 """Classes of communicators whose channels are looked for first; others may turn out to be none."""
 _KEYVAL: list[int] = []

@@ -27,7 +27,7 @@ from mpiagg.transport.nodes import Node
 from mpiagg.transport.process import REPRODUCIBLE, process
 from mpiagg.transport.tags import LEAST, Tags
 from mpiagg.transport.waiting import DEFAULT_TIMEOUT
-from mpiagg.watch import Subject
+from mpiagg.watch import OneThread, Subject
 
 MOST_BYTES: Final = 2**30
 """Longer messages are cut: MPI counts are 32-bit integers in many libraries."""
@@ -74,6 +74,9 @@ class Channel(Agreement):
         The connection of their devices by NCCL, once they have one.
     open : dict
         What must be freed before the channel is.
+    one_thread : OneThread
+        Entered before anything is written to memory of a call's own. Of blocking operations there is one at a time, too,
+        but only once they have begun.
 
     Raises
     ------
@@ -107,6 +110,7 @@ class Channel(Agreement):
         self.nccl: Nccl | None = None
         self.open: dict[int, Freeable] = {}
         self.calls = Calls()
+        self.one_thread = OneThread()
         upper = MPI.COMM_WORLD.Get_attr(MPI.TAG_UB)
         self.tags = Tags(LEAST if upper is None else int(upper))
         try:

@@ -1,7 +1,20 @@
 """What each rank does, who is late, and how a job ends in which one has failed; it knows nothing of MPI."""
 
 from mpiagg.watch.ending import LAST_WORDS, Ending
-from mpiagg.watch.recorder import END, KEEPS, STAMPS, Aside, Entry, Recorder, Subject, Trail, clock, done, failed
+from mpiagg.watch.recorder import (
+    END,
+    KEEPS,
+    STAMPS,
+    Aside,
+    Entry,
+    OneThread,
+    Recorder,
+    Subject,
+    Trail,
+    clock,
+    done,
+    failed,
+)
 from mpiagg.watch.report import ranks_in_words, who_says_what
 from mpiagg.watch.side_channel import CARD_BYTES, Card
 from mpiagg.watch.watchdog import Watchdog, say
@@ -16,6 +29,7 @@ __all__ = [
     "Card",
     "Ending",
     "Entry",
+    "OneThread",
     "Recorder",
     "Subject",
     "Trail",

@@ -11,13 +11,13 @@ import re
 import sys
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from time import perf_counter_ns
 from types import FrameType
 from typing import Any, Final
 
-from mpiagg.errors import Error
+from mpiagg.errors import Error, PlanError
 
 clock: Final = perf_counter_ns
 """The clock of all that is recorded, in nanoseconds."""
@@ -58,15 +58,18 @@ class Trail:
         How many operations this rank has entered. All ranks enter the same ones in the same order.
     fault : Error or None
         Why no wait on this communicator can end well, once that is known.
+    blocking : Entry
+        The last operation that a thread waits for, or has waited for.
     alarm : callable or None
         Called now and then while a wait is slow; may raise.
     """
 
-    __slots__ = ("alarm", "count", "explain", "fault", "name", "rank", "size")
+    __slots__ = ("alarm", "blocking", "count", "explain", "fault", "name", "rank", "size")
 
     def __init__(self, name: str, rank: int, size: int) -> None:
         self.name, self.rank, self.size = name, rank, size
         self.count = 0
+        self.blocking: Entry = [None, 0, 0, 1, True, None]
         self.fault: Error | None = None
         self.alarm: Callable[[], object] | None = None
         self.explain: Callable[..., str] = _nothing
@@ -77,6 +80,15 @@ class Trail:
     def whole(self) -> Trail:
         """The trail of all its ranks: this one, where it is not an :class:`Aside`."""
         return self
+
+    def check_thread(self) -> None:
+        """Raise PlanError if another thread is in a blocking operation of this communicator.
+
+        All ranks enter the operations of a communicator in one order, and two threads have none. Within an operation
+        of its own a thread may enter another.
+        """
+        if not self.blocking[END]:
+            _check_thread(self.blocking)
 
     def check(self) -> None:
         """Raise what is known to be wrong with this communicator."""
@@ -189,12 +201,77 @@ def _entering(keep: Callable[[Entry], object]) -> Callable[[Subject, bool], Entr
 
     def begin(subject: Subject, blocking: bool) -> Entry:
         trail = subject.trail
-        trail.count = order = trail.count + 1
-        entry = [subject, order, clock(), 0, blocking, None]
+        entry = [subject, trail.count + 1, clock(), 0, blocking, None]
+        if blocking:
+            # Nothing is called between the question and the answer, so that no other thread comes between.
+            if trail.blocking[END]:
+                trail.blocking = entry
+            else:
+                _check_thread(trail.blocking)
+        trail.count += 1
         keep(entry)
         return entry
 
     return begin
+
+
+def _check_thread(last: Entry) -> None:
+    """Raise PlanError if another thread is in an operation.
+
+    The thread is found by its stack, which takes long, but only then; to note it would cost each operation as much as
+    to read the clock.
+    """
+    own = threading.get_ident()
+    frames = sys._current_frames()  # noqa: SLF001 - there is no other way to ask for another thread's
+    for ident in sorted(frames, key=lambda ident: ident != own):
+        frame: FrameType | None = frames[ident]
+        while frame is not None and last[END] == 0:
+            if _is_ours(frame) and _is_in(frame.f_locals, last):
+                if ident == own:
+                    return
+                raise _two_threads(ident, last[SUBJECT].what)
+            frame = frame.f_back
+
+
+def _is_in(known: Mapping[str, Any], entry: Entry) -> bool:
+    """Whether a function is one that runs an operation, or waits for its end, by what it has."""
+    return known.get("entry") is entry or known.get("subject") is entry[SUBJECT]
+
+
+def _two_threads(other: int, what: str) -> PlanError:
+    """Return the error that this thread comes to a communicator while another is in something there."""
+    names = {thread.ident: thread.name for thread in threading.enumerate()}
+    one, two = threading.current_thread().name, names.get(other, other)
+    return PlanError(
+        f"thread {one!r} cannot use a communicator while thread {two!r} is in {what}, called at "
+        f"{call_site(other)}: other ranks could come to the two in another order; "
+        "give each thread a communicator of its own, by comm.Dup()"
+    )
+
+
+class OneThread:
+    """A block in which one thread of a process is at a time; it may enter again within it.
+
+    Raises
+    ------
+    PlanError
+        When another thread is in it.
+    """
+
+    __slots__ = ("_holder", "_lock")
+
+    def __init__(self) -> None:
+        self._lock, self._holder = threading.RLock(), 0
+
+    def __enter__(self) -> None:
+        """Enter the block."""
+        if not self._lock.acquire(blocking=False):
+            raise _two_threads(self._holder, "another call")
+        self._holder = threading.get_ident()
+
+    def __exit__(self, *error: object) -> None:
+        """Leave the block."""
+        self._lock.release()
 
 
 def _no_entry(subject: Subject, blocking: bool) -> Entry:
