@@ -6,7 +6,7 @@
     |-- ScheduleError         a schedule that is not a correct collective
     |-- MismatchError         ranks that disagree about what they are doing
     |-- StallError            a wait that passed its deadline (also a TimeoutError)
-    |-- PlanError             a plan used after it was freed, or while it runs; a communicator used by two threads at once
+    |-- PlanError             a plan used after it was freed, or while it runs; two threads on one communicator
     |-- RankFailedError       ranks that have died
     |-- NonFiniteError        gradients with NaN or infinity in them (also a FloatingPointError)
     `-- DeviceError           a device that cannot be used

@@ -18,7 +18,7 @@ from mpiagg.plans.calls import Call, resolve
 from mpiagg.plans.choices import NATIVE, Case, Choice, pick, takes_native
 from mpiagg.plans.operation import Operation, even_counts
 from mpiagg.schedules import Collective
-from mpiagg.transport import Channel, channel_of
+from mpiagg.transport import Channel
 
 Op = str | MPI.Op
 
@@ -28,24 +28,7 @@ Arguments = tuple[str, npt.ArrayLike, Op, int, Array | None, str, int | None, st
 wire, reproducible. No class of its own, since making one takes as long as finding the call."""
 
 
-def checked(arguments: Arguments, channel: Channel, comm: MPI.Intracomm | None) -> tuple[Call, Array, Array | None]:
-    """Return the call that arguments mean, its input and its output, if they are good; nothing is sent for that.
-
-    The channel is that of the communicator, as far as is known before it is looked at.
-    """
-    given, out = arguments[1], arguments[4]
-    x: Any = given if given.__class__ is np.ndarray else as_input(given)
-    try:
-        call: Any = channel.calls[_key(arguments, x)]
-    except (AttributeError, KeyError, TypeError):
-        call = _kept(arguments, x, channel_of(comm))
-    call.used = True
-    if not call.has_result:
-        return call, x, None
-    return call, x, device_of(x).empty(call.shape, x.dtype) if out is None else out
-
-
-def _key(arguments: Arguments, x: Any) -> Hashable:
+def key_of(arguments: Arguments, x: Any) -> Hashable:
     """Return what a call depends on; raise AttributeError where that cannot be said."""
     name, _, op, root, out, algorithm, lanes, wire, reproducible = arguments
     which = op.handle if op.__class__ is MPI.Op else op
@@ -64,7 +47,7 @@ def _key(arguments: Arguments, x: Any) -> Hashable:
     return name, _form(x), lies, which, root, algorithm, lanes, wire, reproducible, kinds
 
 
-def _kept(arguments: Arguments, x: Array, channel: Channel) -> Call:
+def kept(arguments: Arguments, x: Array, channel: Channel) -> Call:
     """Return the call of arguments that have not come before, and keep it if they can be found again."""
     operation, x, result = meant(arguments, x, channel)
     call = resolve(channel, operation, None if operation.source is None else x, result)
@@ -73,7 +56,7 @@ def _kept(arguments: Arguments, x: Array, channel: Channel) -> Call:
     op = arguments[2]
     if not isinstance(op, MPI.Op) or op.is_predefined:  # another one may have the handle of one that was freed
         with suppress(AttributeError, TypeError):  # what cannot be a key
-            channel.calls.find(_key(arguments, x), lambda: call)
+            channel.calls.find(key_of(arguments, x), lambda: call)
             call.once = False
     return call
 

@@ -38,15 +38,16 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import numpy.typing as npt
 from mpi4py import MPI
 
-from mpiagg.arrays import Array, as_input
-from mpiagg.collectives.array_calls import Arguments, Op, checked, meant
+from mpiagg.arrays import Array, as_input, device_of
+from mpiagg.collectives.array_calls import Arguments, Op, kept, key_of, meant
 from mpiagg.plans.bound import prepare
 from mpiagg.plans.operation import Operation
 from mpiagg.plans.plan import Plan
-from mpiagg.transport import CHECK, DEFAULT_TIMEOUT, Channel, channel_of, check_timeout
+from mpiagg.transport import CHECK, DEFAULT_TIMEOUT, Channel, channel_of, check_timeout, limited
 
 ArrayPlan = Plan[Any]  # whose result is an array, or None where a rank gets none
 
@@ -355,6 +356,13 @@ def reduce_scatter_init(
 def _run(
     arguments: Arguments, comm: MPI.Intracomm | None, timeout: float | None, *, check: bool | None
 ) -> Array:  # or None, where a rank gets none: the functions for which that may be say so
+    if timeout is None:
+        return _run_within(DEFAULT_TIMEOUT, arguments, comm, check)
+    with limited(timeout):
+        return _run_within(timeout, arguments, comm, check)
+
+
+def _run_within(timeout: float, arguments: Arguments, comm: MPI.Intracomm | None, check: bool | None) -> Array:
     # A communicator of our class has its channel at hand; that of one that was freed keeps no calls, and is not taken.
     channel: Channel = getattr(comm, "_channel", None) or channel_of(comm)
     if CHECK if check is None else check:
@@ -365,25 +373,35 @@ def _run(
 
         channel = channel_of(comm)
         channel.agree_on(say)
-    call, x, out = checked(arguments, channel, comm)
-    seconds = DEFAULT_TIMEOUT if timeout is None else check_timeout(timeout)
-    call.run(x, out, seconds)
+    given, out = arguments[1], arguments[4]
+    x: Any = given if given.__class__ is np.ndarray else as_input(given)
+    try:
+        call: Any = channel.calls[key_of(arguments, x)]
+    except (AttributeError, KeyError, TypeError):  # one that has not come before, or cannot be kept
+        call = kept(arguments, x, channel_of(comm))
+    call.used = True
+    if not call.has_result:
+        out = None
+    elif out is None:
+        out = device_of(x).empty(call.shape, x.dtype)
+    call.run(x, out, timeout if timeout is DEFAULT_TIMEOUT else check_timeout(timeout))
     if call.once:
         call.free()
     return out  # type: ignore[return-value]  # as above
 
 
 def _prepare(arguments: Arguments, comm: MPI.Intracomm | None, timeout: float | None) -> ArrayPlan:
-    channel = channel_of(comm)
-    good: list[tuple[Operation, Array, Array | None]] = []
+    with limited(timeout):
+        channel = channel_of(comm)
+        good: list[tuple[Operation, Array, Array | None]] = []
 
-    def say() -> str:
-        check_timeout(timeout)
-        good.append(meant(arguments, as_input(arguments[1]), channel, at_once=False))
-        return good[0][0].in_words
+        def say() -> str:
+            check_timeout(timeout)
+            good.append(meant(arguments, as_input(arguments[1]), channel, at_once=False))
+            return good[0][0].in_words
 
-    channel.agree_on(say)
-    operation, x, out = good[0]
-    plan: ArrayPlan = prepare(channel, operation, x, out, tag=channel.tags.in_turn(operation.choice.lanes))
-    plan.timeout = check_timeout(timeout)
-    return plan
+        channel.agree_on(say)
+        operation, x, out = good[0]
+        plan: ArrayPlan = prepare(channel, operation, x, out, tag=channel.tags.in_turn(operation.choice.lanes))
+        plan.timeout = check_timeout(timeout)
+        return plan

@@ -8,7 +8,14 @@ from mpiagg.transport.messages import SHARED_TAG, Channel
 from mpiagg.transport.nodes import Node
 from mpiagg.transport.process import CHECK, ending, process
 from mpiagg.transport.tags import SIGNATURE_BITS, signature
-from mpiagg.transport.waiting import DEFAULT_TIMEOUT, YIELDS, YIELDS_IN_A_CROWD, check_timeout, wait_patiently
+from mpiagg.transport.waiting import (
+    DEFAULT_TIMEOUT,
+    YIELDS,
+    YIELDS_IN_A_CROWD,
+    check_timeout,
+    limited,
+    wait_patiently,
+)
 
 __all__ = [
     "CHECK",
@@ -32,6 +39,7 @@ __all__ = [
     "channel_of",
     "free_channel_of",
     "keep_for_good",
+    "limited",
     "meet",
     "check_timeout",
     "process",

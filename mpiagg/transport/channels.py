@@ -48,7 +48,8 @@ def channel_of(comm: MPI.Intracomm | None, *, reproducible: bool = False) -> Cha
         mine = get_ident()
         if _making.setdefault(comm.handle, mine) != mine:
             raise PlanError(
-                "another thread is in the first call on this communicator; give each thread one of its own, by comm.Dup()"
+                "another thread is in the first call on this communicator; "
+                "give each thread a communicator of its own, by comm.Dup()"
             )
         try:
             channel = Channel(comm, reproducible=reproducible)

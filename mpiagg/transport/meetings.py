@@ -10,7 +10,7 @@ from mpi4py import MPI
 
 from mpiagg.arrays import cuts_of, ranges
 from mpiagg.transport.process import ending
-from mpiagg.transport.waiting import DEFAULT_TIMEOUT, wait_patiently
+from mpiagg.transport.waiting import time_limit, wait_patiently
 from mpiagg.watch import Subject, Trail, done, failed
 
 
@@ -60,10 +60,8 @@ def meeting(purpose: str, trail: Trail) -> Iterator[Subject]:
     done(entry)
 
 
-def complete(
-    request: MPI.Request, purpose: str, subject: Subject | None = None, timeout: float = DEFAULT_TIMEOUT
-) -> None:
-    """Wait for a request that all ranks start, for a purpose.
+def complete(request: MPI.Request, purpose: str, subject: Subject | None = None, timeout: float | None = None) -> None:
+    """Wait for a request that all ranks start, for a purpose; by default as long as the call may last that it is for.
 
     Raises
     ------
@@ -71,20 +69,30 @@ def complete(
         If it does not complete within the timeout.
     """
     awaited = f"all ranks to {purpose}"  # one object: another would be progress
+    _given_up[:] = [late for late in _given_up if not _over(late)]  # each holds its communicator, too
     try:
-        wait_patiently(request.Test, lambda: awaited, timeout, subject=subject)
+        wait_patiently(request.Test, lambda: awaited, time_limit() if timeout is None else timeout, subject=subject)
     except BaseException:
-        keep_for_good(request)
+        _given_up.append(request)
         raise
+
+
+_given_up: list[MPI.Request] = []
+"""Requests that this rank waits for no more, with their memory. A rank that comes late still sends, and MPI writes what
+arrives to where it was told to: if that had been given back, it would be somebody else's memory by then."""
+
+
+def _over(request: MPI.Request) -> bool:
+    """Whether a request that was given up is over by now, in whichever way."""
+    try:
+        return request.Test()
+    except MPI.Exception:  # of what nobody waits for
+        return True
 
 
 _for_good: list[object] = []
 
 
 def keep_for_good(left: object) -> None:
-    """Keep requests that nobody waits for any more, with their memory, until the process ends.
-
-    A rank that comes late still sends, and MPI writes what arrives to where it was told to. If that had been given
-    back, it would be somebody else's memory by then.
-    """
+    """Keep a plan that has requests under way, with their memory, until the process ends: see ``_given_up``."""
     _for_good.append(left)

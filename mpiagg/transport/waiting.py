@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from contextvars import ContextVar
 from typing import Final
 
 from mpiagg.errors import StallError
@@ -32,6 +33,31 @@ def _default_timeout() -> float:
 
 DEFAULT_TIMEOUT: Final = _default_timeout()
 """Seconds that a wait lasts at most; the environment variable MPIAGG_TIMEOUT sets it."""
+
+
+_limit: ContextVar[float] = ContextVar("limit", default=DEFAULT_TIMEOUT)
+
+
+def time_limit() -> float:
+    """Return the seconds that a meeting of ranks may last: the timeout of the call that it is for."""
+    return _limit.get()
+
+
+@contextmanager
+def limited(timeout: float | None) -> Iterator[None]:
+    """Let meetings of ranks in this block last so many seconds; None leaves that as it is.
+
+    A bad timeout changes nothing: it is for the call to refuse it, on all ranks together.
+    """
+    try:
+        seconds = time_limit() if timeout is None else check_timeout(timeout)
+    except (TypeError, ValueError):
+        seconds = time_limit()
+    before = _limit.set(seconds)
+    try:
+        yield
+    finally:
+        _limit.reset(before)
 
 
 def check_timeout(timeout: float | None) -> float:

@@ -11,7 +11,8 @@ from mpi4py import MPI
 
 import mpiagg
 from mpiagg.schedules import MOST_LANES
-from mpiagg.transport import channel_of, channels, meetings, messages
+from mpiagg.transport import DEFAULT_TIMEOUT, channel_of, channels, limited, meetings, messages
+from mpiagg.transport.waiting import time_limit
 
 pytestmark = pytest.mark.mpi
 
@@ -180,19 +181,51 @@ def test_a_bad_argument_on_one_rank_is_told_to_all(comm, rank, size, what):
     assert np.array_equal(mpiagg.allreduce(np.arange(6.0), comm=comm), np.arange(6.0) * size)
 
 
-def test_agreeing_has_a_deadline(world, rank, size, monkeypatch):
+def test_agreeing_has_a_deadline(world, rank, size):
     comm = world.Dup()
     channel = channel_of(comm)
     if rank == 0 and size > 1:
-        monkeypatch.setattr(meetings.complete, "__defaults__", (None, 0.01))
-        with pytest.raises(mpiagg.StallError, match="in vain for all ranks to agree"):
+        with limited(0.01), pytest.raises(mpiagg.StallError, match="in vain for all ranks to agree"):
             channel.agree("early")
-        monkeypatch.undo()
     world.Barrier()
     if rank and size > 1:
         # The first rank's call is still under way: the others join it, so that it ends.
         channel.comm.Iallgather(np.zeros(1, np.int64), np.empty(size, np.int64)).Wait()
     comm.Free()
+
+
+@pytest.mark.parametrize("how", ["first", "check", "init"])
+def test_the_timeout_of_a_call_holds_where_ranks_meet_for_it(world, rank, size, how):
+    comm = world.Dup()
+    if how != "first":
+        mpiagg.allreduce(np.ones(3), comm=comm)
+    if rank == 0 and size > 1:
+        arguments = {"comm": comm, "timeout": 0.01, **({"check": True} if how == "check" else {})}
+        call = mpiagg.allreduce_init if how == "init" else mpiagg.allreduce
+        with pytest.raises(mpiagg.StallError, match=r"waited 0\.01 s in vain for all ranks"):
+            call(np.ones(3), **arguments)
+    world.Barrier()
+    if rank and size > 1:  # join what is still under way, so that it ends
+        if how == "first":
+            comm.Ibarrier().Wait()
+        else:
+            channel_of(comm).comm.Iallgather(np.zeros(1, np.int64), np.empty(size, np.int64)).Wait()
+    assert mpiagg.allreduce(np.ones(3), comm=comm, timeout=50).tolist() == [size] * 3
+    comm.Free()
+
+
+def test_a_time_limit_is_that_of_the_innermost_call_that_has_one(world):
+    del world
+    with limited(5):
+        assert time_limit() == 5
+        with limited(None):
+            assert time_limit() == 5
+        for bad in (-1, "soon"):
+            with limited(bad):
+                assert time_limit() == 5
+        with limited(2.5):
+            assert time_limit() == 2.5
+    assert time_limit() == DEFAULT_TIMEOUT
 
 
 class Request:
