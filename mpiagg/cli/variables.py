@@ -25,6 +25,7 @@ def _is_seconds(text: str) -> bool:
 
 VARIABLES: Final[dict[str, tuple[Callable[[str], bool], str]]] = {
     "MPIAGG_WARN": (_is_seconds, "a number of seconds"),
+    "MPIAGG_TIMEOUT": (lambda text: _is_seconds(text) and float(text) > 0, "a number of seconds above 0"),
     "MPIAGG_RECORD": (KEEPS.__contains__, f"one of {', '.join(KEEPS)}"),
     **dict.fromkeys(
         ("MPIAGG_ABORT", "MPIAGG_CHECK", "MPIAGG_DEBUG", "MPIAGG_WATCH", ALONE), (("0", "1").__contains__, "0 or 1")
@@ -32,5 +33,5 @@ VARIABLES: Final[dict[str, tuple[Callable[[str], bool], str]]] = {
 }
 """For each of them: whether it accepts a text, and what it wants."""
 
-REFUSED: Final = ("MPIAGG_WARN", "MPIAGG_RECORD")
+REFUSED: Final = ("MPIAGG_WARN", "MPIAGG_TIMEOUT", "MPIAGG_RECORD")
 """Those with which mpiagg refuses to communicate, if they say something else."""

@@ -158,8 +158,9 @@ class Channel(Agreement):
                 self._abandon()
             elif not at_exit or self._all_are_at_their_end():
                 self._free_together(at_exit=at_exit)
-        if (watchdog := process().watchdog) is not None:
-            watchdog.leave(self.trail)
+        with contextlib.suppress(ValueError):  # of settings that were refused
+            if (watchdog := process().watchdog) is not None:
+                watchdog.leave(self.trail)
 
     def _abandon(self) -> None:
         """Leave what can only be freed by all ranks: one of them has died."""

@@ -9,7 +9,7 @@ from typing import Final, NamedTuple
 
 from mpi4py import MPI
 
-from mpiagg.transport.waiting import DEFAULT_TIMEOUT
+from mpiagg.transport.waiting import timeout_by_environment
 from mpiagg.watch import CARD_BYTES, KEEPS, Ending, Recorder, Watchdog, say
 
 WARN: Final = "MPIAGG_WARN"
@@ -82,13 +82,14 @@ def process() -> Process:
     warn, keeps, end = _seconds(WARN, 30.0), os.environ.get(RECORD) or "operations", ending()
     if keeps not in KEEPS:
         raise ValueError(f"{RECORD}={keeps!r} must be one of {', '.join(KEEPS)}")
+    timeout = timeout_by_environment()
     watched = end.size > 1 and os.environ.get(WATCH) != "0" and keeps != "off"
-    return Process(end.recorder, end, _watchdog(end, warn) if watched else None)
+    return Process(end.recorder, end, _watchdog(end, warn, timeout) if watched else None)
 
 
-def _watchdog(end: Ending, warn: float) -> Watchdog | None:
+def _watchdog(end: Ending, warn: float, timeout: float) -> Watchdog | None:
     try:
-        watchdog = Watchdog(end.recorder, warn, DEFAULT_TIMEOUT, end.give_up, end.dump)
+        watchdog = Watchdog(end.recorder, warn, timeout, end.give_up, end.dump)
     except (OSError, RuntimeError) as error:
         say(f"rank {end.rank} cannot listen for the others' questions, and will not be warned of stalls: {error}")
         return None

@@ -23,16 +23,36 @@ LONGEST_SLEEP: Final = 1e-3
 """Seconds that it sleeps at most between two tests."""
 
 
-def _default_timeout() -> float:
-    text = os.environ.get("MPIAGG_TIMEOUT") or "1800"
+TIMEOUT: Final = "MPIAGG_TIMEOUT"
+"""The environment variable for the seconds that a wait lasts at most; half an hour by default."""
+
+_HALF_AN_HOUR: Final = 1800.0
+
+
+def timeout_by_environment() -> float:
+    """Return the seconds that a wait lasts at most by the environment.
+
+    Raises
+    ------
+    ValueError
+        If it does not give a number of seconds above 0.
+    """
+    text = os.environ.get(TIMEOUT)
     with suppress(ValueError):
-        if (seconds := float(text)) > 0:
+        if (seconds := float(text) if text else _HALF_AN_HOUR) > 0:
             return seconds
-    raise ValueError(f"MPIAGG_TIMEOUT={text!r} must be a number of seconds above 0")
+    raise ValueError(f"{TIMEOUT}={text!r} must be a number of seconds above 0")
+
+
+def _default_timeout() -> float:
+    try:
+        return timeout_by_environment()
+    except ValueError:  # of which the first communicator tells all ranks
+        return _HALF_AN_HOUR
 
 
 DEFAULT_TIMEOUT: Final = _default_timeout()
-"""Seconds that a wait lasts at most; the environment variable MPIAGG_TIMEOUT sets it."""
+"""Seconds that a wait lasts at most, where nothing else is said."""
 
 
 _limit: ContextVar[float] = ContextVar("limit", default=DEFAULT_TIMEOUT)

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from mpiagg.cli.variables import VARIABLES, should_say
+from mpiagg.cli.variables import REFUSED, VARIABLES, should_say
 
 
 @pytest.mark.parametrize(
@@ -14,6 +14,8 @@ from mpiagg.cli.variables import VARIABLES, should_say
     [
         *(("MPIAGG_WARN", text, True) for text in ("", "0", "2.5", "1e3")),
         *(("MPIAGG_WARN", text, False) for text in ("soon", "-1", "nan")),
+        *(("MPIAGG_TIMEOUT", text, True) for text in ("", "2.5", "inf")),
+        *(("MPIAGG_TIMEOUT", text, False) for text in ("soon", "0", "-1", "nan")),
         *(("MPIAGG_RECORD", text, True) for text in ("", "off", "rounds", "operations")),
         *(("MPIAGG_RECORD", text, False) for text in ("on", "1")),
     ],
@@ -29,7 +31,7 @@ def test_what_is_told_is_what_is_refused(name, text, good):
 
 
 def test_flags_are_0_or_1():
-    flags = [name for name in VARIABLES if name not in {"MPIAGG_WARN", "MPIAGG_RECORD"}]
+    flags = [name for name in VARIABLES if name not in REFUSED]
     assert len(flags) == 5
     for name in flags:
         assert [should_say(name, {name: text}) for text in ("", "0", "1", "yes")] == ["", "", "", "0 or 1"]
