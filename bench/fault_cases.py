@@ -93,6 +93,7 @@ _ODD: Final = rf"\branks? [\d, ]*\b{ODD}\b"
 """Words that name the odd rank, alone or with others."""
 
 BEFORE_THE_FIRST: Final = "the first call"
+AFTER_THE_FIRST: Final = "after the first call"
 """The way in which a fault comes before the ranks have had to do with each other."""
 
 MAKING: Final = "the making of a Comm"
@@ -214,7 +215,7 @@ def _bad_data() -> Iterator[Case]:
 def _surroundings() -> Iterator[Case]:
     shared = Expected("error", "at once", "bytes of shared memory", ("MemoryError",))
     yield Case("full /dev/shm", "mpiagg.empty", shared, little_shm=True)
-    for way in ("short", "long", "plan"):
+    for way in ("short", "long", "plan", AFTER_THE_FIRST):
         yield Case("full /dev/shm", way, Expected("go on", "at once"), little_shm=True)
     alone = Expected("error", "at once", r"one of \d+ that .* started .*What would help", ("Error",))
     yield Case("wrong launcher", "srun for another MPI", alone, launch="alone")

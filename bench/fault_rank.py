@@ -17,7 +17,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
 
-from bench.fault_cases import ALIKE, BEFORE_THE_FIRST, FREEING, MAKING, MISMATCHES, ODD
+from bench.fault_cases import AFTER_THE_FIRST, ALIKE, BEFORE_THE_FIRST, FREEING, MAKING, MISMATCHES, ODD
 from bench.fault_witness import PACE, SHORT, Asked, Rank
 
 WARN: Final = float(os.environ["MPIAGG_WARN"])
@@ -28,6 +28,8 @@ FOREVER: Final = 1000.0
 LONG: Final = 200_003
 LEFT: Final = 3 * 2**20
 """Bytes that are left of a file system that is full; less than a window of this package has."""
+LITTLE: Final = 2**16
+"""The same where communicators have been made already; less than a long vector has."""
 
 
 def good(rank: Rank, fault: str = "") -> Asked:
@@ -231,17 +233,21 @@ def checkpoint(rank: Rank, fault: str) -> None:
 def full_shm(rank: Rank, fault: str) -> None:
     """Fill the file system of shared memory, but for what the MPI library needs: Open MPI crashes in full ones."""
     del fault
+    if rank.way == AFTER_THE_FIRST:
+        rank.get_acquainted()
     if rank.rank == 0:
         full = Path("/dev/shm/full")  # noqa: S108 - of this job alone
         with suppress(OSError), full.open("wb", buffering=0) as file:
             while file.write(bytes(2**16)):
                 pass
-        os.truncate(full, full.stat().st_size - LEFT)
+        os.truncate(full, full.stat().st_size - (LITTLE if rank.way == AFTER_THE_FIRST else LEFT))
     rank.world.Barrier()
     rank.note("fault")
     with rank.observed():
         if rank.way == "mpiagg.empty":
             rank.mpiagg.empty(2**26)
+        elif rank.way == AFTER_THE_FIRST:
+            rank.perform(Asked(length=LONG // 2))
         else:
             rank.comm = rank.mpiagg.Comm(rank.world)
             rank.perform(good(rank))

@@ -7,6 +7,7 @@ A :class:`SharedMemory` belongs to a channel. It cuts windows into blocks, for p
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable
 from typing import Final, NamedTuple
 from weakref import finalize
@@ -36,17 +37,11 @@ class Window:
     Attributes
     ----------
     parts : list of numpy.ndarray
-        For each place on the node its bytes.
-
-    Raises
-    ------
-    MemoryError
-        On all ranks of the node, if there is not as much.
+        For each place on the node its bytes. Pages that nobody has claimed need not be there.
     """
 
     def __init__(self, node: Node, nbytes: int) -> None:
         padded = -(-max(nbytes, 1) // PAGE) * PAGE
-        self._refuse_what_does_not_fit(node, padded)
         info = MPI.Info.Create({"alloc_shared_noncontig": "true"})
         self._win = MPI.Win.Allocate_shared(padded, 1, info, node.comm)
         info.Free()
@@ -60,27 +55,15 @@ class Window:
             self.parts.append(np.asarray(memory)[:nbytes])
         self.start = address(self.parts[node.place])
 
-    @staticmethod
-    def _refuse_what_does_not_fit(node: Node, nbytes: int) -> None:
-        """Raise on all ranks if the file system of shared memory is full: a page that it has not got is fatal."""
-        if not os.path.isdir(_WHERE):  # noqa: PTH112 - one call instead of a Path
-            return
-        found = os.statvfs(_WHERE)
-        free = np.array([found.f_bavail * found.f_frsize])
-        node.comm.Bcast(free)
-        if nbytes * node.size > free[0]:
-            raise MemoryError(
-                f"{node.size} ranks want {nbytes} bytes of shared memory each, and {_WHERE} has {free[0]} left in all"
-            )
-
     def begin(self, part: Array) -> None:
         """Make the first page of a block 0, for all to see before they hear of the block."""
         part[:PAGE] = 0
         self.sync()
 
     def claim(self, part: Array) -> None:
-        """Take the pages of a block: until they are written, whoever asks next would be told that they are free."""
+        """Take the pages of a block: until they are written, another program may take them."""
         part[::PAGE] = 0
+        part[-1:] = 0
 
     def free(self) -> None:
         """Give the memory back."""
@@ -187,9 +170,6 @@ class SharedMemory:
             ) from fault
         block = self.take(int(most[0]), busy=busy)
         own = block.parts[self._node.place]
-        self._windows[block.position.window].claim(own)
-        with self._node.failures.told():
-            self._node.comm.Barrier()
         lease = _Lease()
         self._leases[id(lease)] = finalize(lease, self._end, id(lease), block)
         self.leased = True
@@ -238,13 +218,15 @@ class SharedMemory:
         padded = -(-max(nbytes, 1) // LINE) * LINE
         spare = self._spare.setdefault(padded, [])
         mine = spare[-1] if spare else NOWHERE
-        told = self._tell((*mine, busy))
+        told = self._tell((*mine, busy, self._room()))
         if all(window >= 0 for window, *_ in told):
             spare.pop()
         else:
+            self._check_room(padded, min(room for *_, room in told))
             mine = self._cut(padded)
+            self._windows[mine.window].claim(self.view(self._node.place, mine, padded))
         # Where nobody is in the middle of anything, nobody reads what was given back. From the next time on it is used.
-        if not any(busy for *_, busy in told):
+        if not any(busy for *_, busy, _ in told):
             resting, self._resting = self._resting, []  # at any moment more may come back
             for size, rested in resting:
                 self._spare.setdefault(size, []).append(rested)
@@ -256,6 +238,23 @@ class SharedMemory:
     def give_back(self, block: Block) -> None:
         """Take a block back, of which this rank has no more use."""
         self._resting.append((block.nbytes, block.position))
+
+    def _check_room(self, nbytes: int, room: int) -> None:
+        """Raise MemoryError if the node has not left what a new block takes, or a new window that it is cut from."""
+        _, offset, end = self._open
+        wanted = nbytes + PAGE if offset + nbytes <= end else max(WINDOW, nbytes) + PAGE
+        if wanted * self._node.size > room:
+            raise MemoryError(
+                f"{self._node.size} ranks want {wanted} bytes of shared memory each, "
+                f"and {_WHERE} has {room} left in all"
+            )
+
+    def _room(self) -> int:
+        """Return how many bytes of shared memory the node has left: to write to a page that it has not got is fatal."""
+        if isinstance(self.device, Accelerator) or not os.path.isdir(_WHERE):  # noqa: PTH112 - one call, not a Path
+            return sys.maxsize
+        found = os.statvfs(_WHERE)
+        return min(found.f_bavail * found.f_frsize, sys.maxsize)
 
     def _tell(self, words: tuple[int, ...]) -> list[tuple[int, ...]]:
         """Return what every rank of the node tells the others."""

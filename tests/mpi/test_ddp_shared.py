@@ -8,7 +8,7 @@ from mpi4py import MPI
 
 import mpiagg
 from mpiagg.plans import sharing
-from mpiagg.transport import LINE, NOWHERE, Window, channel_of
+from mpiagg.transport import LINE, NOWHERE, SharedMemory, channel_of
 
 pytestmark = pytest.mark.mpi
 COMM = MPI.COMM_WORLD
@@ -75,11 +75,8 @@ def test_views_outlive_ddp_and_their_memory_comes_back_after_them():
 
 
 def test_without_room_buckets_are_in_memory_like_any_other(monkeypatch):
-    def refuse(*_):
-        raise MemoryError
-
     comm = COMM.Dup()
-    monkeypatch.setattr(Window, "_refuse_what_does_not_fit", staticmethod(refuse))
+    monkeypatch.setattr(SharedMemory, "_room", lambda _: 0)
     with mpiagg.DDP([np.zeros(50_000, np.float32)], comm=comm) as ddp:
         (view,) = ddp.gradient_views()
         view.fill(RANK)

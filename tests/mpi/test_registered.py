@@ -16,7 +16,7 @@ from support import fill_recorder
 import mpiagg
 from mpiagg.arrays import address
 from mpiagg.plans import sharing
-from mpiagg.transport import LINE, NOWHERE, Window, channel_of
+from mpiagg.transport import LINE, NOWHERE, SharedMemory, channel_of
 
 pytestmark = pytest.mark.mpi
 
@@ -299,10 +299,7 @@ def test_arrays_outlive_their_communicator(world, rank, size):
 
 
 def refuse(monkeypatch):
-    def no(node, nbytes):
-        raise MemoryError(f"{node.size} ranks want {nbytes} bytes each")
-
-    monkeypatch.setattr(Window, "_refuse_what_does_not_fit", staticmethod(no))
+    monkeypatch.setattr(SharedMemory, "_room", lambda _: 0)
 
 
 def test_without_memory_all_goes_by_messages(comm, rank, size, monkeypatch):
