@@ -23,22 +23,21 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from mpiagg.schedules.ranks import others
 from mpiagg.schedules.steps import Round, finish, fold, from_root, receive, send, to_root
 
 
 def reduce_scatter(rank: int, size: int) -> Iterator[Round]:
     """Hand every rank its chunk, and add up the ones that arrive with our own, in rank order."""
-    others = [rank + distance for distance in range(1, size)]
-    yield Round(*(send(peer, chunk=peer) for peer in others), *fold(rank, size, chunk=rank))
+    yield Round(*(send(peer, chunk=peer) for peer in others(rank, size)), *fold(rank, size, chunk=rank))
     yield Round(finish(chunk=rank))
 
 
 def allgather(rank: int, size: int) -> Iterator[Round]:
     """Hand our chunk to every rank."""
-    others = [rank + distance for distance in range(1, size)]
     yield Round(
-        *(send(peer, chunk=rank) for peer in others),
-        *(receive(peer, chunk=peer) for peer in others),
+        *(send(peer, chunk=rank) for peer in others(rank, size)),
+        *(receive(peer, chunk=peer) for peer in others(rank, size)),
     )
 
 
@@ -56,9 +55,8 @@ def reduce(rank: int, size: int) -> Iterator[Round]:
 
 def broadcast(rank: int, size: int) -> Iterator[Round]:
     """Hand every rank its chunk of the root's vector; each hands it on to the others."""
-    others = [rank + distance for distance in range(1, size)]
     yield from_root(rank, size)
     yield Round(
-        *(send(peer, chunk=rank) for peer in others if peer % size),
-        *(receive(peer, chunk=peer) for peer in others if rank > 0),
+        *(send(peer, chunk=rank) for peer in others(rank, size, first=1)),
+        *(receive(peer, chunk=peer) for peer in others(rank, size) if rank > 0),
     )

@@ -22,10 +22,12 @@ reduction collectives with data partitioning-based multi-leader design, SC 2017.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
+from operator import index
 
 from mpiagg.schedules import direct, ring
 from mpiagg.schedules.layout import Layout
-from mpiagg.schedules.steps import Action, Round, within
+from mpiagg.schedules.steps import Action, Parts, Round, within
 
 
 def chunks(layout: Layout) -> int:
@@ -35,9 +37,8 @@ def chunks(layout: Layout) -> int:
 
 def owned(rank: int, layout: Layout) -> range:
     """Return the chunks of a rank's part of its node's vectors."""
-    node = layout.nodes[layout.node_of(rank)]
-    parts, place = _parts(layout, len(node)), node.index(rank)
-    return range(parts[place], parts[place + 1])
+    place, parts = layout.place_of(rank), _parts(layout, layout.width(layout.node_of(rank)))
+    return range(parts.cut(place), parts.cut(place + 1))
 
 
 def allreduce(rank: int, layout: Layout) -> Iterator[Round]:
@@ -45,29 +46,29 @@ def allreduce(rank: int, layout: Layout) -> Iterator[Round]:
     if not layout.even:
         yield from allreduce_by_leaders(rank, layout)
         return
-    node = layout.nodes[layout.node_of(rank)]
-    place, parts = node.index(rank), _parts(layout, len(node))
-    across = [ranks[place] for ranks in layout.nodes]
-    yield from _unfinished(within(direct.reduce_scatter(place, len(node)), node, parts))
-    part = range(parts[place], parts[place + 1] + 1)
-    yield from within(ring.allreduce(layout.node_of(rank), len(across)), across, part)
-    yield from within(direct.allgather(place, len(node)), node, parts)
+    node, place, nodes, width = layout.node_of(rank), layout.place_of(rank), len(layout.nodes), layout.widest
+    parts, in_node = _parts(layout, width), partial(layout.rank_at, node)
+    part = Parts(parts.cut(place), nodes, nodes)
+    yield from _unfinished(within(direct.reduce_scatter(place, width), in_node, width, parts))
+    yield from within(ring.allreduce(node, nodes), lambda other: layout.rank_at(other, place), nodes, part)
+    yield from within(direct.allgather(place, width), in_node, width, parts)
 
 
 def allreduce_by_leaders(rank: int, layout: Layout) -> Iterator[Round]:
     """Reduce in the node to its first rank, all-reduce among these, broadcast in the node."""
-    node = layout.nodes[layout.node_of(rank)]
-    place, parts = node.index(rank), _parts(layout, len(node))
-    leaders = [ranks[0] for ranks in layout.nodes]
-    yield from _unfinished(within(direct.reduce(place, len(node)), node, parts))
+    node, place, nodes = layout.node_of(rank), layout.place_of(rank), len(layout.nodes)
+    width = index(layout.width(node))
+    parts, in_node = _parts(layout, width), partial(layout.rank_at, node)
+    yield from _unfinished(within(direct.reduce(place, width), in_node, width, parts))
     if place == 0:
-        yield from within(ring.allreduce(layout.node_of(rank), len(leaders)), leaders, _parts(layout, len(leaders)))
-    yield from within(direct.broadcast(place, len(node)), node, parts)
+        leaders = _parts(layout, nodes)
+        yield from within(ring.allreduce(node, nodes), lambda other: layout.rank_at(other, 0), nodes, leaders)
+    yield from within(direct.broadcast(place, width), in_node, width, parts)
 
 
-def _parts(layout: Layout, number: int) -> list[int]:
+def _parts(layout: Layout, number: int) -> Parts:
     """Cut all chunks into as many parts."""
-    return [part * chunks(layout) // number for part in range(number + 1)]
+    return Parts(0, chunks(layout), number)
 
 
 def _unfinished(rounds: Iterator[Round]) -> Iterator[Round]:

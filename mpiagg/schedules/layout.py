@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import accumulate, pairwise
+from itertools import accumulate, chain, pairwise
+
+from mpiagg.schedules.ranks import Table
 
 
 @dataclass(frozen=True)
@@ -45,12 +47,29 @@ class Layout:
         return sum(map(len, self.nodes))
 
     @cached_property
-    def _node_of(self) -> dict[int, int]:
-        return {rank: node for node, ranks in enumerate(self.nodes) for rank in ranks}
+    def _tables(self) -> tuple[Table, Table, Table, Table, Table]:
+        """The node and the place of each rank; the first of each node's, and how many; the ranks, node by node."""
+        sizes = [len(ranks) for ranks in self.nodes]
+        found = {rank: (node, place) for node, ranks in enumerate(self.nodes) for place, rank in enumerate(ranks)}
+        nodes, places = zip(*(found[rank] for rank in range(self.size)), strict=True)
+        firsts = list(accumulate(sizes, initial=0))
+        return Table(nodes), Table(places), Table(firsts), Table(sizes), Table([*chain(*self.nodes)])
 
     def node_of(self, rank: int) -> int:
         """Return the number of a rank's node."""
-        return self._node_of[rank]
+        return self._tables[0][rank]
+
+    def place_of(self, rank: int) -> int:
+        """Return which rank of its node a rank is, counted from 0."""
+        return self._tables[1][rank]
+
+    def width(self, node: int) -> int:
+        """Return how many ranks a node has."""
+        return self._tables[3][node]
+
+    def rank_at(self, node: int, place: int) -> int:
+        """Return the rank at a place of a node."""
+        return self._tables[4][self._tables[2][node] + place]
 
     @property
     def even(self) -> bool:

@@ -9,8 +9,9 @@ directions at once, and each rank one within its node. Messages that leave (ente
 at the ranks that receive them; only rounds with messages are numbered. So ranks of a node that do the same at the
 same time share the link evenly, and those whose turns come one after another do not.
 
-The price is that of the rank that is done last. It is computed for all ranks at once, from the forms in ``bulk``; the
-walk through the schedules, in ``finish_times``, is what those forms are held to.
+The price is that of the rank that is done last. It is computed for all ranks at once: ``posts`` runs the generators for
+many ranks, ``waves`` finds which messages pass together, and ``clocks`` prices them. The walk through the schedules, in
+``finish_times``, is what that is held to.
 
 Source: Hockney, The communication challenge for MPP, Parallel Computing 20 (1994); Thakur et al. (2005) for gamma.
 """
@@ -23,12 +24,13 @@ from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import Final
 
-from mpiagg.schedules.bulk import FORMS, bulks
+from mpiagg.errors import ScheduleError
 from mpiagg.schedules.clocks import Clocks
 from mpiagg.schedules.cluster import Cluster, Links
 from mpiagg.schedules.layout import Layout
+from mpiagg.schedules.posts import Irregular, posts_of
 from mpiagg.schedules.steps import Action, Collective, Round
-from mpiagg.schedules.table import algorithm, schedules
+from mpiagg.schedules.table import algorithm
 from mpiagg.schedules.walk import Message, walk
 
 __all__ = ["Cluster", "Prediction", "Pricing", "finish_times", "price"]
@@ -67,19 +69,17 @@ def price(
     ------
     ValueError
         If the name is unknown, the algorithm does not serve the collective, or the cluster has links of another
-        number of nodes; or if nodes are very large and not equally full.
+        number of nodes; or if ranks do not go on alike, and have some million messages.
+    ScheduleError
+        If messages cannot pass.
     """
-    goal, layout = Collective(collective), Layout.of_ranks(ranks)
-    if name in FORMS:
-        return Pricing(name, goal, layout, cluster, root=root).seconds(nbytes)
-    programs = schedules(name, goal, layout, root)
-    return max(finish_times(programs, nbytes / algorithm(name).chunks(layout), cluster, layout))
+    return Pricing(name, collective, Layout.of_ranks(ranks), cluster, root=root).seconds(nbytes)
 
 
 class Pricing:
     """An algorithm on a layout and a cluster, to be priced for vectors of several lengths.
 
-    Parameters and errors are those of :func:`price`; the algorithm must have a form in ``bulk``.
+    Parameters and errors are those of :func:`price`.
     """
 
     def __init__(
@@ -88,7 +88,13 @@ class Pricing:
         entry, goal = algorithm(name), Collective(collective)
         entry.generator(goal)  # refuses what the algorithm does not serve
         self._links, self._gamma = Links.between(layout, cluster), cluster.gamma
-        self._clocks = Clocks(bulks(name, goal, layout, root), layout, self._links)
+        try:
+            self._clocks = Clocks(posts_of(entry, goal, layout, root), self._links)
+        except Irregular:
+            try:
+                self._clocks = Clocks(posts_of(entry, goal, layout, root, together=False), self._links)
+            except Irregular:
+                raise ScheduleError(f"messages of {name!r} for {goal.value} do not pass; check() says which") from None
         self._chunks = entry.chunks(layout)
 
     def seconds(self, nbytes: float) -> float:

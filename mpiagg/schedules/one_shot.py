@@ -19,10 +19,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from mpiagg.schedules.ranks import others
 from mpiagg.schedules.steps import Round, finish, fold, send
 
 
 def allreduce(rank: int, size: int) -> Iterator[Round]:
     """Send our vector to every rank, and add up all of them, in rank order."""
-    yield Round(*(send(rank + distance) for distance in range(1, size)), *fold(rank, size))
+    yield Round(*(send(peer) for peer in others(rank, size)), *fold(rank, size))
     yield Round(finish())

@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
+from mpiagg.schedules.ranks import where
 from mpiagg.schedules.steps import Generator, Round, receive, reduce_from, send
 
 
@@ -44,4 +45,4 @@ def paired(algorithm: Generator, chunks: Callable[[int], int]) -> Generator:
 
 def _rank(place: int, pairs: int) -> int:
     """Return the rank that stands at ``place`` among the ranks that run the algorithm."""
-    return 2 * place + 1 if place < pairs else place + pairs
+    return where(place < pairs, 2 * place + 1, place + pairs)

@@ -8,10 +8,12 @@ stand. So what is sent in a round is always the state from before it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from enum import Enum
-from typing import Final
+from typing import Final, NamedTuple
+
+from mpiagg.schedules.ranks import Ranks, others
 
 MOST_LANES: Final = 64
 """Into how many parts a buffer can be cut, so that a schedule runs on each and the runs are interleaved."""
@@ -123,12 +125,16 @@ class Collective(str, Enum):
 Generator = Callable[[int, int], Iterator[Round]]
 """A schedule as it is written: ``f(rank, size)`` yields the rounds of one rank, for root 0.
 
-Peers and chunks may be any integers; they are taken modulo the number of ranks and of chunks.
+Peers and chunks may be any integers; they are taken modulo the number of ranks and of chunks. For its price it is run
+with a :class:`~mpiagg.schedules.ranks.Ranks` in place of the rank.
 """
 
 
 def fold(rank: int, size: int, chunk: int = 0) -> Iterator[Step]:
     """Receive a chunk from every other rank, and reduce them with ours in rank order: ``(x_0 op x_1) op x_2 ...``."""
+    if isinstance(rank, Ranks):  # in a run for many ranks, those before a rank and those after it are alike
+        yield from (reduce_from(peer, chunk) for peer in others(rank, size))
+        return
     for peer in range(rank - 1):
         yield hold(peer, chunk)
     if rank > 0:
@@ -147,22 +153,38 @@ def to_root(rank: int, size: int) -> Round:
     return Round(*(receive(peer, chunk=peer) for peer in range(1, size))) if rank == 0 else Round(send(0, chunk=rank))
 
 
-def within(rounds: Iterator[Round], members: Sequence[int], cuts: Sequence[int]) -> Iterator[Round]:
-    """Carry a schedule out among ``members``, place p being rank ``members[p]``.
+class Parts(NamedTuple):
+    """The ``chunks`` chunks from ``start`` on, cut into ``number`` parts, as equal as may be."""
 
-    Its chunk c becomes the chunks from ``cuts[c]`` up to ``cuts[c + 1]``.
-    """
+    start: int
+    chunks: int
+    number: int
+
+    def cut(self, part: int) -> int:
+        """Return with which chunk a part begins."""
+        return self.start + part * self.chunks // self.number
+
+    def chunks_of(self, part: int, number: int) -> int:
+        """Return how many chunks so many parts have, from ``part`` on."""
+        if self.chunks % self.number == 0:  # then it is the same number on all ranks
+            return number * self.chunks // self.number
+        return self.cut(part + number) - self.cut(part)
+
+
+def within(rounds: Iterator[Round], members: Callable[[int], int], size: int, parts: Parts) -> Iterator[Round]:
+    """Carry a schedule out among ``size`` members, place p being rank ``members(p)``; its chunks become parts."""
     for a_round in rounds:
-        steps = [piece for step in a_round for piece in settled(step, len(members), len(cuts) - 1)]
         yield Round(
             *(
-                replace(
-                    step,
-                    peer=step.peer if step.action is Action.FINISH else members[step.peer],
-                    chunk=cuts[step.chunk],
-                    count=cuts[step.chunk + step.count] - cuts[step.chunk],
+                Step(
+                    step.action,
+                    step.peer if step.action is Action.FINISH else members(step.peer),
+                    parts.cut(step.chunk),
+                    parts.chunks_of(step.chunk, step.count),
+                    step.received_first,
                 )
-                for step in steps
+                for whole in a_round
+                for step in settled(whole, size, parts.number)
             )
         )
 
@@ -175,8 +197,9 @@ def settled(step: Step, size: int, chunks: int, root: int = 0) -> list[Step]:
     """
     peer = -1 if step.action is Action.FINISH else (step.peer + root) % size
     first = (step.chunk + root) % chunks
-    until_end = min(step.count, chunks - first)
-    pieces = [replace(step, peer=peer, chunk=first, count=until_end)]
+    # In a run for many ranks the chunks wrap around on some of them; there they are one piece.
+    until_end = step.count if isinstance(first, Ranks) else min(step.count, chunks - first)
+    pieces = [Step(step.action, peer, first, until_end, step.received_first)]
     if until_end < step.count:
-        pieces.append(replace(step, peer=peer, chunk=0, count=step.count - until_end))
+        pieces.append(Step(step.action, peer, 0, step.count - until_end, step.received_first))
     return pieces

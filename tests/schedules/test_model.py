@@ -1,13 +1,19 @@
 """The price of schedules: closed forms, and the clocks of all ranks at once held to the walk."""
 
+from collections import Counter
+from dataclasses import replace
 from math import ceil, log2
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from mpiagg.errors import ScheduleError
 from mpiagg.schedules import (
     TABLE,
+    Action,
+    Algorithm,
     Cluster,
     Collective,
     Layout,
@@ -16,13 +22,16 @@ from mpiagg.schedules import (
     check,
     price,
     receive,
+    reduce_from,
+    ring,
     schedules,
     send,
 )
-from mpiagg.schedules.bulk import FORMS, bulks
 from mpiagg.schedules.clocks import Clocks
 from mpiagg.schedules.cluster import Links
 from mpiagg.schedules.model import Pricing, finish_times
+from mpiagg.schedules.posts import Irregular, posts_of
+from mpiagg.schedules.ranks import others
 
 SERVED = [(name, collective) for name, entry in TABLE.items() for collective in entry.schedules]
 CLUSTER = Cluster(alpha=3e-6, beta=1e-9, gamma=2e-10)
@@ -91,9 +100,10 @@ def test_every_root_costs_the_same(collective):
 # -- all ranks at once, and the walk
 
 
-def clocks(name, collective, layout, cluster, chunk_bytes=1.0, *, root=0):
+def clocks(name, collective, layout, cluster, chunk_bytes=1.0, *, root=0, together=True):
     links = Links.between(layout, cluster)
-    return Clocks(bulks(name, collective, layout, root), layout, links).run(chunk_bytes, links, cluster.gamma)
+    posts = posts_of(algorithm(name), collective, layout, root, together=together)
+    return Clocks(posts, links).run(chunk_bytes, links, cluster.gamma)
 
 
 def walked(name, collective, layout, cluster, chunk_bytes=1.0, *, root=0):
@@ -129,7 +139,9 @@ def test_all_ranks_at_once_are_the_walk(name, collective, setting, chunk_bytes, 
     layout, cluster = setting
     root = data.draw(st.integers(0, layout.size - 1)) if collective.rooted else 0
     arguments = (name, collective, layout, cluster, chunk_bytes)
-    assert clocks(*arguments, root=root) == pytest.approx(walked(*arguments, root=root), rel=1e-9)
+    expected = pytest.approx(walked(*arguments, root=root), rel=1e-9)
+    for together in (True, False):
+        assert clocks(*arguments, root=root, together=together) == expected
 
 
 @pytest.mark.parametrize("size", [32, 33, 64])
@@ -142,25 +154,199 @@ def test_all_ranks_at_once_are_the_walk_for_more_ranks(name, collective, size):
         assert clocks(name, collective, layout, cluster) == pytest.approx(expected, rel=1e-9)
 
 
-def test_a_form_that_says_something_else_is_found_out(monkeypatch):
-    """The comparison sees a round too few, a message elsewhere, and a reduction left out."""
+def entry_of(generator, chunks=None, name="mine"):
+    """An algorithm of the tests' own, for all-reductions."""
+    return Algorithm(
+        name,
+        lambda layout: chunks or layout.size,
+        {Collective.ALLREDUCE: lambda rank, layout: generator(rank, layout.size)},
+        "scratch",
+    )
+
+
+def fewer(rank, size):
+    yield from ring.reduce_scatter(rank, size)
+
+
+def longer(rank, size):
+    for a_round in ring.allreduce(rank, size):
+        yield Round(*(replace(step, count=2) for step in a_round))
+
+
+def not_reduced(rank, size):
+    yield from ring.allgather(rank, size)
+    yield from ring.allgather(rank, size)
+
+
+@pytest.mark.parametrize("wrong", [fewer, longer, not_reduced])
+def test_a_schedule_that_is_another_is_found_out(monkeypatch, wrong):
+    """The comparison sees rounds too few, chunks too many, and a reduction left out."""
     cluster, layout, collective = Cluster(1, 2, 0.5), Layout.of([5]), Collective.ALLREDUCE
-    right = FORMS["ring"](collective, layout)
     expected = walked("ring", collective, layout, cluster)
-    for wrong in (right[:1], (right[0], right[1]._replace(chunks=2)), (right[1], right[1])):
-        monkeypatch.setitem(FORMS, "ring", lambda *_, wrong=wrong: wrong)
-        assert clocks("ring", collective, layout, cluster) != pytest.approx(expected, rel=1e-9)
+    for generator, alike in ((wrong, False), (ring.allreduce, True)):
+        monkeypatch.setitem(TABLE, "mine", entry_of(generator))
+        assert (clocks("mine", collective, layout, cluster) == pytest.approx(expected, rel=1e-9)) is alike
 
 
-def test_all_algorithms_have_a_form():
-    assert list(FORMS) == list(TABLE)
+def unmatched(rank, _):
+    yield Round(send(rank + 1), send(rank + 1), receive(rank - 1))
 
 
-def test_an_algorithm_without_a_form_is_priced_by_the_walk(monkeypatch):
-    layout, cluster = Layout.of([3, 3]), Cluster(node_alpha=1e-6, node_beta=1e-10)
-    expected = price("tree", "allreduce", layout, 1000, cluster)
-    monkeypatch.delitem(FORMS, "tree")
-    assert price("tree", "allreduce", layout, 1000, cluster) == pytest.approx(expected)
+def stuck(rank, _):
+    yield Round(receive(rank - 1))
+    yield Round(send(rank + 1))
+
+
+def other_lengths(rank, _):
+    yield Round(send(rank + 1, count=2), receive(rank - 1))
+
+
+@pytest.mark.parametrize("wrong", [unmatched, stuck, other_lengths])
+def test_what_cannot_pass_has_no_price(monkeypatch, wrong):
+    monkeypatch.setitem(TABLE, "mine", entry_of(wrong))
+    with pytest.raises(ScheduleError, match=r"messages of 'mine' .* do not pass"):
+        price("mine", "allreduce", 5, 1, CLUSTER)
+
+
+def mixed(rank, size):
+    """Messages to all others and to one, in one round; and a count of rounds that is another on each rank."""
+    yield Round(*(send(peer) for peer in others(rank, size)), *(receive(peer) for peer in others(rank, size)))
+    steps = [send(peer) for peer in others(rank, size)] + [reduce_from(peer) for peer in others(rank, size)]
+    yield Round(send(rank + 1), receive(rank - 1), *steps)
+
+
+def pipeline(rank, size):
+    """Five chunks, one after the other, from rank to rank."""
+    for chunk in range(5):
+        if rank > 0:
+            yield Round(reduce_from(rank - 1, chunk))
+        if rank < size - 1:
+            yield Round(send(rank + 1, chunk))
+
+
+def behind(rank, _):
+    """Ranks 0 and 1 send to 2 and 3 again and again, the second of them some rounds later."""
+    own, peer = rank // 2, rank ^ 2
+    for _ in range(3 * (rank % 2)):
+        yield Round(send(peer, own), receive(peer, 1 - own))
+    for _ in range(5 - rank % 2):
+        yield Round(send(peer)) if own == 0 else Round(receive(peer))
+
+
+def several(rank, _):
+    """Two messages to one rank in a round, which receives them in two rounds."""
+    yield Round(send(1), send(1)) if rank == 0 else Round(receive(0))
+    if rank > 0:
+        yield Round(receive(0))
+
+
+def gossip(rank, size):
+    """Ranks take turns with the first one, and pass on what they have got before it is done."""
+    if rank == 0:
+        for peer in range(1, size):
+            yield Round(send(peer))
+    else:
+        yield Round(receive(0)) if rank < 2 else Round(receive(0), receive(rank - 1))
+        if rank + 1 < size:
+            yield Round(send(rank + 1))
+
+
+@pytest.mark.parametrize(("generator", "sizes"), [
+    (mixed, [3, 2]), (mixed, [4, 4]), (pipeline, [1] * 6), (pipeline, [3, 3]), (behind, [2, 2]), (several, [2]),
+    (several, [1, 1]), (gossip, [6]), (gossip, [2, 3]),
+])  # fmt: skip
+def test_schedules_of_other_kinds(monkeypatch, generator, sizes):
+    """What is not taken together, or only in part, is priced all the same."""
+    monkeypatch.setitem(TABLE, "mine", entry_of(generator, chunks=5))
+    layout = Layout.of(sizes)
+    for cluster in (Cluster(1, 2, 0.5), Cluster(1, 2, 0.5, node_alpha=0.3, node_beta=0.7)):
+        expected = pytest.approx(max(walked("mine", Collective.ALLREDUCE, layout, cluster)), rel=1e-9)
+        assert price("mine", "allreduce", layout, 5.0, cluster) == expected
+
+
+def test_rounds_that_share_links_with_others_are_not_taken_together(monkeypatch):
+    monkeypatch.setitem(TABLE, "mine", entry_of(behind, chunks=5))
+    layout = Layout.of([2, 2])
+    clocks("mine", Collective.ALLREDUCE, layout, Cluster())
+    with pytest.raises(Irregular):
+        clocks("mine", Collective.ALLREDUCE, layout, Cluster(node_alpha=0.3, node_beta=0.7))
+
+
+def test_too_many_messages_of_too_many_kinds_are_refused(monkeypatch):
+    monkeypatch.setitem(TABLE, "mine", entry_of(mixed))
+    monkeypatch.setattr("mpiagg.schedules.posts.MOST_ENDS", 100)
+    with pytest.raises(ValueError, match="mine on 8 ranks has too many messages of too many kinds"):
+        price("mine", "allreduce", 8, 1, CLUSTER)
+
+
+# -- all ranks at once, and the schedules
+
+
+def messages_of(posts):
+    """For each rank and round what it sends and receives: (sends, reduces, peer, chunks), in any order."""
+    found = {}
+    meeting = posts.meeting
+    for post, rank in enumerate(posts.rank.tolist()):
+        ends = range(posts.start[post], posts.start[post + 1])
+        steps = [(bool(posts.sends[e]), bool(posts.reduces[e]), int(posts.peer[e]), int(posts.chunks[e])) for e in ends]
+        rounds = [[step] for step in steps] if posts.in_turn[post] else [steps] * int(posts.times[post])
+        found.setdefault(rank, []).extend(rounds)
+    for post, own, sends, receives, reduces in zip(
+        meeting.posts, meeting.sets, meeting.sends, meeting.receives, meeting.reduces, strict=True
+    ):
+        place = int(post) - int(np.flatnonzero(posts.rank == posts.rank[post])[0])
+        peers = [
+            (int(posts.rank[other]), int(their_sends), int(their_receives))
+            for other, group, their_sends, their_receives in zip(
+                meeting.posts, meeting.sets, meeting.sends, meeting.receives, strict=True
+            )
+            if group == own and other != post and same_round(posts, post, other)
+        ]
+        steps = [(True, False, peer, int(sends if sends > 0 else get)) for peer, _, get in peers if sends and get]
+        steps += [
+            (False, bool(reduces), peer, int(receives if receives > 0 else put))
+            for peer, put, _ in peers
+            if receives and put
+        ]
+        numbers = posts.number[posts.rank == posts.rank[post]]
+        found[int(posts.rank[post])][int(numbers[place])] = steps
+    return found
+
+
+def same_round(posts, one, other):
+    """Whether two posts in which ranks meet all others are the first of their ranks, or both the second, ..."""
+    place = [sum(posts.rank[post] == posts.rank[p] and post < p for post in posts.meeting.posts) for p in (one, other)]
+    return place[0] == place[1]
+
+
+def messages_of_schedules(programs):
+    found = {}
+    for rank, program in enumerate(programs):
+        rounds = []
+        for a_round in program:
+            counts = Counter()
+            for step in a_round.messages:
+                reduces = step.action in (Action.REDUCE, Action.HOLD)
+                counts[step.action is Action.SEND, reduces, step.peer] += step.count  # two where chunks wrap around
+            if counts:
+                rounds.append(sorted((*key, count) for key, count in counts.items()))
+        if rounds:
+            found[rank] = rounds
+    return found
+
+
+@pytest.mark.parametrize(("name", "collective"), SERVED)
+def test_runs_for_many_ranks_are_the_schedules_of_each(name, collective):
+    layouts = [Layout.of([n]) for n in (1, 2, 3, 4, 7, 8, 13)]
+    layouts += [Layout.of(sizes) for sizes in ([2, 2], [3, 3, 3], [3, 1], [2, 3, 1], [5, 2, 2])]
+    layouts += [Layout.by_name([rank % 3 for rank in range(9)]), Layout.by_name([0, 1, 1, 0, 2, 1, 0])]
+    for layout in layouts:
+        for root in sorted({0, layout.size // 2, layout.size - 1}) if collective.rooted else [0]:
+            expected = messages_of_schedules(schedules(name, collective, layout, root))
+            for together in (True, False):
+                posts = posts_of(algorithm(name), collective, layout, root, together=together)
+                found = messages_of(posts)
+                assert {rank: [sorted(steps) for steps in rounds] for rank, rounds in found.items()} == expected
 
 
 # -- links
@@ -205,9 +391,13 @@ def test_what_is_unknown_or_does_not_serve_is_refused():
         price("tree", "allgather", 2, 1, CLUSTER)
 
 
-def test_too_many_messages_to_tell_apart_are_refused():
-    with pytest.raises(ValueError, match="nodes of up to 3000 ranks that are not equally full"):
-        price("hierarchical", "allreduce", Layout.of([3000, 1]), 1, CLUSTER)
+def test_large_nodes_that_are_not_equally_full():
+    cluster = Cluster(1, 2, 0.5, node_alpha=0.3, node_beta=0.7)
+    for sizes in ([30, 1], [20, 25, 3]):
+        layout = Layout.of(sizes)
+        expected = walked("hierarchical", Collective.ALLREDUCE, layout, cluster)
+        assert clocks("hierarchical", Collective.ALLREDUCE, layout, cluster) == pytest.approx(expected, rel=1e-9)
+    assert price("hierarchical", "allreduce", Layout.of([30_000, 1]), 1, CLUSTER) > 0
 
 
 # -- very many ranks

@@ -1,0 +1,167 @@
+"""What all ranks post, round after round, as arrays: generators are run for as many ranks at once as go on alike."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import groupby
+from typing import Any, NamedTuple, cast
+
+import numpy as np
+
+from mpiagg.schedules.layout import Layout
+from mpiagg.schedules.ranks import Numbers, Ranks, Split, formula_of, places, value
+from mpiagg.schedules.steps import Action, Collective, Round
+from mpiagg.schedules.table import Algorithm
+
+MOST_ENDS = 2**23
+"""How many messages may be sent and received, where ranks do not go on alike."""
+
+
+class Irregular(Exception):  # noqa: N818 - says what is to be done, and is no error
+    """Rounds of many ranks cannot be taken together; they are to be taken one by one."""
+
+
+class Post(NamedTuple):
+    """A round with messages, of ranks that go on alike; or ``times`` the same, or with ``in_turn`` one a message."""
+
+    steps: list[tuple[Action, Any, Any]]
+    """For each message the action, the peer and the count, as formulas."""
+    times: int = 1
+    in_turn: bool = False
+
+    @property
+    def to_all(self) -> Any:
+        """The number of places, if messages go to or come from all others, and else None."""
+        return next(filter(None, (places(peer) for _, peer, _ in self.steps)), None)
+
+
+class Meeting(NamedTuple):
+    """Posts of ranks that exchange messages with all other ranks of their sets.
+
+    Counts of chunks are 0 where a rank does not send (receive), and -1 where its peers say them.
+    """
+
+    posts: Numbers
+    sets: Numbers
+    sizes: Numbers
+    sends: Numbers
+    receives: Numbers
+    reduces: Numbers
+
+
+class Posts(NamedTuple):
+    """The posts of all ranks, those of a rank one after the other, and the ends of their messages."""
+
+    rank: Numbers
+    last: Numbers
+    number: Numbers
+    """Of a post's first round, among those of its rank."""
+    times: Numbers
+    in_turn: Numbers
+    start: Numbers
+    """Where the ends of each post start, and behind them the number of all ends."""
+    peer: Numbers
+    chunks: Numbers
+    sends: Numbers
+    reduces: Numbers
+    meeting: Meeting
+
+
+def posts_of(
+    entry: Algorithm, collective: Collective, layout: Layout, root: int = 0, *, together: bool = True
+) -> Posts:
+    """Return what all ranks post; not ``together``, each round and each message stands for itself.
+
+    Raises
+    ------
+    Irregular
+        If messages to all others are in one round with messages of another kind.
+    ValueError
+        If ranks are taken one by one, and send and receive more than ``MOST_ENDS`` messages.
+    """
+    size, first = layout.size, 0
+    by_post, by_end, met = [], [], [np.zeros((6, 0), np.int64)]
+    for group, posts in _groups(entry, collective, layout, together=together):
+        ranks = (group + root) % size
+        shape = len(group), len(posts)
+        of_sets = [bool(post.to_all) for post in posts]
+        ends = [step for post, to_all in zip(posts, of_sets, strict=True) if not to_all for step in post.steps]
+        widths = [0 if to_all else len(post.steps) for post, to_all in zip(posts, of_sets, strict=True)]
+        lengths = [len(post.steps) if post.in_turn else post.times for post in posts]
+        last = np.arange(shape[1]) == shape[1] - 1
+        columns = [last, np.cumsum(lengths) - lengths, [post.times for post in posts]]
+        columns += [[post.in_turn for post in posts], widths]
+        wide = [ranks[:, np.newaxis], *(np.array(column, np.int64) for column in columns)]
+        by_post.append([np.broadcast_to(column, shape).ravel() for column in wide])
+        peers, counts = np.empty((2, len(group), len(ends)), np.int64)
+        for index, (_, peer, count) in enumerate(ends):
+            peers[:, index], counts[:, index] = value(peer), value(count)
+        actions = [[step[0] in kinds for step in ends] for kinds in ((Action.SEND,), (Action.REDUCE, Action.HOLD))]
+        flags = [np.broadcast_to(np.array(column, np.bool_), peers.shape).ravel() for column in actions]
+        by_end.append([(peers.ravel() + root) % size, counts.ravel(), *flags])
+        firsts = first + shape[1] * np.arange(shape[0])
+        met += [_meeting(posts[index], group, size, root, firsts + index) for index in np.flatnonzero(of_sets)]
+        first += shape[0] * shape[1]
+        if not together and sum(len(peers) for peers, *_ in by_end) > MOST_ENDS:
+            raise ValueError(
+                f"{entry.name} on {size:,} ranks has too many messages of too many kinds; "
+                f"at most {MOST_ENDS // 2:,} can be priced one by one"
+            )
+    *columns, width = (np.concatenate(arrays) for arrays in zip(*by_post, strict=True))
+    ends_of_all = (np.concatenate(arrays) for arrays in zip(*by_end, strict=True))
+    start, meeting = np.append(0, np.cumsum(width)), Meeting(*np.concatenate(met, axis=1))
+    return Posts(*cast("Any", (*columns, start, *ends_of_all, meeting)))
+
+
+def _groups(
+    entry: Algorithm, collective: Collective, layout: Layout, *, together: bool
+) -> Iterator[tuple[Numbers, list[Post]]]:
+    """Yield ranks, counted from the root, that go on alike, and their posts."""
+    ranks = np.arange(layout.size)
+    waiting = [ranks] if together else [*ranks[:, np.newaxis]]
+    while waiting:
+        group = waiting.pop()
+        rank = cast("int", Ranks.of(group)) if together else int(group[0])
+        try:
+            yield group, _merged(entry.generator(collective)(rank, layout), len(group), together=together)
+        except Split as split:
+            waiting += [group[part] for part in split.parts]
+
+
+def _merged(rounds: Iterator[Round], ranks: int, *, together: bool) -> list[Post]:
+    """Take rounds together that follow one another: the same ones, and those in which one rank has one message."""
+    posts: list[Post] = []
+    for a_round in rounds:
+        steps = [(step.action, formula_of(step.peer), formula_of(step.count)) for step in a_round.messages]
+        if together and posts and steps == posts[-1].steps:
+            posts[-1] = posts[-1]._replace(times=posts[-1].times + 1)
+        elif steps:
+            posts.append(Post(steps))
+    if not together or ranks > 1:
+        return posts
+
+    def kind(post: Post) -> Any:
+        (action, _, count), *more = post.steps
+        return None if more or post.times > 1 or post.to_all else (action, count)
+
+    merged: list[Post] = []
+    for one_message, run in groupby(posts, kind):
+        found = list(run)
+        turns = one_message is not None and len(found) > 1
+        merged += [Post([post.steps[0] for post in found], in_turn=True)] if turns else found
+    return merged
+
+
+def _meeting(post: Post, group: Numbers, size: int, root: int, numbers: Numbers) -> Numbers:
+    """Return a post in which messages go to or come from all others, as a :class:`Meeting` has it."""
+    peers = {peer for _, peer, _ in post.steps}
+    sends = [step for step in post.steps if step[0] is Action.SEND]
+    receives = [step for step in post.steps if step[0] is not Action.SEND]
+    alike = all(places(peer) and np.all(value(peer) % size == group) for peer in peers)
+    if not alike or post.times > 1 or max(len(sends), len(receives)) > 1:
+        raise Irregular
+    counts = [[-1 if places(count) else value(count) for *_, count in steps] or [0] for steps in (sends, receives)]
+    sets = (value(post.steps[0][1], first=True) + root) % size
+    reduces = any(action is not Action.RECEIVE for action, *_ in receives)
+    rows = numbers, sets, post.to_all, counts[0][0], counts[1][0], reduces
+    return np.stack([np.broadcast_to(row, len(group)) for row in rows]).astype(np.int64)
