@@ -98,12 +98,7 @@ def allreduce(
     -----
     Long vectors take 2 (n-1)/n times their bytes on every link, the least there is; see ``docs/algorithms.md``.
     """
-    return _run(
-        ("allreduce", x, op, 0, out, algorithm, lanes, wire, reproducible),
-        comm,
-        timeout,
-        check=check,
-    )
+    return _run(("allreduce", x, op, 0, out, algorithm, lanes, wire, reproducible), comm, timeout, check=check)
 
 
 def reduce(
@@ -178,12 +173,7 @@ def broadcast(
     ValueError, TypeError, StallError
         As :func:`allreduce`, and ValueError for a root out of range.
     """
-    return _run(
-        ("broadcast", x, "sum", root, out, algorithm, lanes, None, reproducible),
-        comm,
-        timeout,
-        check=check,
-    )
+    return _run(("broadcast", x, "sum", root, out, algorithm, lanes, None, reproducible), comm, timeout, check=check)
 
 
 def allgather(
@@ -216,12 +206,7 @@ def allgather(
     ValueError, TypeError, StallError
         As :func:`allreduce`.
     """
-    return _run(
-        ("allgather", x, "sum", 0, out, algorithm, lanes, None, reproducible),
-        comm,
-        timeout,
-        check=check,
-    )
+    return _run(("allgather", x, "sum", 0, out, algorithm, lanes, None, reproducible), comm, timeout, check=check)
 
 
 def reduce_scatter(
@@ -256,12 +241,7 @@ def reduce_scatter(
     ValueError, TypeError, StallError
         As :func:`allreduce`, and ValueError for an array without dimensions.
     """
-    return _run(
-        ("reduce_scatter", x, op, 0, out, algorithm, lanes, None, reproducible),
-        comm,
-        timeout,
-        check=check,
-    )
+    return _run(("reduce_scatter", x, op, 0, out, algorithm, lanes, None, reproducible), comm, timeout, check=check)
 
 
 def allreduce_init(
