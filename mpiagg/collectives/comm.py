@@ -316,8 +316,10 @@ class Comm(MPI.Intracomm):
 def _run(method: Method, given: tuple[Any, ...]) -> None:
     """Carry a method out at once; it is given the communicator and its arguments, as one tuple, which costs least."""
     try:
-        channel: Channel = given[0]._channel  # noqa: SLF001 - of the class above
-        call: Any = channel.calls[method.key(given)]
+        calls = given[0]._channel.calls  # noqa: SLF001 - of the class above
+        call: Any = calls[method.key(given)]
+        if not call.given_as_it_is and method.exact is not method.key:
+            call = calls[method.exact(given)]
         if CHECK:
             call.check()
     except (AttributeError, IndexError, KeyError, TypeError):
@@ -349,7 +351,15 @@ def _resolved(method: Method, given: tuple[Any, ...]) -> Any:
         channel.agree(operation.in_words)
     call = resolve(channel, operation, *arrays, quiet=True)
     with suppress(AttributeError, IndexError, TypeError):  # what cannot be a key
-        channel.calls.find(method.key(given), lambda: call)
+        key, exact = method.key(given), method.exact(given)
+        if call.given_as_it_is or key == exact:
+            channel.calls.find(key, lambda: call)
+        else:
+            channel.calls.find(key, lambda: Call(channel, operation))  # which says no more than to look further
+            kept = channel.calls.find(exact, lambda: call)
+            if kept is not call:  # it was still there, only the way to it was not
+                call.free()
+                call = kept
         call.once = False
     return call
 
@@ -376,7 +386,7 @@ def _plan(comm: Comm, method: Method, given: tuple[Any, ...], memory: Memory) ->
     channel = comm._open()  # noqa: SLF001 - of the class above
     key: Hashable = None
     with suppress(AttributeError, IndexError, TypeError):  # what cannot be a key
-        key = memory, method.key((comm, *given))
+        key = memory, method.exact((comm, *given))
     known: Any = channel.calls.get(key)
     arrays: methods.Arrays | None = None
     if known is None:

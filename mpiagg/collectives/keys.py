@@ -1,13 +1,15 @@
 """What a call of a communicator's method depends on, by which it is found again.
 
 Each function takes the communicator and the arguments of the method of its name, as one tuple, and raises TypeError or
-AttributeError for what cannot be kept. Of an array it is the dtype, the size and the flags, which tell its layout,
-whether it can be written to, and whether it owns its memory.
+AttributeError for what cannot be kept. Of an array it is the dtype and the size: what the choice goes by. Where the MPI
+library is given the arrays as they are, it looks at the rest. Our own algorithms depend on that, too: on the flags,
+which tell an array's layout, whether it can be written to, and whether it owns its memory, and on whether a root is an
+integer. That is what :func:`exact` adds.
 """
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from typing import Any, Final
 
 import numpy as np
@@ -16,54 +18,65 @@ from mpi4py import MPI
 _IN_PLACE: Final = MPI.IN_PLACE
 
 
-def _pair(sendbuf: Any, recvbuf: Any) -> Hashable:
-    """Return what a call depends on of two buffers; of arrays at once, since the call itself takes little longer."""
-    if sendbuf.__class__ is np.ndarray:
-        sent = sendbuf.flags.num
-        if recvbuf.__class__ is np.ndarray:
-            return sendbuf.dtype, sendbuf.size, sent, recvbuf.dtype, recvbuf.size, recvbuf.flags.num
-        if recvbuf is None:
-            return sendbuf.dtype, sendbuf.size, sent, None
-    elif sendbuf is _IN_PLACE and recvbuf.__class__ is np.ndarray:
-        return recvbuf.dtype, recvbuf.size, recvbuf.flags.num
-    return _form(sendbuf), _form(recvbuf)
+def exact(key: Callable[[tuple[Any, ...]], Hashable]) -> Callable[[tuple[Any, ...]], Hashable]:
+    """Return the function that adds all that our own algorithms depend on to what a key says."""
+
+    def more(given: tuple[Any, ...]) -> Hashable:
+        rest = [x.flags.num if x.__class__ is np.ndarray else x.__class__ for x in given[1:]]
+        return key(given), tuple(rest)
+
+    return more
 
 
 def bcast(given: tuple[Any, ...]) -> Hashable:
     """Return what a broadcast depends on."""
     _, buf, root = given
     if buf.__class__ is np.ndarray:
-        return "Bcast", buf.dtype, buf.size, buf.flags.num, root, root.__class__
-    return "Bcast", _form(buf), root, root.__class__
+        return "Bcast", buf.dtype, buf.size, root
+    return "Bcast", _form(buf), root
 
 
 def allgather(given: tuple[Any, ...]) -> Hashable:
     """Return what an all-gather depends on."""
-    return "Allgather", _pair(given[1], given[2])
+    _, sendbuf, recvbuf = given
+    if sendbuf.__class__ is np.ndarray is recvbuf.__class__:
+        return "Allgather", sendbuf.dtype, sendbuf.size, recvbuf.dtype, recvbuf.size
+    return "Allgather", _form(sendbuf), _form(recvbuf)
 
 
 def allreduce(given: tuple[Any, ...]) -> Hashable:
-    """Return what an all-reduction depends on."""
+    """Return what an all-reduction depends on; since most are by our own algorithms, of arrays the flags, too."""
     _, sendbuf, recvbuf, op = given
-    return "Allreduce", op.handle, _pair(sendbuf, recvbuf)
+    if recvbuf.__class__ is np.ndarray:
+        if sendbuf is _IN_PLACE:
+            return "Allreduce", op.handle, recvbuf.dtype, recvbuf.size, recvbuf.flags.num
+        if sendbuf.__class__ is np.ndarray:
+            sent = sendbuf.dtype, sendbuf.size, sendbuf.flags.num
+            return "Allreduce", op.handle, sent, recvbuf.dtype, recvbuf.size, recvbuf.flags.num
+    return "Allreduce", op.handle, _form(sendbuf), _form(recvbuf)
 
 
 def reduce(given: tuple[Any, ...]) -> Hashable:
     """Return what a reduction to one rank depends on."""
     _, sendbuf, recvbuf, op, root = given
-    return "Reduce", op.handle, root, root.__class__, _pair(sendbuf, recvbuf)
+    if sendbuf.__class__ is np.ndarray and (recvbuf is None or recvbuf.__class__ is np.ndarray):
+        received = recvbuf if recvbuf is None else (recvbuf.dtype, recvbuf.size)
+        return "Reduce", op.handle, root, sendbuf.dtype, sendbuf.size, received
+    return "Reduce", op.handle, root, _form(sendbuf), _form(recvbuf)
 
 
 def block(given: tuple[Any, ...]) -> Hashable:
     """Return what a reduce-scatter in blocks of one length depends on."""
     _, sendbuf, recvbuf, op = given
-    return "Reduce_scatter_block", op.handle, _pair(sendbuf, recvbuf)
+    if sendbuf.__class__ is np.ndarray is recvbuf.__class__:
+        return "Reduce_scatter_block", op.handle, sendbuf.dtype, sendbuf.size, recvbuf.dtype, recvbuf.size
+    return "Reduce_scatter_block", op.handle, _form(sendbuf), _form(recvbuf)
 
 
 def scatter(given: tuple[Any, ...]) -> Hashable:
     """Return what a reduce-scatter depends on."""
     _, sendbuf, recvbuf, recvcounts, op = given
-    return "Reduce_scatter", op.handle, tuple(recvcounts), _pair(sendbuf, recvbuf)
+    return "Reduce_scatter", op.handle, tuple(recvcounts), _form(sendbuf), _form(recvbuf)
 
 
 def _form(buffer: Any) -> Any:

@@ -75,7 +75,9 @@ class Method(NamedTuple):
     now, start, init : callable
         mpi4py's own methods: the blocking, the nonblocking and the persistent one.
     key : callable
-        Returns what a call depends on of the arguments; raises TypeError or AttributeError for what cannot be kept.
+        Returns what the choice depends on of the arguments; raises TypeError or AttributeError for what cannot be kept.
+    exact : callable
+        Returns all that a call depends on that is not given to the MPI library as it is.
     read : callable
         Returns what the arguments ask for, or None if that is for the MPI library alone.
     arrays : callable
@@ -87,6 +89,7 @@ class Method(NamedTuple):
     start: Callable[..., MPI.Request]
     init: Callable[..., MPI.Prequest]
     key: Callable[..., Hashable]
+    exact: Callable[..., Hashable]
     read: Callable[..., Asked | None]
     arrays: Callable[..., Arrays]
 
@@ -294,6 +297,7 @@ BCAST: Final = Method(
     _COMM.Ibcast,
     _COMM.Bcast_init,
     keys.bcast,
+    keys.exact(keys.bcast),
     _bcast_read,
     _bcast_arrays,
 )
@@ -303,6 +307,7 @@ ALLGATHER: Final = Method(
     _COMM.Iallgather,
     _COMM.Allgather_init,
     keys.allgather,
+    keys.exact(keys.allgather),
     _allgather_read,
     _allgather_arrays,
 )
@@ -311,6 +316,7 @@ ALLREDUCE: Final = Method(
     _COMM.Allreduce,
     _COMM.Iallreduce,
     _COMM.Allreduce_init,
+    keys.allreduce,
     keys.allreduce,
     _allreduce_read,
     _allreduce_arrays,
@@ -321,6 +327,7 @@ REDUCE: Final = Method(
     _COMM.Ireduce,
     _COMM.Reduce_init,
     keys.reduce,
+    keys.exact(keys.reduce),
     _reduce_read,
     _reduce_arrays,
 )
@@ -330,6 +337,7 @@ REDUCE_SCATTER_BLOCK: Final = Method(
     _COMM.Ireduce_scatter_block,
     _COMM.Reduce_scatter_block_init,
     keys.block,
+    keys.exact(keys.block),
     _block_read,
     _block_arrays,
 )
@@ -339,6 +347,7 @@ REDUCE_SCATTER: Final = Method(
     _COMM.Ireduce_scatter,
     _COMM.Reduce_scatter_init,
     keys.scatter,
+    keys.exact(keys.scatter),
     _scatter_read,
     _scatter_arrays,
 )

@@ -50,12 +50,13 @@ class Recorded:
         """
         trail, written = self._trail, self._written
         # What the recorder's ``begin`` does, since to call it takes a twentieth of a short call's time.
-        entry: Entry = [self.subject, trail.count + 1, clock(), 0, True, None]
+        order = trail.count + 1
+        entry: Entry = [self.subject, order, clock(), 0, True, None]
         if trail.blocking[END]:
             trail.blocking = entry
         else:
             trail.check_thread()
-        trail.count += 1
+        trail.count = order
         self._keep(entry)
         written.count = count = written.count + 1
         place = count & _LAST

@@ -201,14 +201,15 @@ def _entering(keep: Callable[[Entry], object]) -> Callable[[Subject, bool], Entr
 
     def begin(subject: Subject, blocking: bool) -> Entry:
         trail = subject.trail
-        entry = [subject, trail.count + 1, clock(), 0, blocking, None]
+        order = trail.count + 1
+        entry = [subject, order, clock(), 0, blocking, None]
         if blocking:
             # Nothing is called between the question and the answer, so that no other thread comes between.
             if trail.blocking[END]:
                 trail.blocking = entry
             else:
                 _check_thread(trail.blocking)
-        trail.count += 1
+        trail.count = order
         keep(entry)
         return entry
 

@@ -8,6 +8,7 @@ import pytest
 from mpi4py import MPI
 
 import mpiagg
+from mpiagg.transport import channel_of, kept
 
 pytestmark = pytest.mark.mpi
 
@@ -266,6 +267,96 @@ def test_mpi4py_refuses_in_its_own_words(comm, carried, name, arguments):
         refused.append((type(caught.value), caught.value.Get_error_class() if mpis else str(caught.value)))
     assert refused[0] == refused[1]
     assert not carried
+
+
+def read_only(array):
+    array.flags.writeable = False
+    return array
+
+
+LAYOUTS = {
+    "as it was": np.zeros,
+    "read-only": lambda n, code: read_only(np.zeros(n, code)),
+    "every second": lambda n, code: np.zeros(2 * n, code)[::2],
+    "by columns": lambda n, code: np.zeros((n // 2, 2), code, order="F"),
+    "a view": lambda n, code: np.zeros(n + 1, code)[1:],
+    "of a class of its own": lambda n, code: np.zeros(n, code).view(np.recarray),
+}
+
+
+ON_SOME_RANKS = (("Bcast", "read-only"), ("Reduce", "read-only"), ("Reduce", "every second"))
+"""What is an error on some ranks alone, for which others would wait."""
+
+
+def outcome(comm, name, make, n, code):
+    """Return what a method does with arrays of some layout: the error's type, or all that it has written."""
+    whole, part = make(SIZE * n, code), make(n, code)
+    if whole.flags.writeable:
+        whole[...] = np.arange(whole.size).reshape(whole.shape) + RANK
+        part[...] = np.arange(part.size).reshape(part.shape) + 10 * RANK
+    arguments = {
+        "Bcast": (whole, SIZE - 1),
+        "Allgather": (part, whole),
+        "Reduce": (part.copy(), part, MPI.SUM, 0),
+        "Reduce_scatter_block": (whole, part, MPI.SUM),
+    }[name]
+    try:
+        getattr(comm, name)(*arguments)
+    except Exception as error:  # noqa: BLE001 - whichever the other raises, too
+        return type(error)
+    return whole.tolist(), part.tolist()
+
+
+@pytest.mark.few_ranks
+@pytest.mark.parametrize("code", "ld")
+@pytest.mark.parametrize("n", [4, 3000])
+@pytest.mark.parametrize("name", ["Bcast", "Allgather", "Reduce", "Reduce_scatter_block"])
+def test_what_is_kept_for_some_arrays_is_not_taken_for_others(name, n, code):
+    for first in ("as it was", "by columns", "a view"):
+        comm = mpiagg.Comm(NATIVE)
+        for layout in (first, *LAYOUTS, first):
+            if (name, layout) in ON_SOME_RANKS and SIZE > 1:
+                continue
+            expected = outcome(NATIVE, name, LAYOUTS[layout], n, code)
+            assert outcome(comm, name, LAYOUTS[layout], n, code) == expected, (first, layout)
+        comm.Free()
+
+
+def error_of(comm, name, *arguments):
+    """Return the error that a method raises, in words; nothing, if it raises none."""
+    try:
+        getattr(comm, name)(*arguments)
+    except Exception as error:  # noqa: BLE001 - whichever the other raises, too
+        return repr(error)
+    return ""
+
+
+@pytest.mark.parametrize("n", [4, 3000, 30_000])
+@pytest.mark.parametrize("root", [0, np.int64(0), False, 0.0, "0"])
+def test_a_root_is_an_integer_also_where_one_was_kept(n, root):
+    comm = mpiagg.Comm(NATIVE)
+    x = np.zeros(n)
+    for _ in range(2):
+        comm.Bcast(x, 0)
+        comm.Reduce(x.copy(), x, MPI.SUM, 0)
+    for name, arguments in (("Bcast", (x,)), ("Reduce", (x.copy(), x, MPI.SUM))):
+        told = [error_of(each, name, *arguments, root) for each in (NATIVE, comm)]
+        assert told[0] == told[1]
+        assert ("TypeError" in told[0]) == isinstance(root, str)
+    comm.Free()
+
+
+def test_what_leads_to_a_kept_call_may_go_before_it(monkeypatch):
+    comm = mpiagg.Comm(NATIVE)
+    monkeypatch.setattr(kept, "MOST", 3)
+    for turn in range(5):
+        for n in (30_000, 30_001, 30_002):
+            x = np.full(n, float(RANK + turn))
+            out = np.empty(n)
+            comm.Reduce(x, out, MPI.SUM, 0)
+            assert RANK or (out == sum(range(SIZE)) + SIZE * turn).all()
+    assert len(channel_of(comm).calls) <= 3
+    comm.Free()
 
 
 @pytest.mark.parametrize("form", ["blocking", "nonblocking"])
