@@ -84,10 +84,11 @@ class Mixing(Elementwise):
 
         Raises what :meth:`Aggregation.aggregate` does, and PlanError if something was started and not waited for.
         """
-        self._require_idle()
-        if self._communicates():
-            self._run(tensors, self._bind, variant=self._phases())
-        self._count()
+        with self._channel.one_thread:
+            self._require_idle()
+            if self._communicates():
+                self._run(tensors, self._bind, variant=self._phases())
+            self._count()
 
     def start(self, tensors: Sequence[Array]) -> None:
         """Take a copy of the arrays and begin to mix it; :meth:`wait` brings the result back.

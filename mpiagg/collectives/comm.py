@@ -319,6 +319,7 @@ def _run(method: Method, given: tuple[Any, ...]) -> None:
         calls = given[0]._channel.calls  # noqa: SLF001 - of the class above
         call: Any = calls[method.key(given)]
         if not call.given_as_it_is and method.exact is not method.key:
+            call.used = True
             call = calls[method.exact(given)]
         if CHECK:
             call.check()
@@ -329,9 +330,11 @@ def _run(method: Method, given: tuple[Any, ...]) -> None:
         call.record(method.now, given)
     else:
         x, out = method.arrays(call.channel, call.operation.reduction.dtype, given)
-        call.run(x, out)
-        if call.once:
-            call.free()
+        try:
+            call.run(x, out)
+        finally:
+            if call.once:
+                call.free()
 
 
 def _resolved(method: Method, given: tuple[Any, ...]) -> Any:

@@ -353,6 +353,8 @@ def _run_within(timeout: float, arguments: Arguments, comm: MPI.Intracomm | None
 
         channel = channel_of(comm)
         channel.agree_on(say)
+    if timeout is not DEFAULT_TIMEOUT:
+        check_timeout(timeout)
     given, out = arguments[1], arguments[4]
     x: Any = given if given.__class__ is np.ndarray else as_input(given)
     try:
@@ -364,9 +366,11 @@ def _run_within(timeout: float, arguments: Arguments, comm: MPI.Intracomm | None
         out = None
     elif out is None:
         out = device_of(x).empty(call.shape, x.dtype)
-    call.run(x, out, timeout if timeout is DEFAULT_TIMEOUT else check_timeout(timeout))
-    if call.once:
-        call.free()
+    try:
+        call.run(x, out, timeout)
+    finally:
+        if call.once:
+            call.free()
     return out  # type: ignore[return-value]  # as above
 
 

@@ -269,10 +269,8 @@ def scattered_counts(
     if received is None:
         return None
     channel = channel_of(comm)
-    counts = np.empty(channel.size, np.int64)
-    with channel.failures.told():
-        channel.comm.Allgather(np.array([received.length]), counts)
-    return tuple(counts.tolist())
+    told = channel.gather(received.length.to_bytes(8, "little"), "tell how many elements they get")
+    return tuple(int.from_bytes(count, "little") for count in told)
 
 
 # -- all of them

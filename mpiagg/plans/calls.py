@@ -162,6 +162,8 @@ class _WithPlan(Call):
         self._go = self._freely(plan)
 
     def _run(self, timeout: float) -> None:
+        if not self.channel.trail.blocking[END]:
+            self.channel.trail.check_thread()  # which may be in this plan
         self.plan.timeout = timeout  # type: ignore[union-attr]  # who runs it has taken one
         self._go()
 
@@ -193,6 +195,8 @@ class _Short(_WithPlan):
         letters.x, letters.out = x, out
         plan.timeout = timeout  # type: ignore[union-attr]  # there is one
         self._go()
+        if letters.x is not x or letters.out is not out:
+            raise PlanError(f"{self.operation.label}: two threads came to it at the same moment")
         letters.x = letters.out = None  # which are the caller's to keep
 
 

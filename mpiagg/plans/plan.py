@@ -115,8 +115,8 @@ class Plan(Generic[Result]):
         """
         if not self._idle:
             raise self._refused()
-        self._idle = False
         entry = self._entry = self._begin(self._subject, True)
+        self._idle = False
         try:
             self._run(self)
         except BaseException as error:

@@ -52,10 +52,10 @@ class Recorded:
         # What the recorder's ``begin`` does, since to call it takes a twentieth of a short call's time.
         order = trail.count + 1
         entry: Entry = [self.subject, order, clock(), 0, True, None]
+        if not trail.blocking[END]:
+            trail.check_thread()
         if trail.blocking[END]:
             trail.blocking = entry
-        else:
-            trail.check_thread()
         trail.count = order
         self._keep(entry)
         written.count = count = written.count + 1

@@ -116,8 +116,8 @@ def _other(place: Numbers, size: int) -> Numbers:
 def others(rank: int, size: int, first: int = 0) -> list[int]:
     """Return every other rank, from the next one on, but those below ``first``; not yet taken modulo ``size``.
 
-    In a run for many ranks it is one number that stands for all of them. There it need not say which are left out:
-    messages to them are those that nobody receives.
+    In a run for many ranks it is one number that stands for all of them. There it need not say which are left out,
+    since a price counts, of messages to all others, those that somebody receives (``clocks``).
     """
     if isinstance(rank, Ranks):
         return [Ranks((_other, rank.formula, size))] if size - first > where(rank < first, 0, 1) else []

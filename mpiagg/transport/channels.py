@@ -52,12 +52,14 @@ def channel_of(comm: MPI.Intracomm | None, *, reproducible: bool = False) -> Cha
                 "give each thread a communicator of its own, by comm.Dup()"
             )
         try:
-            channel = Channel(comm, reproducible=reproducible)
-            comm.Set_attr(keyval, channel)
+            channel = comm.Get_attr(keyval)  # which another thread may have made since
+            if not isinstance(channel, Channel):
+                channel = Channel(comm, reproducible=reproducible)
+                comm.Set_attr(keyval, channel)
+                _channels[id(channel)] = channel
         finally:
             del _making[comm.handle]
         _USUAL.add(comm.__class__)
-        _channels[id(channel)] = channel
     return channel
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ctypes
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -69,7 +71,7 @@ def complete(request: MPI.Request, purpose: str, subject: Subject | None = None,
         If it does not complete within the timeout.
     """
     awaited = f"all ranks to {purpose}"  # one object: another would be progress
-    _given_up[:] = [late for late in _given_up if not _over(late)]  # each holds its communicator, too
+    _let_go()
     try:
         wait_patiently(request.Test, lambda: awaited, time_limit() if timeout is None else timeout, subject=subject)
     except BaseException:
@@ -81,6 +83,19 @@ _given_up: list[MPI.Request] = []
 """Requests that this rank waits for no more, with their memory. A rank that comes late still sends, and MPI writes what
 arrives to where it was told to: if that had been given back, it would be somebody else's memory by then."""
 
+_letting_go = threading.Lock()
+
+
+def _let_go() -> None:
+    """Let go of what was given up and is over: it holds its communicator, too."""
+    if _given_up and _letting_go.acquire(blocking=False):
+        try:
+            for late in list(_given_up):
+                if _over(late):
+                    _given_up.remove(late)
+        finally:
+            _letting_go.release()
+
 
 def _over(request: MPI.Request) -> bool:
     """Whether a request that was given up is over by now, in whichever way."""
@@ -91,6 +106,9 @@ def _over(request: MPI.Request) -> bool:
 
 
 _for_good: list[object] = []
+
+for _kept in (_given_up, _for_good):  # MPI is finalised after Python has given back all that modules have
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(_kept))
 
 
 def keep_for_good(left: object) -> None:

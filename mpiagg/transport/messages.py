@@ -26,7 +26,7 @@ from mpiagg.transport.node_memory import NodeMemory
 from mpiagg.transport.nodes import Node
 from mpiagg.transport.process import REPRODUCIBLE, process
 from mpiagg.transport.tags import LEAST, Tags
-from mpiagg.transport.waiting import time_limit
+from mpiagg.transport.waiting import DEFAULT_TIMEOUT
 from mpiagg.watch import OneThread, Subject
 
 MOST_BYTES: Final = 2**30
@@ -94,7 +94,7 @@ class Channel(Agreement):
         with self.failures.told(), meeting(MAKE, self.trail) as subject:
             complete(plain.Ibarrier(), MAKE, subject)
             # What follows are calls of the MPI library's that wait without a deadline; but now all are here.
-            subject.unleavable = time_limit()
+            subject.unleavable = DEFAULT_TIMEOUT
             self._set_up(plain)
 
     def _set_up(self, comm: MPI.Intracomm) -> None:
@@ -191,7 +191,7 @@ class Channel(Agreement):
         self.trail.fault = None  # which has been raised: it is no reason not to come together once more
         with meeting("free a communicator", self.trail) as subject:
             complete(self.comm.Ibarrier(), "free a communicator", subject)
-            subject.unleavable = time_limit()  # a rank that has given up waiting for this one does not come
+            subject.unleavable = DEFAULT_TIMEOUT  # a rank that has given up waiting for this one does not come
             self._free_parts()
 
     def _free_parts(self) -> None:

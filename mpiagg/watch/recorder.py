@@ -41,6 +41,7 @@ _STARTS: Final = re.compile(r"^<frozen runpy>$|/(runpy|mpi4py/run|mpi4py/__main_
 """The files by which Python starts a program."""
 
 _PACKAGE: Final = f"{Path(__file__).parents[1]}{os.sep}"
+_WATCH: Final = f"{Path(__file__).parent}{os.sep}"
 
 
 class Trail:
@@ -59,7 +60,7 @@ class Trail:
     fault : Error or None
         Why no wait on this communicator can end well, once that is known.
     blocking : Entry
-        The last operation that a thread waits for, or has waited for.
+        The last operation that a thread has entered to wait for its end; of those within one another, the outermost.
     alarm : callable or None
         Called now and then while a wait is slow; may raise.
     """
@@ -85,7 +86,7 @@ class Trail:
         """Raise PlanError if another thread is in a blocking operation of this communicator.
 
         All ranks enter the operations of a communicator in one order, and two threads have none. Within an operation
-        of its own a thread may enter another.
+        of its own a thread may enter another. What was started, and is waited for by itself, is not looked at.
         """
         if not self.blocking[END]:
             _check_thread(self.blocking)
@@ -204,11 +205,11 @@ def _entering(keep: Callable[[Entry], object]) -> Callable[[Subject, bool], Entr
         order = trail.count + 1
         entry = [subject, order, clock(), 0, blocking, None]
         if blocking:
+            if not trail.blocking[END]:
+                _check_thread(trail.blocking)
             # Nothing is called between the question and the answer, so that no other thread comes between.
             if trail.blocking[END]:
                 trail.blocking = entry
-            else:
-                _check_thread(trail.blocking)
         trail.count = order
         keep(entry)
         return entry
@@ -217,7 +218,7 @@ def _entering(keep: Callable[[Entry], object]) -> Callable[[Subject, bool], Entr
 
 
 def _check_thread(last: Entry) -> None:
-    """Raise PlanError if another thread is in an operation.
+    """Raise PlanError if another thread is in an operation; if none is, an error has ended it before it could say so.
 
     The thread is found by its stack, which takes long, but only then; to note it would cost each operation as much as
     to read the clock.
@@ -227,11 +228,19 @@ def _check_thread(last: Entry) -> None:
     for ident in sorted(frames, key=lambda ident: ident != own):
         frame: FrameType | None = frames[ident]
         while frame is not None and last[END] == 0:
-            if _is_ours(frame) and _is_in(frame.f_locals, last):
+            if _runs_operations(frame) and _is_in(frame.f_locals, last):
                 if ident == own:
                     return
                 raise _two_threads(ident, last[SUBJECT].what)
             frame = frame.f_back
+    if last[END] == 0:
+        failed(last)
+
+
+def _runs_operations(frame: FrameType) -> bool:
+    """Whether a function is of this package, and not of those who only look at operations."""
+    path = frame.f_code.co_filename
+    return _is_ours(frame) and (path == __file__ or not path.startswith(_WATCH))
 
 
 def _is_in(known: Mapping[str, Any], entry: Entry) -> bool:

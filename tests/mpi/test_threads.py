@@ -1,12 +1,16 @@
 """Several threads of a rank: one in a communicator at a time, or each with one of its own."""
 
 import threading
+import time
 
 import numpy as np
 import pytest
 from mpi4py import MPI
 
 import mpiagg
+from mpiagg.transport import channel_of
+from mpiagg.watch import END
+from mpiagg.watch.recorder import SUBJECT
 
 pytestmark = pytest.mark.mpi
 
@@ -148,6 +152,32 @@ def test_a_second_thread_is_refused_and_changes_nothing(world, rank, size, kind,
         assert "comm.Dup()" in results[bad]
     # The communicator is as good as before.
     assert call(np.full(length, 1.0))[-1] == size
+    comm.Free()
+
+
+@pytest.mark.few_ranks
+@pytest.mark.parametrize("length", LENGTHS)
+@pytest.mark.parametrize("kind", CALLS)
+def test_what_was_refused_works_later(world, rank, size, kind, length):
+    comm = mpiagg.Comm(world)
+    call = CALLS[kind](comm, length)
+    call(np.full(length, 1.0))
+    if rank == 0 and size > 1:
+        other = threading.Thread(target=comm.Allgather, args=(np.ones(1), np.empty(size)))
+        other.start()
+        last = channel_of(comm).trail
+        while last.blocking[END] or last.blocking[SUBJECT].what[:9] != "allgather":
+            time.sleep(1e-3)
+        with pytest.raises(mpiagg.PlanError, match="is in allgather by native"):
+            call(np.full(length, 1.0))
+        for rank_ in range(1, size):
+            world.Send(np.zeros(1), rank_)
+        other.join(50)
+    elif size > 1:
+        world.Recv(np.empty(1), 0)
+        comm.Allgather(np.ones(1), np.empty(size))
+    for _ in range(2):
+        assert call(np.full(length, 1.0)).tolist() == [size] * length
     comm.Free()
 
 
