@@ -187,14 +187,6 @@ class Comm(MPI.Intracomm):
         else:
             call.run(None, None)
 
-    def Ibarrier(self) -> MPI.Request:
-        """Start a :meth:`Barrier`."""
-        return MPI.Intracomm.Ibarrier(self)
-
-    def Barrier_init(self, info: MPI.Info = MPI.INFO_NULL) -> MPI.Prequest:
-        """Prepare a :meth:`Barrier`."""
-        return MPI.Intracomm.Barrier_init(self, info)
-
     def Bcast(self, buf: BufSpec, root: int = 0) -> None:
         """Send the root's data to all ranks."""
         _run(methods.BCAST, (self, buf, root))
@@ -355,15 +347,13 @@ def _resolved(method: Method, given: tuple[Any, ...]) -> Any:
     call = resolve(channel, operation, *arrays, quiet=True)
     with suppress(AttributeError, IndexError, TypeError):  # what cannot be a key
         key, exact = method.key(given), method.exact(given)
-        if call.given_as_it_is or key == exact:
-            channel.calls.find(key, lambda: call)
-        else:
+        if key != exact and not call.given_as_it_is:
             channel.calls.find(key, lambda: Call(channel, operation))  # which says no more than to look further
-            kept = channel.calls.find(exact, lambda: call)
-            if kept is not call:  # it was still there, only the way to it was not
-                call.free()
-                call = kept
-        call.once = False
+        kept = channel.calls.find(key if call.given_as_it_is else exact, lambda: call)
+        if kept is not call and kept.__class__ is call.__class__:  # it was still there, only the way to it was not
+            call.free()
+            call = kept
+        call.once = kept is not call
     return call
 
 
