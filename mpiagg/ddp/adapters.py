@@ -42,6 +42,25 @@ class ArrayParameter:
     grad: Array | None = None
 
 
+class Unsynced(Protocol):
+    """What looks for optimizers that step with gradients which are not aggregated."""
+
+    def clear(self) -> None:
+        """Forget the gradients that there were: they are aggregated."""
+
+    def end(self) -> None:
+        """Look no more."""
+
+
+class Unseen:
+    """For parameters that nobody steps but the program itself: nothing can be seen of it."""
+
+    def clear(self) -> None:
+        """Do nothing."""
+
+    end = clear
+
+
 class Adapter(Protocol):
     """A module as DDP sees it.
 
@@ -69,6 +88,9 @@ class Adapter(Protocol):
 
     def names(self) -> list[str]:
         """Return the parameters' names, empty ones where they have none."""
+
+    def unsynced(self, allowed: Callable[[], bool]) -> Unsynced:
+        """Return what keeps optimizers from steps with gradients that are not aggregated, unless that is allowed."""
 
     def stream(self) -> AbstractContextManager[object]:
         """Return a block in which devices are asked in the streams in which the module is computed."""
@@ -103,6 +125,10 @@ class ArrayAdapter:
         if not hasattr(self._module, "named_parameters"):
             return [""] * len(self.parameters)
         return [name for name, _ in self._module.named_parameters()]
+
+    def unsynced(self, _: Callable[[], bool]) -> Unsynced:
+        """Return nothing that looks."""
+        return Unseen()
 
     def stream(self) -> AbstractContextManager[object]:
         """Return a block in which the arrays lie on the present device; its stream is the program's own."""

@@ -76,7 +76,8 @@ class DDP(ModuleFace):
     view of its bucket, which the next step overwrites. With ``overlap``, between the backward pass and
     :meth:`sync_gradients` gradients are on their way, and the parameters' are None. Every backward pass outside
     :meth:`no_sync` is followed by :meth:`sync_gradients`, also one that raised an error, if the program goes on: the
-    gradients that it has not reached count as missing.
+    gradients that it has not reached count as missing. An optimizer of torch's that is to step before that raises a
+    PlanError (outside :meth:`no_sync`): it would step with no gradients, or with those of one rank alone.
     """
 
     def __init__(
@@ -144,6 +145,7 @@ class DDP(ModuleFace):
         check = self._finite_check() if self._check_finite else None
         self._steps = Steps(self.comm, self.aggregation, self._forms(), self._cap, hooked=bool(hooked), check=check)
         self._hooks = Hooks(hooked, self._steps.views, self._steps.launcher, self._begin) if hooked else None
+        self._unsynced = self._adapter.unsynced(lambda: not self._syncing)
         for parameter, view in zip(parameters, self._steps.views, strict=True):
             if isinstance(parameter, ArrayParameter):
                 parameter.grad = view
@@ -321,6 +323,7 @@ class DDP(ModuleFace):
             self.aggregation.free()
 
     def _end_steps(self) -> None:
+        self._unsynced.end()
         if self._hooks is not None:
             self._hooks.remove()
         self._steps.free()
@@ -350,6 +353,7 @@ class DDP(ModuleFace):
 
     def _sync_in_stream(self, given: Gradients | None, *, overlapped: bool) -> None:
         gradients, present = self._steps.run(partial(self._take, given), overlapped=overlapped)
+        self._unsynced.clear()
         if present is None:
             return
         present = present.tolist()

@@ -10,8 +10,10 @@ from weakref import WeakValueDictionary
 
 import numpy as np
 import torch
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from mpiagg.arrays import HOST, Array, device_of, find_device
+from mpiagg.errors import PlanError
 
 DEVICES: Final = ("cpu", "cuda")
 """Where the tensors of a module may lie."""
@@ -147,6 +149,37 @@ class TorchParameter:
         return end
 
 
+class Unsynced:
+    """The parameters that got a gradient since the last :meth:`clear`; no optimizer of torch's may step with them.
+
+    Parameters
+    ----------
+    parameters : sequence of torch.Tensor
+        The parameters that require gradients.
+    allowed : callable
+        Returns whether an optimizer may step all the same.
+    """
+
+    def __init__(self, parameters: Iterable[torch.Tensor], allowed: Callable[[], bool]) -> None:
+        self._found: set[torch.Tensor] = set()
+        self._allowed = allowed
+        self.clear = self._found.clear
+        # A set's own method, without a frame of Python: it is called for each parameter in each backward pass.
+        self._hooks = [each.register_post_accumulate_grad_hook(self._found.add) for each in parameters]
+        self._hooks.append(register_optimizer_step_pre_hook(self._before_step))
+
+    def _before_step(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
+        if not self._found or self._allowed():
+            return
+        if any(x in self._found for group in optimizer.param_groups for x in group["params"]):
+            raise PlanError("an optimizer was to step, but the last backward pass was not followed by sync_gradients()")
+
+    def end(self) -> None:
+        """Look no more; a second call does nothing."""
+        while self._hooks:
+            self._hooks.pop().remove()
+
+
 class TorchAdapter:
     """A ``torch.nn.Module``: its parameters that require gradients; the others and the buffers are only broadcast.
 
@@ -194,6 +227,10 @@ class TorchAdapter:
     def names(self) -> list[str]:
         """Return the names of the parameters that require gradients."""
         return [name for name, *_, trained in self._known if trained]
+
+    def unsynced(self, allowed: Callable[[], bool]) -> Unsynced:
+        """Return what keeps optimizers from steps with gradients that are not aggregated."""
+        return Unsynced([x for _, x, *_, trained in self._known if trained], allowed)
 
     def stream(self) -> AbstractContextManager[object]:
         """Return a block in which devices are asked in torch's present streams."""

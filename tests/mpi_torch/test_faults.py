@@ -112,6 +112,36 @@ def test_without_hooks_backward_passes_add_up():
         assert all((parameter.grad == 2 * MEAN).all() for parameter in ddp.parameters())
 
 
+@pytest.mark.parametrize("overlap", [True, False])
+@pytest.mark.parametrize("make", [torch.optim.SGD, torch.optim.Adam])
+def test_an_optimizer_does_not_step_before_sync(make, overlap):
+    module = model()
+    optimizer = make(module.parameters(), lr=0.1)
+    before = [x.detach().clone() for x in module.parameters()]
+    with mpiagg.DDP(module, overlap=overlap) as ddp:
+        one_pass(module)
+        refused(mpiagg.PlanError, "not followed by sync_gradients", optimizer.step)
+        assert all(map(torch.equal, module.parameters(), before))
+        ddp.sync_gradients()
+        optimizer.step()
+        assert not any(map(torch.equal, module.parameters(), before)) or SIZE == 1  # where the mean is zero
+        good_step(ddp)
+    one_pass(module)
+    optimizer.step()  # nobody aggregates any more
+
+
+@pytest.mark.parametrize("overlap", [True, False])
+def test_an_optimizer_steps_on_what_is_not_to_be_aggregated(overlap):
+    module, other = model(), model()
+    with mpiagg.DDP(module, overlap=overlap) as ddp:
+        with ddp.no_sync():
+            one_pass(module)
+            torch.optim.SGD(module.parameters(), lr=0.1).step()  # on purpose, on this rank alone
+        one_pass(other)
+        torch.optim.SGD(other.parameters(), lr=0.1).step()  # of another module
+        ddp.sync_gradients()
+
+
 class Fault(torch.autograd.Function):
     """Raises in the middle of the backward pass of one rank."""
 
