@@ -116,6 +116,9 @@ _COMPARED: Final = ("check=True", "plan")
 _SIGNALS: Final = {"SIGINT": SIGINT, "SIGTERM": SIGTERM, "SIGKILL": SIGKILL}
 _STATES: Final = ("computing", "waiting", "in MPI_Allreduce")
 
+IN_CALLS: Final = "in short calls"
+"""The way in which a fault comes while ranks make one call after the other, in shared memory."""
+
 
 def cases() -> Iterator[Case]:
     """Yield all cases."""
@@ -125,6 +128,9 @@ def cases() -> Iterator[Case]:
     yield from _signals()
     yield from _bad_data()
     yield from _surroundings()
+    # Whoever is refused may call when the other thread is done.
+    for way in ("short", "long", "Comm", "check=True", RUN):
+        yield Case("second thread", way, Expected("go on", "at once", "PlanError: .*thread"))
 
 
 def _stalls() -> Iterator[Case]:
@@ -193,6 +199,9 @@ def _signals() -> Iterator[Case]:
                 # Python hears of it when the MPI library returns.
                 expected = Expected("end", "deadline", r"KeyboardInterrupt|waited .* in vain", speakers="odd")
             yield Case(name, state, expected, signals=((0.3, number),))
+    lost = r"rank \d+ of \d+, on \S+, lost its launcher"
+    for way in (IN_CALLS, *_STATES[1:]):
+        yield Case("SIGKILL of the launcher", way, Expected("end", "at once", lost))
     silent = rf"rank {ODD}:? does not answer"
     stall = Expected("error", "deadline", silent, ("StallError",), "others")
     yield Case("SIGSTOP", "for ever", stall, signals=((0.3, SIGSTOP),))

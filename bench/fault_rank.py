@@ -17,7 +17,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
 
-from bench.fault_cases import AFTER_THE_FIRST, ALIKE, BEFORE_THE_FIRST, FREEING, MAKING, MISMATCHES, ODD
+from bench.fault_cases import AFTER_THE_FIRST, ALIKE, BEFORE_THE_FIRST, FREEING, IN_CALLS, MAKING, MISMATCHES, ODD
 from bench.fault_witness import PACE, SHORT, Asked, Rank
 
 WARN: Final = float(os.environ["MPIAGG_WARN"])
@@ -205,6 +205,44 @@ def signalled(rank: Rank, fault: str) -> None:
         rank.go_on()
 
 
+def launcher_killed(rank: Rank, fault: str) -> None:
+    """Have the launcher killed, so that nobody tells the ranks of its end."""
+    from mpiagg.launch.launchers import started_by  # noqa: PLC0415
+
+    del fault
+    rank.note("fault")
+    if rank.odd:
+        os.kill(started_by(), signal.SIGKILL)
+        if rank.way != IN_CALLS:
+            time.sleep(FOREVER)
+    asked = Asked(algorithm="native" if rank.way == "in MPI_Allreduce" else "auto")
+    with rank.observed():
+        while True:
+            rank.call(asked)
+
+
+def second_thread(rank: Rank, fault: str) -> None:
+    """Have a second thread call while another waits for the ranks that are late, and once more when they have come."""
+    del fault
+    rank.note("fault")
+    asked = good(rank)
+    with rank.observed():
+        if rank.odd:
+            first = threading.Thread(target=rank.perform, args=(asked,))
+            first.start()
+            time.sleep(WARN / 4)
+            try:
+                rank.perform(asked)
+            except rank.mpiagg.PlanError as error:
+                print(f"PlanError: {error}", flush=True)
+            first.join()
+        else:
+            time.sleep(WARN / 2)
+            rank.perform(asked)
+        rank.perform(asked)
+        rank.go_on()
+
+
 def nan(rank: Rank, fault: str) -> None:
     """Have a gradient of one rank be no number."""
     import numpy as np  # noqa: PLC0415
@@ -285,6 +323,8 @@ FAULTS: Final[dict[str, Callable[[Rank, str], None]]] = {
     "out of memory": out_of_memory,
     **dict.fromkeys(("sys.exit(0)", "sys.exit(3)"), leave),
     **dict.fromkeys(("SIGINT", "SIGTERM", "SIGKILL", "SIGSTOP"), signalled),
+    "SIGKILL of the launcher": launcher_killed,
+    "second thread": second_thread,
     "NaN": nan,
     "truncated checkpoint": checkpoint,
     "truncated tuning table": at_first,

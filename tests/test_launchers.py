@@ -1,5 +1,6 @@
 """Who started this process, and that copies of a job of one are refused."""
 
+import os
 import subprocess
 import sys
 
@@ -124,3 +125,19 @@ def test_the_first_use_of_a_communicator_refuses(tasks, refused, monkeypatch):
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False, timeout=60)
     assert ("this process is one of 4 that srun started" in done.stderr) is refused
     assert (done.returncode != 0) is refused
+
+
+TELL = "from mpiagg.launch.launchers import started_by; print(started_by())"
+
+
+@pytest.mark.parametrize(
+    ("told", "found"),
+    [({}, False), (HYDRA, True), (OPEN_MPI, True)],
+)
+def test_the_launcher_is_found_above_shells(told, found):
+    variables = [f"{name}={value}" for name, value in told.items()]
+    # The second shell is no launcher: it was told the same rank as its child.
+    command = ["env", *variables, "sh", "-c", f'"{sys.executable}" -c "{TELL}"; true']
+    clean = {name: value for name, value in os.environ.items() if name not in launchers.VARIABLES}
+    done = subprocess.run(command, env=clean, capture_output=True, text=True, check=True, timeout=60)
+    assert int(done.stdout) == (os.getpid() if found else 0)

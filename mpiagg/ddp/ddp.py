@@ -75,9 +75,8 @@ class DDP(ModuleFace):
     may be made before or after. Parameters that require no gradient, and buffers, are only broadcast. A gradient is a
     view of its bucket, which the next step overwrites. With ``overlap``, between the backward pass and
     :meth:`sync_gradients` gradients are on their way, and the parameters' are None. Every backward pass outside
-    :meth:`no_sync` is followed by :meth:`sync_gradients`, also one that raised an error, if the program goes on: the
-    gradients that it has not reached count as missing. An optimizer of torch's that is to step before that raises a
-    PlanError (outside :meth:`no_sync`): it would step with no gradients, or with those of one rank alone.
+    :meth:`no_sync` is followed by :meth:`sync_gradients`, also one that raised an error, if the program goes on (what
+    it has not reached counts as missing): before that an optimizer of torch's raises a PlanError if it is to step.
     """
 
     def __init__(

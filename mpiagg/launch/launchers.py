@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
 from typing import Final, NamedTuple
 
 from mpiagg.errors import Error
@@ -61,12 +63,15 @@ class Launch(NamedTuple):
         How many.
     rank : int or None
         Which of them this process is, if it told that, too.
+    told : frozenset of bytes
+        The variables by which it told these two, as they stand in the environment.
     """
 
     name: str
     variable: str
     size: int
     rank: int | None
+    told: frozenset[bytes] = frozenset()
 
 
 def launch(environment: Mapping[str, str] = os.environ) -> Launch | None:
@@ -79,8 +84,34 @@ def launch(environment: Mapping[str, str] = os.environ) -> Launch | None:
         if not size.isdecimal() or (launcher is _SLURM and _is_shell(environment)):
             continue
         name = _SLURM.name if launcher.size == "PMI_SIZE" and _is_srun(environment) else launcher.name
-        return Launch(name, launcher.size, int(size), int(rank) if rank.isdecimal() else None)
+        told = frozenset({f"{launcher.size}={size}".encode(), f"{launcher.rank}={rank}".encode()})
+        return Launch(name, launcher.size, int(size), int(rank) if rank.isdecimal() else None, told)
     return None
+
+
+def started_by() -> int:
+    """Return the id of the process that started this one as a rank; 0 if that cannot be found out.
+
+    It is the nearest one above this process that was not told the same rank: between the two there may be shells.
+    """
+    found, above = launch(), os.getpid()
+    with suppress(OSError, IndexError, ValueError):  # no /proc, or the launcher is outside of this container
+        while found is not None and (above := _parent(above)) > 1:
+            if not found.told <= _environment(above):
+                return above
+    return 0
+
+
+def _parent(process: int) -> int:
+    # The name of the program stands in brackets, and may have spaces and brackets itself.
+    return int(Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[1])
+
+
+def _environment(process: int) -> frozenset[bytes]:
+    try:
+        return frozenset(Path(f"/proc/{process}/environ").read_bytes().split(b"\0"))
+    except PermissionError:  # another user's, as the daemons of a batch system are
+        return frozenset()
 
 
 def _is_shell(environment: Mapping[str, str]) -> bool:

@@ -9,6 +9,7 @@ from typing import Final, NamedTuple
 
 from mpi4py import MPI
 
+from mpiagg.launch.launchers import started_by
 from mpiagg.transport.waiting import timeout_by_environment
 from mpiagg.watch import CARD_BYTES, KEEPS, Ending, Recorder, Watchdog, say
 
@@ -63,7 +64,7 @@ def ending() -> Ending:
     recorder = Recorder(keeps if keeps in KEEPS else "operations")
     if not MPI.Is_initialized() or MPI.Is_finalized():
         return Ending(recorder, 0, 1, _abort)
-    made = Ending(recorder, MPI.COMM_WORLD.Get_rank(), MPI.COMM_WORLD.Get_size(), _abort)
+    made = Ending(recorder, MPI.COMM_WORLD.Get_rank(), MPI.COMM_WORLD.Get_size(), _abort, started_by())
     _ENDING.append(made)
     if made.size > 1:
         made.install()

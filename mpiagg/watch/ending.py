@@ -1,14 +1,15 @@
 """How a rank that fails ends the job, so that nobody waits for it.
 
 An error that nobody has caught, in whichever thread, prints the rank and the traceback, and ends all processes of the
-job. So does SIGTERM, unless the program has a handler of its own. ``MPIAGG_ABORT=0`` leaves all that to the program. On
-SIGUSR2 a process writes down what it has done, and goes on.
+job. So does SIGTERM, unless the program has a handler of its own. So does the end of the launcher. ``MPIAGG_ABORT=0`` leaves
+all that to the program. On SIGUSR2 a process writes down what it has done, and goes on.
 """
 
 from __future__ import annotations
 
 import faulthandler
 import os
+import select
 import signal
 import socket
 import sys
@@ -45,10 +46,14 @@ class Ending:
         This process, of all of the job.
     abort : callable
         Ends all processes of the job; called with an exit status.
+    launcher : int
+        The id of the process that has started it, if that is known, and else 0.
     """
 
-    def __init__(self, recorder: Recorder, rank: int, size: int, abort: Callable[[int], object]) -> None:
-        self.recorder, self.rank, self.size, self._abort = recorder, rank, size, abort
+    def __init__(
+        self, recorder: Recorder, rank: int, size: int, abort: Callable[[int], object], launcher: int = 0
+    ) -> None:
+        self.recorder, self.rank, self.size, self._abort, self._launcher = recorder, rank, size, abort, launcher
         self._begun = threading.Lock()
         self._ends = 0
         self._handlers: dict[int, Callable[[int, FrameType | None], None]] = {
@@ -65,6 +70,7 @@ class Ending:
         self._hooks = sys.excepthook, threading.excepthook
         sys.excepthook, threading.excepthook = self._uncaught, self._uncaught_in_thread
         os.register_at_fork(after_in_child=self._forget)
+        self._outlive_no_launcher()
         if threading.current_thread() is not threading.main_thread():
             return
         self._listen_to_signals()
@@ -142,6 +148,26 @@ class Ending:
     def _terminated(self, number: int, frame: FrameType | None) -> None:
         where = stack(outside=frame is not None)  # or else it is another thread that says so
         self._end("received SIGTERM", 128 + number, f"  at {' < '.join(where)}\n")
+
+    # -- the launcher
+
+    def _outlive_no_launcher(self) -> None:
+        """Have a thread wait for the launcher's end: the ranks of Open MPI's go on for ever without it."""
+        try:
+            there = os.pidfd_open(self._launcher) if self._launcher else -1
+        except (AttributeError, OSError):  # not Linux, or an old one
+            return
+        if there < 0:
+            return
+
+        def wait() -> None:
+            over = select.poll()
+            over.register(there, select.POLLIN)
+            over.poll()
+            self._abort = os._exit  # nobody is left to end the others, who find out by themselves
+            self._end(f"lost its launcher: process {self._launcher} has ended", 1, f"  at {' < '.join(stack())}\n")
+
+        threading.Thread(target=wait, name="mpiagg launcher", daemon=True).start()
 
     # -- the end
 

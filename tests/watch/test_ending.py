@@ -127,3 +127,26 @@ def test_who_hears_signals_already_goes_on_hearing_them(tmp_path):
 def test_a_good_end_is_left_alone(tmp_path):
     ended = run("sys.exit(3)", tmp_path)
     assert (ended.returncode, ended.stdout, ended.stderr) == (3, "", "")
+
+
+LAUNCHED = """
+import subprocess
+launcher = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+ending = Ending(Recorder(), 2, 4, abort, launcher.pid)
+ending.install()
+launcher.communicate(b"\\n")
+"""
+
+
+def test_a_process_ends_when_its_launcher_has_ended(tmp_path):
+    ended = run(LAUNCHED + "time.sleep(60)", tmp_path, installed=False)
+    assert ended.returncode == 1
+    assert "mpiagg: rank 2 of 4, on " in ended.stderr
+    assert "lost its launcher: process " in ended.stderr
+    assert not ended.stdout  # there is nobody whom an abort could tell
+    assert (tmp_path / "recordings" / "rank-2.json").exists()
+
+
+def test_a_process_outlives_its_launcher_where_it_is_to_look_after_itself(tmp_path):
+    ended = run(LAUNCHED + "time.sleep(0.5); print('there')", tmp_path, installed=False, MPIAGG_ABORT="0")
+    assert (ended.returncode, ended.stdout, ended.stderr) == (0, "there\n", "")
