@@ -1,8 +1,8 @@
 """How a rank that fails ends the job, so that nobody waits for it.
 
 An error that nobody has caught, in whichever thread, prints the rank and the traceback, and ends all processes of the
-job. So does SIGTERM, unless the program has a handler of its own. So does the end of the launcher. ``MPIAGG_ABORT=0`` leaves
-all that to the program. On SIGUSR2 a process writes down what it has done, and goes on.
+job. So does SIGTERM, unless the program has a handler of its own. So does the end of the launcher.
+``MPIAGG_ABORT=0`` leaves all that to the program. On SIGUSR2 a process writes down what it has done, and goes on.
 """
 
 from __future__ import annotations
