@@ -108,6 +108,9 @@ RUN, ALIKE, SYNC = "the run of a plan", "runs of plans alike", "DDP.sync_gradien
 CALLS: Final = ("short", "long", "nonblocking", "Comm", "check=True", "plan")
 """Short arrays meet at gates, and long ones go by messages; ``nonblocking`` and ``Comm`` are the face of mpi4py."""
 
+PURPOSES: Final = ("Split, check=True", "Dup, a plan", "Free, check=True")
+"""What the odd rank does, and what the others do."""
+
 MISMATCHES: Final = ("shape", "dtype", "op", "root", "algorithm", "collective", "order")
 
 _COMPARED: Final = ("check=True", "plan")
@@ -140,6 +143,8 @@ def _stalls() -> Iterator[Case]:
     # Before that, the ranks do not know where to ask each other.
     yield Case("missing", BEFORE_THE_FIRST, Expected("error", "deadline", "in vain", ("StallError",), "others"))
     yield Case("missing", "native", Expected("end", "deadline", r"waited .* in vain", speakers="some"))
+    for way in ("check=True", BEFORE_THE_FIRST):
+        yield Case("given up", way, Expected("go on", "at once", r"StallError: waited [\d.]+ s in vain"))
     for way in (*CALLS, RUN, SYNC, MAKING, FREEING, "native"):
         yield Case("late", way, Expected("go on", "return", late))
     yield Case("late", BEFORE_THE_FIRST, Expected("go on", "return", "has waited"))
@@ -161,6 +166,10 @@ def _mismatches() -> Iterator[Case]:
     yield Case("order", RUN, Expected("error", "warning", _ODD, ("MismatchError",)))
     # In words they are the same; so all that can be said is that nobody gets on.
     yield Case("order", ALIKE, Expected("error", "deadline", "", ("StallError", "MismatchError")))
+
+    # What the ranks come together for, before anything else, is not the same.
+    for way in PURPOSES:
+        yield Case("purpose", way, Expected("error", "at once", _ODD, ("MismatchError",)))
 
 
 def _errors() -> Iterator[Case]:

@@ -17,7 +17,17 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
 
-from bench.fault_cases import AFTER_THE_FIRST, ALIKE, BEFORE_THE_FIRST, FREEING, IN_CALLS, MAKING, MISMATCHES, ODD
+from bench.fault_cases import (
+    AFTER_THE_FIRST,
+    ALIKE,
+    BEFORE_THE_FIRST,
+    FREEING,
+    IN_CALLS,
+    MAKING,
+    MISMATCHES,
+    ODD,
+    RIGHT,
+)
 from bench.fault_witness import PACE, SHORT, Asked, Rank
 
 WARN: Final = float(os.environ["MPIAGG_WARN"])
@@ -96,6 +106,36 @@ def come(rank: Rank) -> None:
         rank.get_acquainted()
     else:
         rank.perform(good(rank))
+
+
+def given_up(rank: Rank, fault: str) -> None:
+    """Have all but one rank wait in vain, and come to the end of their program before that one does."""
+    del fault
+    rank.note("fault")
+    if rank.odd:
+        time.sleep(WARN)
+    else:
+        try:
+            rank.call(Asked(), check=True, timeout=WARN / 2)
+        except rank.mpiagg.StallError as error:
+            print(f"StallError: {error}", flush=True)
+    rank.note("result", result=RIGHT)
+    rank.note("done")
+
+
+def other_purpose(rank: Rank, fault: str) -> None:
+    """Have one rank come together with the others for something else."""
+    del fault
+    rank.note("fault")
+    first, _, others = rank.way.partition(", ")
+    with rank.observed():
+        if rank.odd:
+            getattr(rank.comm, first)()
+        elif others == "a plan":
+            rank.mpiagg.allreduce_init(rank.array(Asked()), comm=rank.comm)
+        else:
+            rank.call(Asked(), comm=rank.comm, check=True)
+        rank.go_on()
 
 
 def in_lists(rank: Rank, fault: str) -> None:
@@ -318,6 +358,8 @@ def surroundings(fault: str, way: str, folder: Path) -> None:
 FAULTS: Final[dict[str, Callable[[Rank, str], None]]] = {
     **dict.fromkeys(MISMATCHES, mismatch),
     "missing": missing,
+    "given up": given_up,
+    "purpose": other_purpose,
     "late": late,
     "exception": exception,
     "out of memory": out_of_memory,

@@ -20,6 +20,8 @@ TOP = Path(__file__).parents[1]
         ("sys.exit(3): before a call", 2),
         ("SIGTERM: in MPI_Allreduce", 3),
         ("SIGKILL: waiting", 2),
+        ("SIGKILL of the launcher: in short calls", 2),
+        ("given up: check=True", 3),
     ],
 )
 def test_a_job_with_a_fault_ends_as_it_should(monkeypatch, name, ranks):

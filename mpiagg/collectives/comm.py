@@ -73,7 +73,7 @@ class Comm(MPI.Intracomm):
             reproducible = isinstance(comm, Comm) and comm._reproducible  # noqa: SLF001 - of this class
         check_flag("reproducible", reproducible)
         if plain:
-            meet(plain)
+            meet(plain, "Comm")
         return cls._of(plain.Dup() if plain else plain, reproducible)
 
     @classmethod
@@ -96,12 +96,12 @@ class Comm(MPI.Intracomm):
 
     def Dup(self, info: MPI.Info | None = None) -> Self:
         """Duplicate the communicator."""
-        meet(self)
+        meet(self, "Dup")
         return self._of(super().Dup(info), self._reproducible)
 
     def Clone(self) -> Self:
         """Duplicate the communicator."""
-        meet(self)
+        meet(self, "Clone")
         return self._of(super().Clone(), self._reproducible)
 
     def Idup(self, info: MPI.Info | None = None) -> tuple[Self, MPI.Request]:
@@ -112,12 +112,12 @@ class Comm(MPI.Intracomm):
 
     def Dup_with_info(self, info: MPI.Info) -> Self:
         """Duplicate the communicator with hints."""
-        meet(self)
+        meet(self, "Dup_with_info")
         return self._of(super().Dup_with_info(info), self._reproducible)
 
     def Create(self, group: MPI.Group) -> Self:
         """Create a communicator from a group."""
-        meet(self)
+        meet(self, "Create")
         return self._of(super().Create(group), self._reproducible)
 
     def Create_group(self, group: MPI.Group, tag: int = 0) -> Self:
@@ -126,12 +126,12 @@ class Comm(MPI.Intracomm):
 
     def Split(self, color: int = 0, key: int = 0) -> Self:
         """Split the communicator by color and key."""
-        meet(self)
+        meet(self, "Split")
         return self._of(super().Split(color, key), self._reproducible)
 
     def Split_type(self, split_type: int, key: int = 0, info: MPI.Info = MPI.INFO_NULL) -> Self:
         """Split the communicator by where its ranks are."""
-        meet(self)
+        meet(self, "Split_type")
         return self._of(super().Split_type(split_type, key, info), self._reproducible)
 
     def Free(self) -> None:

@@ -95,21 +95,23 @@ class Agreement:
     def _told(self, text: str, *, failed: bool) -> list[tuple[str, bool]]:
         """Return every rank's text, and whether it failed."""
         data = bytes([failed]) + text.encode(errors="replace")
-        parts = self.gather(data, "agree on what they are about to do")
+        parts = self.gather(data, "agree on what they are about to do", text)
         return [(part[1:].decode(errors="replace"), bool(part[0])) for part in parts]
 
-    def gather(self, data: bytes, purpose: str) -> list[bytes]:
+    def gather(self, data: bytes, purpose: str, word: str = "") -> list[bytes]:
         """Return what every rank says, for a purpose in words; collective.
 
         Raises
         ------
+        MismatchError
+            On all ranks, if they have come for different purposes.
         StallError
             If a rank does not come within the timeout.
         RankFailedError
             If a rank has died.
         """
         with self.failures.told():
-            return gather(self.comm, data, purpose, self.trail)
+            return gather(self.comm, data, purpose, self.trail, word)
 
     def disagreement(self) -> Error:
         """Return the error that ranks of a node are in different operations."""

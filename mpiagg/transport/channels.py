@@ -13,10 +13,9 @@ from typing import Any
 from mpi4py import MPI
 
 from mpiagg.errors import Error, PlanError
-from mpiagg.transport.meetings import complete, meeting
+from mpiagg.transport.meetings import gather
 from mpiagg.transport.messages import MAKE, Channel
 from mpiagg.transport.process import ending
-from mpiagg.watch import Trail
 
 
 def channel_of(comm: MPI.Intracomm | None, *, reproducible: bool = False) -> Channel:
@@ -76,23 +75,30 @@ def free_channel_of(comm: MPI.Intracomm) -> None:
         channel.free()
 
 
-def meet(comm: MPI.Intracomm) -> None:
+def meet(comm: MPI.Intracomm, how: str) -> None:
     """Wait for all ranks of a communicator, on which they are about to make another; with a deadline.
+
+    Parameters
+    ----------
+    comm : MPI.Intracomm
+        The communicator.
+    how : str
+        By which call they make it; the same on all.
 
     Raises
     ------
+    MismatchError
+        On all ranks, if they are about to do different things.
     StallError
         If a rank does not come within the timeout.
     RankFailedError
         If a rank has died.
     """
-    channel = comm.Get_attr(_keyval())
+    channel, purpose = comm.Get_attr(_keyval()), f"{MAKE} by {how}"
     if isinstance(channel, Channel):
-        channel.gather(b"", MAKE)
-        return
-    plain = MPI.Intracomm(comm)
-    with meeting(MAKE, Trail("", plain.Get_rank(), plain.Get_size())) as subject:
-        complete(plain.Ibarrier(), MAKE, subject)
+        channel.gather(b"", purpose)
+    else:
+        gather(MPI.Intracomm(comm), b"", purpose)
 
 
 _channels: dict[int, Channel] = {}

@@ -1,22 +1,32 @@
-"""What every rank has to say, given to all: bytes of any length."""
+"""What every rank has to say, given to all: bytes of any length, and what it is for.
+
+All that the ranks of a communicator come together for goes the same way, an all-gather of two numbers first. So those
+who come for different purposes meet, and are told, where calls of the MPI library that do not belong together hang.
+"""
 
 from __future__ import annotations
 
 import ctypes
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from typing import Final
+from zlib import crc32
 
 import numpy as np
 from mpi4py import MPI
 
 from mpiagg.arrays import cuts_of, ranges
+from mpiagg.errors import MismatchError, StallError
 from mpiagg.transport.process import ending
 from mpiagg.transport.waiting import time_limit, wait_patiently
-from mpiagg.watch import Subject, Trail, done, failed
+from mpiagg.watch import Subject, Trail, done, failed, ranks_in_words, who_says_what
+
+LONGEST: Final = 300
+"""Bytes of what a rank says of its purpose, where ranks have different ones."""
 
 
-def gather(comm: MPI.Intracomm, data: bytes, purpose: str, trail: Trail | None = None) -> list[bytes]:
+def gather(comm: MPI.Intracomm, data: bytes, purpose: str, trail: Trail | None = None, word: str = "") -> list[bytes]:
     """Return what every rank says; collective.
 
     Parameters
@@ -29,18 +39,123 @@ def gather(comm: MPI.Intracomm, data: bytes, purpose: str, trail: Trail | None =
         What all ranks come together for, for messages to people.
     trail : Trail, optional
         The operations of the communicator, of which this is one.
+    word : str
+        What more there is to be told of the purpose, if other ranks have another.
 
     Raises
     ------
+    MismatchError
+        On all ranks, if they have come for different purposes.
+    StallError
+        If a rank does not come within the timeout; or if another has waited in vain for this one before.
+    """
+    with meeting(purpose, Trail("", comm.Get_rank(), comm.Get_size()) if trail is None else trail) as subject:
+        return exchange(comm, data, purpose, subject, word=word)
+
+
+def exchange(
+    comm: MPI.Intracomm,
+    data: bytes,
+    purpose: str,
+    subject: Subject,
+    timeout: float | None = None,
+    *,
+    word: str = "",
+) -> list[bytes]:
+    """Do as `gather`, as part of an operation that has been entered already."""
+    with suppress(MismatchError):  # which was about the one before
+        end_late(comm, subject)
+    new = _Exchange(comm, data, purpose, f"{purpose}{f' ({word})' if word else ''}")
+    try:
+        return new.finish(subject, timeout)
+    finally:
+        if not new.over:
+            _late[comm.handle] = new
+
+
+def end_late(comm: MPI.Intracomm, subject: Subject) -> None:
+    """Come to the end of an exchange that was given up, before another one begins: the ranks enter them in one order.
+
+    Raises
+    ------
+    MismatchError
+        If it shows now that other ranks had come for another purpose.
     StallError
         If a rank does not come within the timeout.
     """
-    with meeting(purpose, Trail("", comm.Get_rank(), comm.Get_size()) if trail is None else trail) as subject:
-        lengths = np.empty(comm.Get_size(), np.int64)
-        complete(comm.Iallgather(np.array([len(data)], np.int64), lengths), purpose, subject)
-        everything = bytearray(lengths.sum())
-        complete(comm.Iallgatherv([data, MPI.BYTE], [everything, lengths.tolist(), MPI.BYTE]), purpose, subject)
-    return [bytes(everything[start:stop]) for start, stop in ranges(cuts_of(lengths.tolist()))]
+    late = _late.get(comm.handle)
+    if late is None:
+        return
+    late.given_up = True
+    try:
+        late.finish(subject, None)
+    finally:
+        if late.over:
+            del _late[comm.handle]
+
+
+class _Exchange:
+    """What every rank has to say, on its way to all.
+
+    Attributes
+    ----------
+    given_up : bool
+        Whether this rank has waited in vain, and goes on only so that the others learn of that.
+    over : bool
+        Whether nothing of it is under way any more.
+    """
+
+    def __init__(self, comm: MPI.Intracomm, data: bytes, purpose: str, told: str) -> None:
+        self._comm, self._data, self._purpose, self._told = comm, data, purpose, told
+        self._steps = self._run()
+        self._request: MPI.Request | None = None
+        self._found: list[bytes] = []
+        self.given_up = self.over = False
+
+    def finish(self, subject: Subject, timeout: float | None) -> list[bytes]:
+        """Return what every rank says; may be called again if it has raised a StallError."""
+        while not self.over:
+            if self._request is None:
+                try:
+                    self._request = next(self._steps)
+                except StopIteration:
+                    self.over = True
+                    break
+                except (MismatchError, StallError):
+                    self.over = True
+                    raise
+            complete(self._request, self._purpose, subject, timeout)
+            self._request = None
+        return self._found
+
+    def _run(self) -> Iterator[MPI.Request]:
+        """Yield the requests that are to be completed one after the other."""
+        size = self._comm.Get_size()
+        mine = np.array([len(self._data), crc32(self._purpose.encode())], np.int64)
+        all_of_them = np.empty((size, 2), np.int64)
+        yield self._comm.Iallgather(mine, all_of_them)
+        lengths, purposes = all_of_them.T.tolist()
+        if len(set(purposes)) > 1:
+            texts = np.zeros((size, LONGEST), np.uint8)
+            text = np.frombuffer(self._told.encode()[:LONGEST].ljust(LONGEST, b"\0"), np.uint8)
+            yield self._comm.Iallgather(text, texts)
+            said: dict[str, list[int]] = {}
+            for rank, row in enumerate(texts):
+                said.setdefault(row.tobytes().rstrip(b"\0").decode(errors="replace"), []).append(rank)
+            raise MismatchError(f"ranks disagree: they have come together to different ends: {who_says_what(said)}")
+        everything = bytearray(sum(lengths) + size)
+        data = bytes([self.given_up]) + self._data
+        counts = [1 + length for length in lengths]
+        yield self._comm.Iallgatherv([data, MPI.BYTE], [everything, counts, MPI.BYTE])
+        found = [bytes(everything[start:stop]) for start, stop in ranges(cuts_of(counts))]
+        gone = [rank for rank, each in enumerate(found) if each[0]]
+        if gone and not self.given_up:
+            raise StallError(f"{ranks_in_words(gone)} waited in vain for all ranks to {self._purpose}")
+        self._found = [each[1:] for each in found]
+
+
+_late: dict[int, _Exchange] = {}
+"""What was given up, by communicator."""
 
 
 @contextmanager

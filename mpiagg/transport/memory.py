@@ -18,7 +18,7 @@ from mpi4py import MPI
 from mpiagg.arrays import HOST, Accelerator, Array, Device, address, device_of
 from mpiagg.errors import DeviceError
 from mpiagg.transport.device_memory import DeviceWindow
-from mpiagg.transport.meetings import complete, meeting
+from mpiagg.transport.meetings import gather
 from mpiagg.transport.nodes import Node
 
 PAGE: Final = 4096
@@ -196,7 +196,7 @@ class SharedMemory:
 
     def tell(self, position: Position) -> tuple[Position, ...]:
         """Return the positions that the ranks of the node tell; collective among them."""
-        return tuple(Position(*words) for words in self._tell(position))
+        return tuple(Position(*words) for words in self._tell(position, "tell where their shared memory is"))
 
     def take(self, nbytes: int, *, busy: bool) -> Block:
         """Return a block of as many bytes on every rank of the node; collective among them.
@@ -218,7 +218,7 @@ class SharedMemory:
         padded = -(-max(nbytes, 1) // LINE) * LINE
         spare = self._spare.setdefault(padded, [])
         mine = spare[-1] if spare else NOWHERE
-        told = self._tell((*mine, busy, self._room()))
+        told = self._tell((*mine, busy, self._room()), "set up shared memory on a node")
         if all(window >= 0 for window, *_ in told):
             spare.pop()
         else:
@@ -256,18 +256,15 @@ class SharedMemory:
         found = os.statvfs(_WHERE)
         return min(found.f_bavail * found.f_frsize, sys.maxsize)
 
-    def _tell(self, words: tuple[int, ...]) -> list[tuple[int, ...]]:
+    def _tell(self, words: tuple[int, ...], purpose: str) -> list[tuple[int, ...]]:
         """Return what every rank of the node tells the others."""
-        mine = np.array(words, np.int64)
-        everyone = np.empty((self._node.size, mine.size), np.int64)
-        purpose = "set up shared memory on a node"
-        with self._node.failures.told(), meeting(purpose, self._node.trail) as subject:
-            complete(self._node.comm.Iallgather(mine, everyone), purpose, subject)
-        return [tuple(row) for row in everyone.tolist()]
+        with self._node.failures.told():
+            told = gather(self._node.comm, np.array(words, np.int64).tobytes(), purpose, self._node.trail)
+        return [tuple(np.frombuffer(each, np.int64).tolist()) for each in told]
 
     def _most(self, *numbers: int) -> Array:
         """Return the largest of what the ranks of the node say, for each number."""
-        most: Array = np.max(self._tell(numbers), axis=0)
+        most: Array = np.max(self._tell(numbers, "tell how much shared memory they want"), axis=0)
         return most
 
     def _cut(self, nbytes: int) -> Position:

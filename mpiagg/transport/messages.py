@@ -21,7 +21,7 @@ from mpiagg.schedules import Layout
 from mpiagg.transport.agreement import Agreement
 from mpiagg.transport.comparison import compare_settings
 from mpiagg.transport.kept import Calls
-from mpiagg.transport.meetings import complete, keep_for_good, meeting
+from mpiagg.transport.meetings import end_late, exchange, keep_for_good, meeting
 from mpiagg.transport.node_memory import NodeMemory
 from mpiagg.transport.nodes import Node
 from mpiagg.transport.process import REPRODUCIBLE, process
@@ -36,7 +36,8 @@ SHARED_TAG: Final = 0
 """Stands for the tags of blocking calls: they follow one another, so those of the same operation can share them."""
 
 MAKE: Final = "make a communicator"
-"""What ranks come together for before calls of the MPI library that wait for all of them without a deadline."""
+"""What ranks come together for before calls of the MPI library that wait for all of them without a deadline: here to
+begin on one of the caller's; see `channels.meet`."""
 
 
 class Freeable(Protocol):
@@ -92,7 +93,7 @@ class Channel(Agreement):
         self.reproducible = reproducible or REPRODUCIBLE
         self.library = MPI.get_vendor()[0]
         with self.failures.told(), meeting(MAKE, self.trail) as subject:
-            complete(plain.Ibarrier(), MAKE, subject)
+            exchange(plain, b"", MAKE, subject)
             # What follows are calls of the MPI library's that wait without a deadline; but now all are here.
             subject.unleavable = DEFAULT_TIMEOUT
             self._set_up(plain)
@@ -178,7 +179,8 @@ class Channel(Agreement):
             return False
         subject = Subject(self.trail, "the end of the program")  # of which nobody is warned
         try:
-            complete(self.comm.Ibarrier(), "come to the end of the program", subject, math.inf)
+            end_late(self.comm, subject)
+            exchange(self.comm, b"", "come to the end of the program", subject, math.inf)
         except (MismatchError, StallError):  # which has been told to those who waited
             return False
         return True
@@ -190,7 +192,7 @@ class Channel(Agreement):
             return
         self.trail.fault = None  # which has been raised: it is no reason not to come together once more
         with meeting("free a communicator", self.trail) as subject:
-            complete(self.comm.Ibarrier(), "free a communicator", subject)
+            exchange(self.comm, b"", "free a communicator", subject)
             subject.unleavable = DEFAULT_TIMEOUT  # a rank that has given up waiting for this one does not come
             self._free_parts()
 

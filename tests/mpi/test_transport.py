@@ -189,8 +189,9 @@ def test_agreeing_has_a_deadline(world, rank, size):
             channel.agree("early")
     world.Barrier()
     if rank and size > 1:
-        # The first rank's call is still under way: the others join it, so that it ends.
-        channel.comm.Iallgather(np.zeros(1, np.int64), np.empty(size, np.int64)).Wait()
+        # They learn of it from the first rank, which comes to free the communicator.
+        with pytest.raises(mpiagg.StallError, match=r"^rank 0 waited in vain for all ranks to agree"):
+            channel.agree("late")
     comm.Free()
 
 
@@ -199,19 +200,54 @@ def test_the_timeout_of_a_call_holds_where_ranks_meet_for_it(world, rank, size, 
     comm = world.Dup()
     if how != "first":
         mpiagg.allreduce(np.ones(3), comm=comm)
+    arguments = {"comm": comm, **({"check": True} if how == "check" else {})}
+    call = mpiagg.allreduce_init if how == "init" else mpiagg.allreduce
     if rank == 0 and size > 1:
-        arguments = {"comm": comm, "timeout": 0.01, **({"check": True} if how == "check" else {})}
-        call = mpiagg.allreduce_init if how == "init" else mpiagg.allreduce
         with pytest.raises(mpiagg.StallError, match=r"waited 0\.01 s in vain for all ranks"):
-            call(np.ones(3), **arguments)
+            call(np.ones(3), timeout=0.01, **arguments)
     world.Barrier()
-    if rank and size > 1:  # join what is still under way, so that it ends
-        if how == "first":
-            comm.Ibarrier().Wait()
-        else:
-            channel_of(comm).comm.Iallgather(np.zeros(1, np.int64), np.empty(size, np.int64)).Wait()
-    assert mpiagg.allreduce(np.ones(3), comm=comm, timeout=50).tolist() == [size] * 3
+    if rank and size > 1:
+        with pytest.raises(mpiagg.StallError, match="rank 0 waited in vain for all ranks"):
+            call(np.ones(3), timeout=50, **arguments)
+    assert called(comm).tolist() == [size] * 3
     comm.Free()
+
+
+def called(comm):
+    return mpiagg.allreduce(np.ones(3), comm=comm, check=True)
+
+
+def planned(comm):
+    return mpiagg.allreduce_init(np.ones(3), comm=comm)
+
+
+@pytest.mark.parametrize(
+    ("first", "others"),
+    [
+        (mpiagg.Comm.Split, called),
+        (mpiagg.Comm.Split, mpiagg.Comm.Dup),
+        (planned, mpiagg.Comm.Dup),
+        (called, mpiagg.Comm.Free),
+        (mpiagg.Comm, called),
+    ],
+)
+def test_ranks_that_come_together_for_different_purposes_are_told(world, rank, size, first, others):
+    if size == 1:
+        return
+    comm = mpiagg.Comm(world)
+    with pytest.raises(mpiagg.MismatchError, match=r"different ends: rank 0: .*; ranks? 1.*: ") as error:
+        (others if rank else first)(comm)
+    assert len(set(world.allgather(str(error.value)))) == 1
+    assert called(comm).tolist() == [size] * 3
+    comm.Free()
+
+
+def test_first_calls_for_different_purposes_are_told(comm, rank, size):
+    if size == 1:
+        return
+    with pytest.raises(mpiagg.MismatchError, match=r"make a communicator; ranks? .*make a communicator by Comm"):
+        mpiagg.Comm(comm) if rank else called(comm)
+    assert called(comm).tolist() == [size] * 3
 
 
 def test_a_time_limit_is_that_of_the_innermost_call_that_has_one(world):
