@@ -37,12 +37,15 @@ class Fault(NamedTuple):
         Where in a step it can be.
     needs : {"", "gradients", "ULFM"}
         What the training must be.
+    said_by_all : bool
+        Whether it befalls all ranks, each of which is to say so of itself.
     """
 
     weight: float
     words: tuple[str, ...]
     places: tuple[str, ...] = PLACES
     needs: str = ""
+    said_by_all: bool = False
 
 
 _RANK: Final = r"\b[Rr]anks? (\d+)"
@@ -65,6 +68,10 @@ FAULTS: Final[Mapping[str, Fault]] = {
     "length": Fault(2, _DISAGREE, ("after",)),
     "order": Fault(2, _DISAGREE, ("after",)),
     "extra": Fault(2, _DISAGREE, ("after",)),
+    "purpose": Fault(2, _DISAGREE, ("after",)),
+    # Where the two threads are not there at the same time, one of them is in a call too many.
+    "thread": Fault(2, (rf"{_RANK} of \d+, on \S+, raised[^:]* PlanError", *_DISAGREE), ("after",)),
+    "SIGKILL of the launcher": Fault(2, (rf"{_RANK} of \d+, on \S+, lost its launcher",), said_by_all=True),
     "delay": Fault(3, (), ("first", "before", "after")),
     "SIGSTOP, SIGCONT": Fault(3, ()),
     "SIGSTOP": Fault(2, _SILENT),
@@ -240,8 +247,10 @@ def complaints(job: Job, outcome: Outcome, right: Outcome) -> list[str]:
     named = blamed(job.draw.fault, outcome)
     if unnamed(job, outcome) and not named:
         return found
-    if named != {job.draw.rank}:
-        found.append(f"rank {job.draw.rank} was to blame, and blamed were: {sorted(named) or 'none'}")
+    everybody = FAULTS[job.draw.fault].said_by_all
+    if named != (set(range(job.ranks)) if everybody else {job.draw.rank}):
+        wanted = "all ranks were to say so" if everybody else f"rank {job.draw.rank} was to blame"
+        found.append(f"{wanted}, and blamed were: {sorted(named) or 'none'}")
     return found
 
 

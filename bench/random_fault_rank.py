@@ -26,10 +26,12 @@ from mpi4py import MPI
 import mpiagg
 from bench.random_fault_draws import COMMIT_EVERY, SHAPES, STEPS, Draw, gradients_of, start
 from mpiagg.cli.aggregators import AGGREGATORS
+from mpiagg.launch.launchers import started_by
 
 SIGNALS = {
     "SIGKILL": signal.SIGKILL,
     "SIGKILL, survived": signal.SIGKILL,
+    "SIGKILL of the launcher": signal.SIGKILL,
     "SIGTERM": signal.SIGTERM,
     "SIGSTOP": signal.SIGSTOP,
     "SIGSTOP, SIGCONT": signal.SIGSTOP,
@@ -74,7 +76,7 @@ class Fault:
                 interrupt = ctypes.pythonapi.PyThreadState_SetAsyncExc
                 _later(draw.moment, lambda: interrupt(ctypes.c_ulong(main), ctypes.py_object(OnPurposeError)))
             elif self.due(step, *SIGNALS):
-                _later(draw.moment, lambda: self._signal(SIGNALS[draw.fault]))
+                _later(draw.moment, lambda: self._signal(draw.fault))
         elif self.due(step, "exception"):
             raise OnPurposeError
         elif self.due(step, "sys.exit"):
@@ -82,11 +84,12 @@ class Fault:
         elif self.due(step, "delay"):
             time.sleep(draw.seconds)
         elif self.due(step, *SIGNALS):
-            self._signal(SIGNALS[draw.fault])
+            self._signal(draw.fault)
 
-    def _signal(self, number: int) -> None:
-        (self._folder / "signalled").write_text(f"{os.getpid()}")
-        os.kill(os.getpid(), number)
+    def _signal(self, fault: str) -> None:
+        process = started_by() if "launcher" in fault else os.getpid()
+        (self._folder / "signalled").write_text(f"{process}")
+        os.kill(process, SIGNALS[fault])
 
 
 def _later(seconds: float, call: Callable[[], object]) -> None:
@@ -147,6 +150,10 @@ class Training:
             calls[0] = ("min", loss)
         if fault.due(step, "length"):
             calls[0] = ("sum", np.ones(4))
+        if fault.due(step, "purpose"):
+            self.comm.Dup()
+        if fault.due(step, "thread"):
+            threading.Thread(target=mpiagg.allreduce, args=(loss, "sum"), kwargs={"comm": self.comm}).start()
         if fault.due(step, "extra"):
             mpiagg.allreduce(np.ones(50), "min", comm=self.comm, algorithm=algorithm)
         found = {op: mpiagg.allreduce(x, op, comm=self.comm, algorithm=algorithm) for op, x in calls}

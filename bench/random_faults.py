@@ -64,7 +64,7 @@ class Verdict(NamedTuple):
 def run(job: Job, folder: Path, patience: float) -> Outcome:
     """Run a job; no process of it is left afterwards."""
     mark = uuid.uuid4().hex
-    for path in (*folder.glob("*.end"), *folder.glob("signalled")):
+    for path in (*folder.glob("*.end"), *folder.glob("rank-*.json"), *folder.glob("signalled")):
         path.unlink()
     told = json.dumps({"aggregation": job.aggregation, "draw": None if job.draw is None else job.draw._asdict()})
     options = launch.SURVIVING if job.draw is not None and "survived" in job.draw.fault else ()
@@ -87,7 +87,15 @@ def run(job: Job, folder: Path, patience: float) -> Outcome:
     end_processes(mark)
     started.wait()
     ends = {int(path.stem): json.loads(path.read_text()) for path in folder.glob("*.end")}
-    return Outcome(status, seconds, ends, (folder / "printed").read_text(errors="replace"), left)
+    printed = (folder / "printed").read_text(errors="replace") + _recorded(folder)
+    return Outcome(status, seconds, ends, printed, left)
+
+
+def _recorded(folder: Path) -> str:
+    """Return why ranks have written their recordings: where the launcher was killed, nobody prints what they say."""
+    records = [json.loads(path.read_text()) for path in folder.glob("rank-*.json")]
+    lines = (f"rank {each['rank']} of {each['size']}, on {each['host']}, {each['reason']}" for each in records)
+    return "".join(f"recorded: {line}\n" for line in lines)
 
 
 def _watch(started: subprocess.Popen[bytes], draw: Draw | None, folder: Path, until: float) -> int | None:
