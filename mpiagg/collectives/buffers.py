@@ -15,7 +15,7 @@ import numpy as np
 from mpi4py import MPI
 
 from mpiagg.arrays import HOST, Array, device_of
-from mpiagg.collectives.datatypes import extent_of
+from mpiagg.collectives.datatypes import Datatype, extent_of, half_of
 
 
 class Message(NamedTuple):
@@ -25,14 +25,14 @@ class Message(NamedTuple):
     ----------
     memory : numpy.ndarray
         The bytes that it names, one-dimensional, in the user's own memory, which may be a device's.
-    datatype : MPI.Datatype
-        A predefined datatype.
+    datatype : MPI.Datatype or numpy.dtype
+        A predefined datatype, or the dtype of half precision.
     length : int
         How many elements each block has.
     """
 
     memory: Array
-    datatype: MPI.Datatype
+    datatype: Datatype
     length: int
 
     def matches(self, other: Message | None) -> bool:
@@ -60,7 +60,7 @@ def read(specification: object, *, writable: bool, blocks: int = 1) -> Message |
 
 def _read(specification: object, *, writable: bool, blocks: int) -> Message | None:
     thing, count, displacement, kind = _parts(specification)
-    datatype = _datatype(thing, kind)
+    datatype = half_of(thing, kind) or _datatype(thing, kind)
     extent = extent_of(datatype)
     if extent is None:
         return None
@@ -128,6 +128,8 @@ def _memory(thing: Any, *, writable: bool) -> Array:
         if not thing.flags.c_contiguous:
             raise BufferError("not contiguous")
         return thing.reshape(-1).view(np.uint8)  # type: ignore[no-any-return]  # an array of the device's
+    if isinstance(thing, np.ndarray) and thing.dtype.kind == "V":  # bfloat16, which MPI does not know
+        thing = thing.view(np.uint16)
     # Slicing refuses memory that the processor cannot reach.
     view: Any = MPI.buffer.frombuffer(thing, readonly=not writable)[:]
     memory: Array = np.frombuffer(view, np.uint8)

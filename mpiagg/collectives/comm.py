@@ -321,7 +321,7 @@ def _run(method: Method, given: tuple[Any, ...]) -> None:
     if call.given_as_it_is:
         call.record(method.now, given)
     else:
-        x, out = method.arrays(call.channel, call.operation.reduction.dtype, given)
+        x, out = method.arrays(call.channel, call.dtype, given)
         try:
             call.run(x, out)
         finally:
@@ -340,7 +340,7 @@ def _resolved(method: Method, given: tuple[Any, ...]) -> Any:
         if CHECK:
             channel.agree(f"{method.name} of arguments for the MPI library alone")
         return Unread(channel, method.name)
-    arrays = method.arrays(channel, asked.reduction.dtype, given)
+    arrays = method.arrays(channel, asked.dtype, given)
     operation = asked.operation(channel, arrays=arrays)
     if CHECK:  # before anything is made that ranks make together
         channel.agree(operation.in_words)
@@ -386,14 +386,14 @@ def _plan(comm: Comm, method: Method, given: tuple[Any, ...], memory: Memory) ->
         asked = method.read(channel, *given)
         if asked is None:
             return None
-        arrays = method.arrays(channel, asked.reduction.dtype, (comm, *given))
+        arrays = method.arrays(channel, asked.dtype, (comm, *given))
         known = Call(channel, asked.operation(channel, memory, arrays=arrays, at_once=False))
         if key is not None:
             channel.calls.find(key, lambda: known)
     known.used, operation = True, known.operation
-    if operation.choice.algorithm == NATIVE:
+    if operation.choice.algorithm == NATIVE and known.dtype == operation.reduction.dtype:
         return None
     if arrays is None:
-        arrays = method.arrays(channel, operation.reduction.dtype, (comm, *given))
+        arrays = method.arrays(channel, known.dtype, (comm, *given))
     tag = channel.tags.in_turn(operation.choice.lanes, operation.signature)
     return prepare(channel, operation, *arrays, tag, memory=memory)

@@ -88,19 +88,40 @@ _PREDEFINED: Final = {
 }
 _EXTENTS: Final = {handle: extent for handle, datatype in _PREDEFINED.items() if (extent := datatype.extent) > 0}
 _NUMBER: Final = _numbers()
+_HALVES: Final = {handle: np.dtype(np.float16) for handle, datatype in _PREDEFINED.items() if datatype.typestr == "f2"}
 _PAIR: Final = _pairs()
 _BYTES: Final = _named("BYTE")
 
 
-def extent_of(datatype: MPI.Datatype) -> int | None:
+Datatype = MPI.Datatype | np.dtype[Any]
+"""A datatype of MPI's; for half precision NumPy's: not every MPI library has one, and those that have combine in it."""
+
+
+def half_of(thing: object, kind: object) -> np.dtype[Any] | None:
+    """Return the dtype of a buffer of half precision, whose datatype is given or not; None for others."""
+    if isinstance(kind, MPI.Datatype):
+        return _HALVES.get(kind.handle)
+    dtype = getattr(thing, "dtype", None)
+    return dtype if kind is None and getattr(dtype, "name", "") in {"float16", "bfloat16"} else None
+
+
+def is_mpis(datatype: Datatype) -> bool:
+    """Whether the MPI library can be given numbers of a datatype, as arrays."""
+    return not isinstance(datatype, np.dtype) or (datatype.name == "float16" and bool(_HALVES))
+
+
+def extent_of(datatype: Datatype) -> int | None:
     """Return the bytes from one element to the next, or None if the datatype is not a predefined one."""
-    return _EXTENTS.get(datatype.handle)
+    return datatype.itemsize if isinstance(datatype, np.dtype) else _EXTENTS.get(datatype.handle)
 
 
-def reduction_of(datatype: MPI.Datatype, op: object) -> Reduction | None:
+def reduction_of(datatype: Datatype, op: object) -> Reduction | None:
     """Return how we combine values of a datatype by an ``MPI.Op``, or None if that is for the MPI library."""
     if not isinstance(op, MPI.Op):
         return None
+    if isinstance(datatype, np.dtype):
+        half = op_name(op)
+        return reduction(half, datatype, 1) if half in _OPS["f"] else None
     locating = _LOCATING.get(op.handle)
     if locating is not None:
         return _locating(datatype.handle, locating)

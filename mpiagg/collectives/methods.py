@@ -14,10 +14,10 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 from mpi4py import MPI
 
-from mpiagg.arrays import HOST, Array, Reduction, device_of
+from mpiagg.arrays import HOST, Array, Form, Reduction, device_of
 from mpiagg.collectives import keys
 from mpiagg.collectives.buffers import Message, read
-from mpiagg.collectives.datatypes import reduction_of
+from mpiagg.collectives.datatypes import is_mpis, reduction_of
 from mpiagg.plans.choices import Case, Memory, pick, takes_native
 from mpiagg.plans.operation import Operation
 from mpiagg.schedules import Collective
@@ -41,6 +41,10 @@ class Asked(NamedTuple):
     root : int
     op : MPI.Op
         The operator, for the MPI library's own collective.
+    half : numpy.dtype or None
+        The dtype of arrays of half precision that are reduced, in another.
+    ours : bool
+        Whether it is not for the MPI library, which has no such numbers, or combines them in half precision.
     """
 
     collective: Collective
@@ -48,6 +52,13 @@ class Asked(NamedTuple):
     reduction: Reduction
     root: int = 0
     op: MPI.Op = MPI.SUM
+    half: np.dtype[Any] | None = None
+    ours: bool = False
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """That of the arrays."""
+        return self.reduction.dtype if self.half is None else self.half
 
     def operation(
         self, channel: Channel, memory: Memory = Memory.TOGETHER, *, arrays: Arrays, at_once: bool = True
@@ -57,11 +68,12 @@ class Asked(NamedTuple):
         device = device_of(x if out is None else out)
         nbytes = sum(self.counts) * self.reduction.dtype.itemsize
         native = takes_native(self.collective, self.reduction, nbytes, minima=True, at_once=at_once)
-        native = native and not channel.reproducible
+        native = native and not (channel.reproducible or self.ours)
         case = Case(self.collective, nbytes, channel.layout, memory, channel.library if native else None)
         choice = pick("auto", None, case, device=device)
+        form = None if self.half is None else Form(self.half, (sum(self.counts),), device)
         return Operation(
-            self.collective, channel.rank, channel.layout, self.root, self.counts, self.reduction, choice, self.op
+            self.collective, channel.rank, channel.layout, self.root, self.counts, self.reduction, choice, self.op, form
         )
 
 
@@ -127,7 +139,9 @@ def _bcast_read(channel: Channel, buf: object, root: int) -> Asked | None:
         return None
     at_root = channel.rank == root
     message = read(buf, writable=True) or (read(buf, writable=False) if at_root else None)
-    return None if message is None else Asked(Collective.BROADCAST, (message.memory.size,), _BYTES, int(root))
+    if message is None:
+        return None
+    return Asked(Collective.BROADCAST, (message.memory.size,), _BYTES, int(root), ours=not is_mpis(message.datatype))
 
 
 def _bcast_arrays(channel: Channel, dtype: np.dtype[Any], given: tuple[Any, ...]) -> Arrays:
@@ -152,7 +166,7 @@ def _allgather_read(channel: Channel, sendbuf: object, recvbuf: object) -> Asked
         sent = read(sendbuf, writable=False)
         if sent is None or sent.memory.size != length:
             return None
-    return Asked(Collective.ALLGATHER, (length,) * channel.size, _BYTES)
+    return Asked(Collective.ALLGATHER, (length,) * channel.size, _BYTES, ours=not is_mpis(received.datatype))
 
 
 def _allgather_arrays(channel: Channel, dtype: np.dtype[Any], given: tuple[Any, ...]) -> Arrays:
@@ -280,7 +294,8 @@ def _reducing(collective: Collective, counts: tuple[int, ...], op: Any, sent: Me
     how = reduction_of(sent.datatype, op)
     if how is None or (how.dtype.kind == "V" and device_of(sent.memory) is not HOST):
         return None
-    return Asked(collective, counts, how, root, op)
+    half = sent.datatype if isinstance(sent.datatype, np.dtype) else None
+    return Asked(collective, counts, how, root, op, half, ours=half is not None)
 
 
 def _is_rank(channel: Channel, root: object) -> bool:

@@ -46,6 +46,8 @@ class Call:
 
     Attributes
     ----------
+    dtype : numpy.dtype
+        That of the arrays.
     shape : tuple of int
         That of the result, for those who make it.
     has_result : bool
@@ -66,6 +68,7 @@ class Call:
 
     def __init__(self, channel: Channel, operation: Operation, *, quiet: bool = False) -> None:
         self.channel, self.operation, self.quiet = channel, operation, quiet
+        self.dtype = operation.reduction.dtype if operation.form is None else operation.form.dtype
         self.shape: tuple[int, ...] = ()
         self.has_result = True
         self.used = True
@@ -105,9 +108,9 @@ class Call:
         return partial(context.run, plan)
 
 
-def _in_errstate(plan: Plan[Any]) -> None:
+def _in_errstate(act: Callable[..., object], *arguments: object) -> None:
     with np.errstate(all="ignore"):
-        plan()
+        act(*arguments)
 
 
 def resolve(channel: Channel, operation: Operation, x: Array | None, out: Array | None, *, quiet: bool = False) -> Call:
@@ -214,6 +217,9 @@ class _Copied(Call):
         o, self._device = operation, device_of(x if out is None else out)
         self._by = self._device if isinstance(self._device, Accelerator) and goes_by_host(o) else None
         whole = self._device.empty(o.length, o.reduction.dtype) if self._by is None else pinned(o, self._by)
+        # What is too large for half precision becomes infinite.
+        warned = not quiet or self.dtype == o.reduction.dtype
+        self._store = self._device.convert if warned else partial(_in_errstate, self._device.convert)
         self._source, self._target = (None if part is None else whole[part] for part in (o.source, o.target))
         self._inner: Call
         if o.choice.algorithm == NATIVE:
@@ -241,7 +247,7 @@ class _Copied(Call):
             self._inner.run(source, target, timeout)
             if out is not None and target is not None:
                 if by is None:
-                    device.convert(out, target.reshape(out.shape))
+                    self._store(out, target.reshape(out.shape))
                 else:
                     from_host(by, out, target)
             if isinstance(device, Accelerator):
