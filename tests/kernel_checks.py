@@ -120,6 +120,8 @@ def chunks():
         spoiled[50] = bad
         yield spoiled, bad
     yield np.array([-3.4e38, 3.4e38], np.float32), "wide"
+    for span in (2.0, 0.3, 0.2, 1e-3):  # half a step above them is infinite
+        yield np.linspace((1 - span) * 3.4028234e38, 3.4028234e38, 400).astype(np.float32), span
     yield np.array([1, np.nextafter(np.float32(1), np.float32(2))], np.float32), "narrow"
     yield random.standard_normal(20011).astype(np.float32), "long"
 

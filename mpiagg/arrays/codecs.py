@@ -106,7 +106,8 @@ class MinMaxUInt8(Codec):
     With scale = 255 / (max - min + epsilon), upper = rint(max scale) and lower = upper - 255, the code of x is
     rint(x scale), clamped to lower and upper, less lower; it is decoded as (code + lower) / scale. An error is at
     most about half a step of (max - min) / 255. Epsilon is 1e-7 as in Bagua, but never more than a 1024th of the
-    range, so that small values have all codes, too. A chunk with a NaN or an infinity in it is NaN altogether.
+    range, so that small values have all codes, too. Values above 1e38 are decoded to none outside of their range, which
+    could be infinite. A chunk with a NaN or an infinity in it is NaN altogether.
 
     Values are taken as float32. A chunk has a header of ``HEADER_BYTES``, and its codes are padded to a multiple of 32.
     """
@@ -147,7 +148,7 @@ class MinMaxUInt8(Codec):
         if grid is None:
             values.fill(least)
             return
-        grid.decode(image[HEADER_BYTES : HEADER_BYTES + len(values)], values)
+        grid.decode(image[HEADER_BYTES : HEADER_BYTES + len(values)], values, least, greatest)
 
 
 class _Grid(NamedTuple):
@@ -175,8 +176,8 @@ class _Grid(NamedTuple):
             np.copyto(own, whole[:last], casting="same_kind")
             np.subtract(own, code, own)
 
-    def decode(self, codes: Array, values: Array) -> None:
-        """Write the values of codes."""
+    def decode(self, codes: Array, values: Array, least: float, greatest: float) -> None:
+        """Write the values of codes; in the wide grid none is outside of the range that was sent."""
         scale, lower = np.array(self.scale), np.array(self.lower)
         between = None if values.dtype == scale.dtype else room.singles if self.narrow else room.doubles
         for block in blocks(len(values)):
@@ -185,6 +186,8 @@ class _Grid(NamedTuple):
             np.copyto(level, codes[block])
             np.add(level, lower, level)
             np.divide(level, scale, level)
+            if not self.narrow:  # half a step above the largest number is infinite
+                np.clip(level, least, greatest, out=level)
             if between is not None:
                 np.copyto(own, level, casting="same_kind")
 
@@ -209,8 +212,10 @@ def _grid(least: float, greatest: float) -> _Grid | None:
     span = greatest - least
     if span <= 0:
         return None
-    # The levels of values far from zero beside their range, or of very small ones, need more digits than float32 has.
-    narrow = 1e-30 < span < 1e38 and max(abs(least), abs(greatest)) / span < 2**14
+    # The levels of values far from zero beside their range, or of very small ones, need more digits than float32 has;
+    # those of the largest need a wider range.
+    far = max(abs(least), abs(greatest))
+    narrow = span > 1e-30 and far < 1e38 and far / span < 2**14
     dtype = np.float32 if narrow else np.float64
     scale = dtype(255) / (dtype(span) + dtype(min(EPSILON, span / 1024)))
     lower = np.rint(dtype(greatest) * scale) - dtype(255)

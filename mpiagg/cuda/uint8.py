@@ -94,7 +94,7 @@ INLINE Map map_between(float least, float greatest) {
     map.kind = ONE_VALUE;
     if (span <= 0) return map;
     const double far = fabs(low) > fabs(high) ? fabs(low) : fabs(high);
-    map.kind = 1e-30 < span && span < 1e38 && far / span < 16384 ? NARROW : WIDE;
+    map.kind = 1e-30 < span && far < 1e38 && far / span < 16384 ? NARROW : WIDE;
     map.narrow = grid_between<float>(span, high);
     map.wide = grid_between<double>(span, high);
     return map;
@@ -116,8 +116,10 @@ INLINE u8 code_of(const Map &map, float x) {
 
 template <class Real> INLINE void put_value(Real &to, const Map &map, u8 code) {
     if (map.kind == NARROW) put(to, ((float)code + map.narrow.lower) / map.narrow.scale);
-    else if (map.kind == WIDE) put(to, ((double)code + map.wide.lower) / map.wide.scale);
-    else put(to, map.least);
+    else if (map.kind == WIDE) {
+        const double value = ((double)code + map.wide.lower) / map.wide.scale, low = map.least, high = map.greatest;
+        put(to, value < low ? low : value > high ? high : value);
+    } else put(to, map.least);
 }
 
 // The header, and the zeros after the codes.

@@ -1,8 +1,8 @@
 """The proof that schedules are a correct collective, for one number of ranks at a time.
 
 For every chunk on every rank the walk carries the *expression* that the chunk holds: which
-contributions have been combined, in which order and on which side. Equal expressions mean equal bits. From
-the expressions it follows that no contribution is counted twice, none is missing, and all ranks end alike.
+contributions have been combined, in which order and on which side. Equal expressions mean equal bits, but for those of
+NaN. From the expressions it follows that no contribution is counted twice, none is missing, and all ranks end alike.
 """
 
 from __future__ import annotations

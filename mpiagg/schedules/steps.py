@@ -34,7 +34,7 @@ class Step:
     """One step of one rank: an action on ``count`` chunks from ``chunk`` on, with ``peer``.
 
     ``received_first`` says on which side of the operator a reduction puts what was received. Every operator
-    that is offered commutes, but its bits need not (which zero, whose NaN), so the side is part of
+    that is offered commutes, but its bits need not (which zero), so the side is part of
     the schedule.
     """
 

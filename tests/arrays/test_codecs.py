@@ -237,6 +237,18 @@ def test_constants_are_exact(value, length, dtype):
 
 
 @pytest.mark.parametrize("dtype", FLOATS)
+@pytest.mark.parametrize("span", [2.0, 1.0, 0.3, 0.2, 1e-3])
+def test_values_near_the_largest_float_stay_finite(span, dtype):
+    largest = float(np.finfo(np.float32).max)
+    values = np.linspace((1 - span) * largest, largest, 400).astype(np.float32).astype(dtype)
+    for sent in (values, -values):
+        decoded = there_and_back("u8", sent)
+        assert np.isfinite(decoded).all()
+        assert sent.min() <= decoded.min() <= decoded.max() <= sent.max()
+        assert np.abs(decoded / largest - sent / largest).max() <= 0.6 * span / 255
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
 @pytest.mark.parametrize("length", [1, 40, BLOCK + 5])
 def test_what_is_not_finite_spoils_the_chunk(bad, length, dtype):
