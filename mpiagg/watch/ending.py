@@ -7,6 +7,7 @@ job. So does SIGTERM, unless the program has a handler of its own. So does the e
 
 from __future__ import annotations
 
+import ctypes
 import faulthandler
 import os
 import select
@@ -30,6 +31,9 @@ ABORT: Final = "MPIAGG_ABORT"
 
 LAST_WORDS: Final = 0.2
 """Seconds that the launcher is given to read what a process has said at its end: what it has not read, it drops."""
+
+LOOK: Final = 0.5
+"""Seconds between two looks at whether others have taken handlers of signals away."""
 
 LAST_RESORT: Final = 5.0
 """Seconds after which a process ends without the MPI library's help."""
@@ -62,6 +66,7 @@ class Ending:
         }
         self._hooks = sys.excepthook, threading.excepthook
         self._sockets: tuple[socket.socket, ...] = ()
+        self._restore = _CALLED_BY_PYTHON(lambda _: self._take_signals())
 
     def install(self) -> None:
         """Be there for errors that nobody catches, and for signals."""
@@ -73,10 +78,9 @@ class Ending:
         self._outlive_no_launcher()
         if threading.current_thread() is not threading.main_thread():
             return
+        self._handlers = {number: each for number, each in self._handlers.items() if _is_free(number)}
+        self._take_signals()
         self._listen_to_signals()
-        for number, handler in self._handlers.items():
-            if signal.getsignal(number) is signal.SIG_DFL:
-                signal.signal(number, handler)
 
     def _forget(self) -> None:
         """Be no rank any more: this process has been forked from one, and shares its sockets."""
@@ -117,24 +121,40 @@ class Ending:
 
     # -- signals
 
+    def _take_signals(self) -> int:
+        """Have handlers for signals that nobody handles, and be told of them, in the main thread."""
+        for number, handler in self._handlers.items():
+            if _is_free(number):
+                signal.signal(number, handler)
+        if self._sockets:
+            before = signal.set_wakeup_fd(self._sockets[1].fileno(), warn_on_full_buffer=False)
+            if before not in {-1, self._sockets[1].fileno()}:  # somebody else is told, who may not be robbed of it
+                signal.set_wakeup_fd(before)
+        return 0
+
     def _listen_to_signals(self) -> None:
-        """Have a thread hear of signals at once, even while the main thread is in a call of the MPI library's."""
-        ours, theirs = socket.socketpair()
+        """Have a thread hear of signals at once, even while the main thread is in a call of the MPI library's.
+
+        The thread also sees when others have taken the handlers away: asyncio does, at the end of a loop that had one.
+        """
+        ours, theirs = self._sockets = socket.socketpair()
         theirs.setblocking(False)
-        before = signal.set_wakeup_fd(theirs.fileno(), warn_on_full_buffer=False)
-        if before != -1:  # somebody else listens, who may not be robbed of it; the handlers are called all the same
-            signal.set_wakeup_fd(before)
-            ours.close()
-            theirs.close()
-            return
+        ours.settimeout(LOOK)
+        self._take_signals()
 
         def listen() -> None:
-            while data := ours.recv(1):
-                handler = self._handlers.get(data[0])
-                if handler is not None and self._is_ours(data[0]):
-                    handler(data[0], None)
+            while True:
+                try:
+                    (number,) = ours.recv(1)
+                except TimeoutError:
+                    if any(map(_is_free, self._handlers)):
+                        ctypes.pythonapi.Py_AddPendingCall(self._restore, None)
+                    continue
+                except (OSError, ValueError):  # it is closed
+                    return
+                if number in self._handlers and self._is_ours(number):
+                    self._handlers[number](number, None)
 
-        self._sockets = ours, theirs
         threading.Thread(target=listen, name="mpiagg signals", daemon=True).start()
 
     def _is_ours(self, number: int) -> bool:
@@ -193,6 +213,14 @@ class Ending:
             time.sleep(LAST_WORDS)
         finally:
             self._abort(status)
+
+
+_CALLED_BY_PYTHON: Final = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.c_void_p)
+"""A function that Python calls in the main thread, where alone handlers of signals can be set."""
+
+
+def _is_free(number: int) -> bool:
+    return signal.getsignal(number) is signal.SIG_DFL
 
 
 def _write(text: str) -> None:

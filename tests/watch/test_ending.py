@@ -1,5 +1,6 @@
 """How a process ends before its time: what it prints, once, and with which status."""
 
+import os
 import signal
 import subprocess
 import sys
@@ -21,7 +22,12 @@ def fail():
 
 
 def run(body, tmp_path, *, installed=True, **environment):
-    environment = {"MPIAGG_RECORD_DIR": str(tmp_path / "recordings"), "PATH": "", **environment}
+    environment = {
+        "MPIAGG_RECORD_DIR": str(tmp_path / "recordings"),
+        "PATH": "",
+        "PYTHONPATH": os.environ.get("PYTHONPATH", ""),
+        **environment,
+    }
     path = tmp_path / "script.py"
     path.write_text(START + ("ending.install()\n" if installed else "") + body)
     return subprocess.run(
@@ -150,3 +156,39 @@ def test_a_process_ends_when_its_launcher_has_ended(tmp_path):
 def test_a_process_outlives_its_launcher_where_it_is_to_look_after_itself(tmp_path):
     ended = run(LAUNCHED + "time.sleep(0.5); print('there')", tmp_path, installed=False, MPIAGG_ABORT="0")
     assert (ended.returncode, ended.stdout, ended.stderr) == (0, "there\n", "")
+
+
+ASYNCIO = """
+import asyncio
+
+async def serve():
+    loop = asyncio.get_running_loop()
+    loop.add_signal_handler(signal.SIGTERM, heard.append, "asyncio")
+    os.kill(os.getpid(), signal.SIGTERM)
+    while not heard:
+        await asyncio.sleep(0.01)
+
+heard = []
+asyncio.run(serve())
+print(heard, flush=True)
+while signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:  # which asyncio has left behind
+    time.sleep(0.01)
+"""
+
+
+@pytest.mark.parametrize("wait", ["time.sleep(60)", "import ctypes; ctypes.CDLL(None).poll(None, 0, 60000)"])
+def test_signals_are_heard_of_again_when_asyncio_has_handled_some(tmp_path, wait):
+    later = "threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGTERM)).start()\n"
+    ended = run(ASYNCIO + later + wait, tmp_path)
+    assert ended.stdout == "['asyncio']\naborts\n"
+    assert "received SIGTERM" in ended.stderr
+
+
+def test_a_handler_of_the_programs_own_is_left_alone_when_it_is_looked_at(tmp_path):
+    body = """
+signal.signal(signal.SIGTERM, lambda *_: print("own", flush=True))
+time.sleep(1.5)  # long enough to be looked at
+os.kill(os.getpid(), signal.SIGTERM)
+"""
+    ended = run(body, tmp_path)
+    assert (ended.returncode, ended.stdout, ended.stderr) == (0, "own\n", "")
