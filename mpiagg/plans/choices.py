@@ -98,7 +98,7 @@ def pick(name: str, lanes: int | None, case: Case, wire: str | None = None, devi
             else choose(case if wire is None else case._replace(memory=Memory.NONE, library=None), device or HOST)
         )
     else:
-        algorithm(name).generator(case.collective)  # refuses what it does not serve
+        algorithm(name, ("auto", NATIVE)).generator(case.collective)  # refuses what it does not serve
         chosen = Choice(name)
     if lanes is not None:
         chosen = chosen._replace(lanes=check_integer("lanes", lanes, 1, MOST_LANES))

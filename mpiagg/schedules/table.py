@@ -6,7 +6,7 @@ the price, the simulation, the pictures, the plans, the benchmark and the tests 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from mpiagg.schedules import (
@@ -205,16 +205,16 @@ def algorithms(collective: Collective | str | None = None) -> tuple[str, ...]:
     return tuple(name for name, entry in TABLE.items() if wanted in entry.schedules)
 
 
-def algorithm(name: str) -> Algorithm:
+def algorithm(name: str, others: Sequence[str] = ()) -> Algorithm:
     """Return the algorithm of that name.
 
     Raises
     ------
     ValueError
-        If the table has none; the message lists the known names.
+        If the table has none; the message lists the known names, and ``others`` that the caller takes.
     """
     if not isinstance(name, str) or name not in TABLE:
-        raise ValueError(f"unknown algorithm {name!r}; known: {', '.join(TABLE)}")
+        raise ValueError(f"unknown algorithm {name!r}; known: {', '.join([*others, *TABLE])}")
     return TABLE[name]
 
 

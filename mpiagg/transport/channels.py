@@ -7,6 +7,7 @@ goes when the communicator is freed.
 from __future__ import annotations
 
 import atexit
+import os
 from threading import get_ident
 from typing import Any
 
@@ -15,7 +16,7 @@ from mpi4py import MPI
 from mpiagg.errors import Error, PlanError
 from mpiagg.transport.meetings import gather
 from mpiagg.transport.messages import MAKE, Channel
-from mpiagg.transport.process import ending
+from mpiagg.transport.process import RECORD, ending
 
 
 def channel_of(comm: MPI.Intracomm | None, *, reproducible: bool = False) -> Channel:
@@ -131,5 +132,7 @@ def _free_all() -> None:
     if MPI.Is_finalized():
         return
     ending().leave()
+    if os.environ.get(RECORD, "off") != "off":  # it was asked for
+        ending().dump("its program has ended")
     for channel in list(_channels.values()):
         channel.free(at_exit=True)

@@ -21,6 +21,8 @@ DIRECTORY: Final = "MPIAGG_RECORD_DIR"
 def write(recorder: Recorder, rank: int, size: int, reason: str) -> Path | None:
     """Write the record of this process to ``rank-R.json``; return where it is, or None if it cannot be written.
 
+    Its owner alone can read it. What another process has written there stays beside it, under the time of its writing.
+
     Parameters
     ----------
     rank, size : int
@@ -31,12 +33,26 @@ def write(recorder: Recorder, rank: int, size: int, reason: str) -> Path | None:
     folder = Path(os.environ.get(DIRECTORY) or "mpiagg-recordings")
     path = folder / f"rank-{rank}.json"
     with suppress(OSError):
-        folder.mkdir(parents=True, exist_ok=True)
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         aside = path.with_name(f"{path.name}.{os.getpid()}.{threading.get_ident()}")
-        aside.write_text(json.dumps(recording(recorder, rank, size, reason)))
+        with open(os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:  # noqa: PTH123 - by number
+            json.dump(recording(recorder, rank, size, reason), file)
+        _keep(path)
         aside.replace(path)
+        _written.add(path)
         return path.absolute()
     return None
+
+
+_written: set[Path] = set()
+"""What this process has written."""
+
+
+def _keep(path: Path) -> None:
+    """Keep what another process has written to a path."""
+    if path not in _written:
+        with suppress(FileNotFoundError):
+            path.replace(path.with_name(f"{path.stem}.{path.stat().st_mtime_ns}{path.suffix}"))
 
 
 def recording(recorder: Recorder, rank: int, size: int, reason: str) -> dict[str, Any]:

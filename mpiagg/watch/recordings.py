@@ -186,7 +186,7 @@ def read_all(sources: Iterable[Path]) -> list[Recording]:
     Parameters
     ----------
     sources : iterable of Path
-        Files, and folders with files named ``rank-*.json``.
+        Files, and folders with files named ``rank-R.json``: the latest of every rank.
 
     Raises
     ------
@@ -195,7 +195,7 @@ def read_all(sources: Iterable[Path]) -> list[Recording]:
     """
     found: dict[int, tuple[Recording, Path]] = {}
     for source in sources:
-        paths = sorted(source.glob(FILES)) if source.is_dir() else [source]
+        paths = sorted(filter(_is_latest, source.glob(FILES))) if source.is_dir() else [source]
         if not paths:
             raise ValueError(f"folder {str(source)!r} holds no recordings; they are named {FILES}")
         for path in paths:
@@ -210,6 +210,11 @@ def read_all(sources: Iterable[Path]) -> list[Recording]:
         if other.size != first.size:
             raise ValueError(f"{str(where)!r} is of {first.size} ranks and {str(path)!r} of {other.size}: not one job")
     return [found[rank][0] for rank in sorted(found)]
+
+
+def _is_latest(path: Path) -> bool:
+    """Whether a file is the latest of its rank; the name of an earlier one tells its time."""
+    return path.stem.count(".") == 0
 
 
 def recording_of(content: object) -> Recording:

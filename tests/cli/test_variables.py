@@ -7,6 +7,7 @@ import sys
 import pytest
 
 from mpiagg.cli.variables import REFUSED, VARIABLES, should_say
+from mpiagg.launch.start import MPIEXEC
 
 
 @pytest.mark.parametrize(
@@ -30,9 +31,15 @@ def test_what_is_told_is_what_is_refused(name, text, good):
     assert good or f"ValueError: {name}={text!r} must be " in done.stderr
 
 
+def test_the_mpiexec_is_a_program():
+    assert [should_say(MPIEXEC, {MPIEXEC: text}) for text in ("", "/nonexist", "/", sys.executable, "sh")] == [
+        *("", "a program that can be run", "a program that can be run", "", "")
+    ]
+
+
 def test_flags_are_0_or_1():
-    flags = [name for name in VARIABLES if name not in REFUSED]
-    assert len(flags) == 5
+    flags = [name for name in VARIABLES if name not in {*REFUSED, MPIEXEC}]
+    assert len(flags) == 6
     for name in flags:
         assert [should_say(name, {name: text}) for text in ("", "0", "1", "yes")] == ["", "", "", "0 or 1"]
         assert not should_say(name, {})

@@ -72,6 +72,19 @@ def test_what_a_process_writes_down_can_be_read():
     assert found.reason == "raised ValueError: two\N{REPLACEMENT CHARACTER}lines"
 
 
+def test_what_an_earlier_process_has_written_stays(tmp_path, monkeypatch):
+    monkeypatch.setenv("MPIAGG_RECORD_DIR", str(tmp_path))
+    earlier = tmp_path / "rank-1.json"
+    earlier.write_text(json.dumps(CONTENT))
+    for reason in ("first", "second"):  # of one process the last one counts
+        assert dumps.write(Recorder(), 1, 4, reason) == earlier
+    assert read(earlier).reason == "second"
+    (kept,) = set(tmp_path.iterdir()) - {earlier}
+    assert read(kept).reason == "asked"
+    assert [each.reason for each in read_all([tmp_path])] == ["second"]
+    assert earlier.stat().st_mode & 0o777 == 0o600
+
+
 def changed(**fields):
     """Return a file's content whose second operation differs; ... takes a field away."""
     operation = {name: value for name, value in {**OPERATION, **fields}.items() if value is not ...}
