@@ -141,3 +141,21 @@ def test_the_launcher_is_found_above_shells(told, found):
     clean = {name: value for name, value in os.environ.items() if name not in launchers.VARIABLES}
     done = subprocess.run(command, env=clean, capture_output=True, text=True, check=True, timeout=60)
     assert int(done.stdout) == (os.getpid() if found else 0)
+
+
+@pytest.mark.parametrize(
+    ("told", "here"),
+    [
+        ({}, False),
+        ({**HYDRA, "MPI_LOCALNRANKS": "4"}, True),
+        ({**HYDRA, "MPI_LOCALNRANKS": "2"}, False),
+        ({**OPEN_MPI, "OMPI_COMM_WORLD_LOCAL_SIZE": "4"}, True),
+        ({**OPEN_MPI, "OMPI_COMM_WORLD_LOCAL_SIZE": "1"}, False),
+        (OPEN_MPI, False),
+        ({**PMI2, "SLURM_STEP_NUM_NODES": "1"}, True),
+        ({**PMI2, "SLURM_STEP_NUM_NODES": "2"}, False),
+        (SRUN, False),
+    ],
+)
+def test_a_job_on_one_node_is_known(told, here):
+    assert launchers.on_one_node(told) is here

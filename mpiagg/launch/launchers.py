@@ -19,21 +19,22 @@ ALONE: Final = "MPIAGG_ALONE"
 
 
 class _Launcher(NamedTuple):
-    """What a launcher is called, and where it tells a process how many there are and which of them it is."""
+    """What a launcher is called, and where it tells a process how many there are and which it is; and how many here."""
 
     name: str
     size: str
     rank: str
+    here: str = ""
 
 
 _SLURM: Final = _Launcher("srun", "SLURM_STEP_NUM_TASKS", "SLURM_PROCID")
 
 _LAUNCHERS: Final = (
-    _Launcher("the mpiexec of Open MPI", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK"),
-    _Launcher("an mpiexec of the MPICH family", "PMI_SIZE", "PMI_RANK"),
-    _Launcher("the mpiexec of MVAPICH", "MV2_COMM_WORLD_SIZE", "MV2_COMM_WORLD_RANK"),
-    _Launcher("the mpiexec of PALS", "PALS_SIZE", "PALS_RANKID"),
-    _Launcher("torchrun", "ROLE_WORLD_SIZE", "RANK"),
+    _Launcher("the mpiexec of Open MPI", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE"),
+    _Launcher("an mpiexec of the MPICH family", "PMI_SIZE", "PMI_RANK", "MPI_LOCALNRANKS"),
+    _Launcher("the mpiexec of MVAPICH", "MV2_COMM_WORLD_SIZE", "MV2_COMM_WORLD_RANK", "MV2_COMM_WORLD_LOCAL_SIZE"),
+    _Launcher("the mpiexec of PALS", "PALS_SIZE", "PALS_RANKID", "PALS_LOCAL_SIZE"),
+    _Launcher("torchrun", "ROLE_WORLD_SIZE", "RANK", "LOCAL_WORLD_SIZE"),
     # Slurm is last: other launchers use it to start their own ranks, which then have Slurm's variables, too.
     _SLURM,
 )
@@ -87,6 +88,16 @@ def launch(environment: Mapping[str, str] = os.environ) -> Launch | None:
         told = frozenset({f"{launcher.size}={size}".encode(), f"{launcher.rank}={rank}".encode()})
         return Launch(name, launcher.size, int(size), int(rank) if rank.isdecimal() else None, told)
     return None
+
+
+def on_one_node(environment: Mapping[str, str] = os.environ) -> bool:
+    """Whether the launcher has told that all processes of the job are on this node."""
+    found = launch(environment)
+    if found is None:
+        return False
+    here = next(launcher.here for launcher in _LAUNCHERS if launcher.size == found.variable)
+    alone = found.name == _SLURM.name and environment.get("SLURM_STEP_NUM_NODES") == "1"
+    return alone or environment.get(here) == str(found.size)
 
 
 def started_by() -> int:

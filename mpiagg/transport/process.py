@@ -9,7 +9,7 @@ from typing import Final, NamedTuple
 
 from mpi4py import MPI
 
-from mpiagg.launch.launchers import started_by
+from mpiagg.launch.launchers import on_one_node, started_by
 from mpiagg.transport.waiting import timeout_by_environment
 from mpiagg.watch import CARD_BYTES, KEEPS, Ending, Recorder, Watchdog, say
 
@@ -90,7 +90,8 @@ def process() -> Process:
 
 def _watchdog(end: Ending, warn: float, timeout: float) -> Watchdog | None:
     try:
-        watchdog = Watchdog(end.recorder, warn, timeout, end.give_up, end.dump)
+        host = "127.0.0.1" if on_one_node() else ""
+        watchdog = Watchdog(end.recorder, warn, timeout, end.give_up, end.dump, host=host)
     except (OSError, RuntimeError) as error:
         say(f"rank {end.rank} cannot listen for the others' questions, and will not be warned of stalls: {error}")
         return None

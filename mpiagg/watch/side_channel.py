@@ -2,9 +2,12 @@
 
 It is there for when messages of MPI do not come any more: a thread of each process listens on a TCP port. It costs
 nothing while nobody asks. Ranks learn each other's addresses, and a secret of each, when their communicator is set up
-(:class:`Card`). The secret itself is never sent on the side channel: who is connected gets a fresh number, and question
-and answer carry a code made of it, the secret and what is said (HMAC, RFC 2104). What is said is JSON, of limited
-length, and is checked before use.
+(:class:`Card`). The secret itself is never sent on the side channel: each side gives the other a fresh number, and
+proves with every message that it knows the secret, by a code made of both numbers, the secret and what is said (HMAC,
+RFC 2104). What is said is JSON, of limited length, and is checked before use.
+
+Who connects is a stranger at first, of whom nothing is kept but the connection, and nothing read but the first proof.
+Strangers get no thread, and little time; where there are many, the one that has waited longest is dropped.
 """
 
 from __future__ import annotations
@@ -13,8 +16,8 @@ import hmac
 import json
 import os
 import secrets
+import selectors
 import socket
-import socketserver
 import struct
 import threading
 import time
@@ -38,11 +41,18 @@ LONGEST: Final = 2**20
 PATIENCE: Final = 2.0
 """Seconds after which who does not answer counts as silent."""
 
-MOST_GUESTS: Final = 64
-"""How many are answered at the same time; others are turned away, lest strangers use up threads and files."""
+MOST_STRANGERS: Final = 256
+"""How many may be connected at the same time without a proof."""
+
+MOMENT: Final = 1.0
+"""Seconds that a stranger has."""
+
+PACE: Final = 0.01
+"""Seconds between two tries to let somebody in who cannot be let in."""
 
 _SIOCGIFADDR: Final = 0x8915
 _NONCE: Final = 16
+_PROOF: Final = 32
 _HEAD: Final = struct.Struct("!I32s")
 
 Told = Mapping[str, Any]
@@ -112,9 +122,11 @@ class Card(NamedTuple):
             share = _left(until) / (len(candidates) - number)
             try:
                 with socket.create_connection((address, self.port), share) as connection:
-                    nonce = _exactly(connection, _NONCE, until)
-                    _send(connection, question, self.secret, b"question" + nonce)
-                    return _receive(connection, self.secret, b"answer" + nonce, until)
+                    mine = secrets.token_bytes(_NONCE)
+                    both = mine + _exactly(connection, _NONCE, until)
+                    connection.sendall(mine + _code(self.secret, b"proof", both))
+                    _send(connection, question, self.secret, b"question" + both)
+                    return _receive(connection, self.secret, b"answer" + both, until)
             except (OSError, ValueError) as error:
                 faults.append(error)
         if faults and all(isinstance(fault, ConnectionRefusedError) for fault in faults):
@@ -124,7 +136,16 @@ class Card(NamedTuple):
         raise OSError(f"{self.host} does not answer: {faults[-1] if faults else 'it does not listen'}")
 
 
-class Listener(socketserver.ThreadingTCPServer):
+class _Stranger:
+    """Who has connected, and has not proved anything yet."""
+
+    __slots__ = ("nonce", "since", "told")
+
+    def __init__(self) -> None:
+        self.nonce, self.since, self.told = secrets.token_bytes(_NONCE), time.monotonic(), b""
+
+
+class Listener:
     """Listens in a thread of its own, and answers.
 
     Parameters
@@ -135,60 +156,115 @@ class Listener(socketserver.ThreadingTCPServer):
         Called every so often.
     every : float
         Seconds between two looks.
+    host : str
+        The address to listen at; all of this host's by default.
+
+    Attributes
+    ----------
+    socket : socket.socket
+        Where it listens.
+    card : Card
+        The same, for others.
     """
 
-    daemon_threads = True
-    request_queue_size = 128
+    def __init__(
+        self, answer: Callable[[Told], Told], look: Callable[[], object], every: float, host: str = ""
+    ) -> None:
+        self._answer, self._look, self._every = answer, look, every
+        self.socket = socket.create_server((host, 0), backlog=128)
+        self.socket.setblocking(False)
+        self._strangers: dict[socket.socket, _Stranger] = {}  # in the order in which they came
+        self._polled = selectors.PollSelector()
+        self._polled.register(self.socket, selectors.EVENT_READ)
+        self._closed = False
+        port, addresses = self.socket.getsockname()[1], () if host else _addresses()
+        self.card = Card(secrets.token_bytes(SECRET), os.getpid(), port, addresses, socket.gethostname())
+        self._thread = threading.Thread(target=self._serve, name="mpiagg watch", daemon=True)
+        self._thread.start()
 
-    def __init__(self, answer: Callable[[Told], Told], look: Callable[[], object], every: float) -> None:
-        super().__init__(("", 0), _Handler)
-        self.answer, self._look = answer, look
-        self._guests = threading.Semaphore(MOST_GUESTS)
-        port, host = self.server_address[1], socket.gethostname()
-        self.card = Card(secrets.token_bytes(SECRET), os.getpid(), port, _addresses(), host)
-        threading.Thread(target=self.serve_forever, args=(every,), name="mpiagg watch", daemon=True).start()
+    def close(self) -> None:
+        """Listen no more."""
+        self._closed = True
+        self._thread.join()
+        self.socket.close()
 
-    def process_request(self, request: Any, client_address: Any) -> None:
-        """Answer in a thread; or here, at the end of the program, when no thread can be started any more."""
-        if not self._guests.acquire(blocking=False):
-            self.shutdown_request(request)
+    def _serve(self) -> None:
+        """Let others in, hear what strangers say, and look, until this is closed."""
+        next_look = time.monotonic() + self._every
+        while not self._closed:
+            for key, _ in self._polled.select(max(0.0, next_look - time.monotonic())):
+                if key.fileobj is self.socket:
+                    self._let_in()
+                elif key.fileobj in self._strangers:  # it may have been dropped since
+                    self._hear(key.fileobj)
+            now = time.monotonic()
+            for stranger in [each for each, known in self._strangers.items() if now - known.since > MOMENT]:
+                self._drop(stranger)
+            if now >= next_look:
+                next_look = now + self._every
+                self._look()
+        for stranger in list(self._strangers):
+            self._drop(stranger)
+
+    def _let_in(self) -> None:
+        try:
+            connection, _ = self.socket.accept()
+        except OSError:  # it has hung up already; or this process has no file left, which takes a moment to change
+            time.sleep(PACE)
             return
+        connection.setblocking(False)
+        if len(self._strangers) >= MOST_STRANGERS:
+            self._drop(next(iter(self._strangers)))
+        stranger = self._strangers[connection] = _Stranger()
+        self._polled.register(connection, selectors.EVENT_READ)
+        with suppress(OSError):  # it has hung up
+            connection.send(stranger.nonce)
+
+    def _forget(self, connection: socket.socket) -> _Stranger:
+        self._polled.unregister(connection)
+        return self._strangers.pop(connection)
+
+    def _drop(self, connection: socket.socket) -> None:
+        self._forget(connection)
+        connection.close()
+
+    def _hear(self, connection: socket.socket) -> None:
+        """Read what there is of a stranger's proof; who has given it is answered in a thread."""
+        stranger = self._strangers[connection]
         try:
-            super().process_request(request, client_address)
-        except RuntimeError:
-            self.process_request_thread(request, client_address)
-
-    def process_request_thread(self, request: Any, client_address: Any) -> None:
-        """Answer, and let the next one in."""
+            more = connection.recv(_NONCE + _PROOF - len(stranger.told))
+        except OSError:
+            more = b""
+        stranger.told += more
+        if more and len(stranger.told) < _NONCE + _PROOF:
+            return
+        both, proof = stranger.told[:_NONCE] + stranger.nonce, stranger.told[_NONCE:]
+        if not hmac.compare_digest(proof, _code(self.card.secret, b"proof", both)):
+            self._drop(connection)
+            return
+        self._forget(connection)
+        thread = threading.Thread(target=self._reply, args=(connection, both), daemon=True)
         try:
-            super().process_request_thread(request, client_address)
-        finally:
-            self._guests.release()
+            thread.start()
+        except RuntimeError:  # at the end of the program no thread can be started any more
+            self._reply(connection, both)
 
-    def service_actions(self) -> None:
-        """Look after this process's own operations."""
-        self._look()
+    def _reply(self, connection: socket.socket, both: bytes) -> None:
+        """Answer one question; keep quiet about those who have hung up, or say what is none."""
+        with connection, suppress(OSError, ValueError):
+            question = _receive(connection, self.card.secret, b"question" + both, time.monotonic() + PATIENCE)
+            answer = self._answer(question)
+            connection.settimeout(PATIENCE)
+            _send(connection, answer, self.card.secret, b"answer" + both)
 
-    def handle_error(self, request: object, client_address: object) -> None:
-        """Keep quiet about strangers, and about those who have hung up."""
 
-
-class _Handler(socketserver.BaseRequestHandler):
-    def handle(self) -> None:
-        listener, connection, nonce = self.server, self.request, secrets.token_bytes(_NONCE)
-        assert isinstance(listener, Listener)
-        until = time.monotonic() + PATIENCE
-        connection.settimeout(PATIENCE)
-        connection.sendall(nonce)
-        question = _receive(connection, listener.card.secret, b"question" + nonce, until)
-        answer = listener.answer(question)
-        connection.settimeout(PATIENCE)
-        _send(connection, answer, listener.card.secret, b"answer" + nonce)
+def _code(secret: bytes, *parts: bytes) -> bytes:
+    return hmac.digest(secret, b"".join(parts), "sha256")
 
 
 def _send(connection: socket.socket, told: Told, secret: bytes, context: bytes) -> None:
     data = json.dumps(told).encode()
-    connection.sendall(_HEAD.pack(len(data), hmac.digest(secret, context + data, "sha256")) + data)
+    connection.sendall(_HEAD.pack(len(data), _code(secret, context, data)) + data)
 
 
 def _receive(connection: socket.socket, secret: bytes, context: bytes, until: float) -> Told:
@@ -196,7 +272,7 @@ def _receive(connection: socket.socket, secret: bytes, context: bytes, until: fl
     if length > LONGEST:
         raise ValueError(f"a message of {length} bytes")
     data = _exactly(connection, length, until)
-    if not hmac.compare_digest(code, hmac.digest(secret, context + data, "sha256")):
+    if not hmac.compare_digest(code, _code(secret, context, data)):
         raise ValueError("a message of a stranger's")
     return documents.made(documents.parsed(data), dict[str, Any])
 

@@ -76,6 +76,8 @@ class Watchdog:
         Ends the job; called with the reason, where nobody waits who could raise an error.
     dump : callable
         Writes down what this process has done; called with the reason.
+    host : str
+        The address to listen at; all of this host's by default.
     """
 
     def __init__(
@@ -85,6 +87,8 @@ class Watchdog:
         timeout: float,
         give_up: Callable[[str], object],
         dump: Callable[[str], object],
+        *,
+        host: str = "",
     ) -> None:
         self.recorder = recorder
         self._warn, self._timeout, self._give_up, self._dump = warn, timeout, give_up, dump
@@ -93,7 +97,7 @@ class Watchdog:
         self._reports: dict[str, _Gathered] = {}
         self._gathering = threading.Lock()
         every = max(SHORTEST_LOOK, min(LONGEST_LOOK, *(seconds / 4 for seconds in (warn, timeout) if seconds)))
-        self.listener = Listener(self.answer, partial(_quietly, self.look), every)
+        self.listener = Listener(self.answer, partial(_quietly, self.look), every, host)
 
     def join(self, trail: Trail, cards: Sequence[Card]) -> None:
         """Learn of a communicator: what is done on it, and where its ranks listen."""

@@ -124,7 +124,7 @@ def test_bad_arguments_are_told_with_the_known_names(arguments, words):
 @pytest.mark.parametrize("option", [[], ["--json", "numbers.json"]])
 def test_a_folder_that_nothing_can_be_written_to_is_told_before_the_work(monkeypatch, tmp_path, option):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("os.access", lambda path, mode: False)
+    monkeypatch.setattr("os.access", lambda *_: False)
     done = CliRunner().invoke(main, ["demo", *option])
     assert done.exit_code == 2
     assert "nothing can be written to the folder" in done.output

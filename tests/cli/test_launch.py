@@ -71,7 +71,9 @@ def test_no_mpi_library_is_told(bare, tmp_path):
     (tmp_path / "mpi4py" / "__init__.py").write_text("class rc: pass")
     bare.setenv("PYTHONPATH", str(tmp_path))
     # The error, and not the traceback before it, nor a part of that.
-    with pytest.raises(click.ClickException, match=r"mpi4py finds no MPI library\. .*pip install mpich.* ImportError: "):
+    with pytest.raises(
+        click.ClickException, match=r"mpi4py finds no MPI library\. .*pip install mpich.* ImportError: "
+    ):
         launch.mpi_vendor()
 
 

@@ -1,18 +1,22 @@
 """The side channel: questions between processes, answered to those who know the word, and to nobody else."""
 
+import contextlib
+import hmac
 import json
 import os
+import secrets
 import socket
 import struct
 import subprocess
 import sys
 import threading
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mpiagg.watch.side_channel import CARD_BYTES, LONGEST, MOST_GUESTS, SECRET, Card, GoneError, Listener
+from mpiagg.watch.side_channel import CARD_BYTES, LONGEST, MOST_STRANGERS, SECRET, Card, GoneError, Listener
 
 
 @pytest.fixture
@@ -28,8 +32,7 @@ def listener(asked):
 
     server = Listener(answer, lambda: None, 0.01)
     yield server
-    server.shutdown()
-    server.server_close()
+    server.close()
 
 
 def test_a_question_is_answered(listener, asked):
@@ -108,21 +111,91 @@ def test_an_answer_is_not_trusted(told):
         thread.join()
 
 
-def test_strangers_do_not_use_up_what_there_is(listener):
-    crowd = [socket.create_connection(("127.0.0.1", listener.card.port)) for _ in range(MOST_GUESTS + 10)]
-    turned_away = 0
-    for each in crowd:
-        each.settimeout(5)
-        turned_away += each.recv(16) == b""
-    assert turned_away == 10
-    for each in crowd:
-        each.close()
-    while True:  # those who have hung up make room
-        try:
+STRANGERS = """
+import os, socket, sys, time
+if os.geteuid() == 0:
+    os.setuid(65534)  # nobody
+crowd = []
+try:
+    for _ in range(int(sys.argv[2])):
+        crowd.append(socket.create_connection(("127.0.0.1", int(sys.argv[1]))))
+        if "talk" in sys.argv:
+            crowd[-1].sendall(bytes(48 if len(crowd) % 2 else 20))
+except ConnectionError:
+    pass  # dropped already
+print("there", flush=True)
+time.sleep(60)
+"""
+
+
+@pytest.mark.parametrize("how", ["idle", "talk"])
+def test_strangers_do_not_use_up_what_there_is(listener, how):
+    threads = threading.active_count()
+    command = [sys.executable, "-c", STRANGERS, str(listener.card.port), str(MOST_STRANGERS + 44), how]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as strangers:
+        strangers.stdout.readline()
+        for _ in range(20):
             assert listener.card.ask({}) == {"got": {}}
-            break
-        except OSError:
-            continue
+        assert len(list(Path("/proc/self/fd").iterdir())) < MOST_STRANGERS + 100
+        assert threading.active_count() <= threads + 20  # those of its own guests may still be there
+        strangers.kill()
+
+
+def test_a_stranger_has_but_a_moment(listener):
+    with socket.create_connection(("127.0.0.1", listener.card.port), timeout=30) as connection:
+        connection.recv(16)
+        assert connection.recv(1) == b""
+
+
+def test_a_longer_question_than_the_proof_is_not_read_before_it(listener, asked):
+    with socket.create_connection(("127.0.0.1", listener.card.port), timeout=30) as connection:
+        connection.recv(16)
+        connection.sendall(bytes(48))  # no proof
+        with contextlib.suppress(ConnectionError):
+            assert connection.recv(1) == b""
+    assert not asked
+
+
+def test_an_answer_to_another_is_of_no_use(listener):
+    """What was answered to somebody is not taken by another who gets the same number from the listener."""
+    number = secrets.token_bytes(16)
+
+    def replay(recorded):
+        with socket.create_server(("127.0.0.1", 0)) as between:
+            card = listener.card._replace(port=between.getsockname()[1], addresses=())
+            found = []
+
+            def ask():
+                try:
+                    found.append(card.ask({"ask": "state"}, patience=5))
+                except (OSError, ValueError):
+                    found.append(None)
+
+            asking = threading.Thread(target=ask)
+            asking.start()
+            connection, _ = between.accept()
+            with connection:
+                connection.sendall(number)
+                told = connection.recv(1000)
+                context = b"answer" + told[:16] + number
+                data = json.dumps({"got": 1}).encode()
+                code = hmac.digest(listener.card.secret, context + data, "sha256")
+                answer = recorded or struct.pack("!I32s", len(data), code) + data
+                connection.sendall(answer)
+            asking.join()
+            return answer, found[0]
+
+    recorded, found = replay(None)
+    assert found == {"got": 1}
+    assert replay(recorded)[1] is None
+
+
+def test_it_listens_where_it_is_told():
+    here = Listener(dict, lambda: None, 1, "127.0.0.1")
+    assert here.socket.getsockname()[0] == "127.0.0.1"
+    assert here.card.addresses == ()
+    assert here.card.ask({}) == {}
+    here.close()
 
 
 def test_who_is_gone_is_told_from_who_is_silent(listener):
@@ -154,8 +227,7 @@ def test_it_looks_every_so_often():
     looked = threading.Event()
     server = Listener(dict, looked.set, 0.01)
     assert looked.wait(10)
-    server.shutdown()
-    server.server_close()
+    server.close()
 
 
 @given(
