@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from jobs import MARK, all_gone, end_processes, run_job
+from thorough import thorough
 
 from mpiagg.launch.start import mpi_vendor
 
@@ -29,7 +30,7 @@ LARGER_JOBS = {6: CORE, 8: None} if mpi_vendor() == "Open MPI" else {5: CORE, 7:
 """Jobs of more than four ranks take long: each MPI library has half of them, and one of them the core alone."""
 
 
-@pytest.mark.parametrize("ranks", [1, 2, 3, 4, *LARGER_JOBS])
+@pytest.mark.parametrize("ranks", [1, 2, 3, *thorough(4, *LARGER_JOBS)])
 def test_all_ranks_pass(tmp_path, ranks):
     folder = HERE / "mpi"
     assert all((folder / f"test_{name}.py").exists() for name in (*SMALL_JOBS_ONLY, *CORE))

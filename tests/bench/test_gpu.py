@@ -41,6 +41,7 @@ def report(gpu):
     return gpu.gpu_report
 
 
+@pytest.mark.thorough
 def test_everything_is_measured_and_saved(gpu, tmp_path):
     (tmp_path / "sitecustomize.py").write_text(INSTALL)
     paths = os.pathsep.join([str(tmp_path), str(TOP)])

@@ -40,6 +40,7 @@ def test_draws_are_the_same_again_and_of_all_kinds():
     assert "SIGKILL, survived" not in {job.draw.fault for job in islice(draws(1, 4, survivable=False), 200)}
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("fault", SAMPLE)
 def test_a_run_ends_well(fault):
     if FAULTS[fault].needs == "ULFM" and launch.mpi_vendor() != "Open MPI":

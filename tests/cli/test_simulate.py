@@ -126,6 +126,7 @@ def test_the_table_is_sorted_and_fits():
     assert "30.22 ms" in next(line for line in lines if line.startswith("hierarchical"))
 
 
+@pytest.mark.thorough
 def test_65536_ranks():
     done = simulate("all", "-n", 65536, "--nodes", 8192)
     assert done.exit_code == 0, done.output

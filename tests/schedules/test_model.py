@@ -403,6 +403,7 @@ def test_large_nodes_that_are_not_equally_full():
 # -- very many ranks
 
 
+@pytest.mark.thorough
 def test_65536_ranks():
     n, nbytes = 2**16, 1e8
     wire, reduction = 2 * (n - 1) / n * nbytes * CLUSTER.beta, (n - 1) / n * nbytes * CLUSTER.gamma

@@ -87,7 +87,8 @@ def test_what_was_overheard_is_of_no_use_later(listener, asked):
     with socket.create_connection(("127.0.0.1", listener.card.port), timeout=5) as connection:
         connection.recv(16)
         connection.sendall(told)
-        assert connection.recv(1) == b""
+        with contextlib.suppress(ConnectionError):  # it was closed with something in it that is not read
+            assert connection.recv(1) == b""
     assert not asked
 
 
