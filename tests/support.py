@@ -15,6 +15,19 @@ def refused(error, words, call, *arguments, **keywords):
     MPI.COMM_WORLD.Barrier()
 
 
+def call(comm, form, name, *arguments):
+    """Make a call of a communicator's: blocking, nonblocking or persistent."""
+    if form == "blocking":
+        getattr(comm, name)(*arguments)
+    elif form == "nonblocking":
+        getattr(comm, "I" + name.lower())(*arguments).Wait()
+    else:
+        request = getattr(comm, name + "_init")(*arguments)
+        request.Start()
+        request.Wait()
+        request.Free()
+
+
 def fill_recorder():
     """Fill the ring of operations, so that from now on each that comes takes the place of another."""
     for _ in range(LENGTH):

@@ -15,7 +15,7 @@ import numpy as np
 from mpi4py import MPI
 
 from mpiagg.arrays import HOST, Array, device_of
-from mpiagg.collectives.datatypes import Datatype, extent_of, half_of
+from mpiagg.collectives.datatypes import Datatype, extent_of, half_of, half_or_itself
 
 
 class Message(NamedTuple):
@@ -60,7 +60,7 @@ def read(specification: object, *, writable: bool, blocks: int = 1) -> Message |
 
 def _read(specification: object, *, writable: bool, blocks: int) -> Message | None:
     thing, count, displacement, kind = _parts(specification)
-    datatype = half_of(thing, kind) or _datatype(thing, kind)
+    datatype = (half_of(thing) if kind is None else None) or half_or_itself(_datatype(thing, kind))
     extent = extent_of(datatype)
     if extent is None:
         return None

@@ -97,12 +97,15 @@ Datatype = MPI.Datatype | np.dtype[Any]
 """A datatype of MPI's; for half precision NumPy's: not every MPI library has one, and those that have combine in it."""
 
 
-def half_of(thing: object, kind: object) -> np.dtype[Any] | None:
-    """Return the dtype of a buffer of half precision, whose datatype is given or not; None for others."""
-    if isinstance(kind, MPI.Datatype):
-        return _HALVES.get(kind.handle)
+def half_of(thing: object) -> np.dtype[Any] | None:
+    """Return the dtype of an array of half precision; None for others."""
     dtype = getattr(thing, "dtype", None)
-    return dtype if kind is None and getattr(dtype, "name", "") in {"float16", "bfloat16"} else None
+    return dtype if getattr(dtype, "name", "") in {"float16", "bfloat16"} else None
+
+
+def half_or_itself(datatype: MPI.Datatype) -> Datatype:
+    """Return NumPy's half precision for MPI's, and any other datatype as it is."""
+    return _HALVES.get(datatype.handle, datatype)
 
 
 def is_mpis(datatype: Datatype) -> bool:

@@ -87,6 +87,7 @@ def end_late(comm: MPI.Intracomm, subject: Subject) -> None:
     if late is None:
         return
     late.given_up = True
+    late.take_back()
     try:
         late.finish(subject, None)
     finally:
@@ -111,6 +112,11 @@ class _Exchange:
         self._request: MPI.Request | None = None
         self._found: list[bytes] = []
         self.given_up = self.over = False
+
+    def take_back(self) -> None:
+        """Have nobody else test its request."""
+        if self._request is not None and self._request in _given_up:
+            _given_up.remove(self._request)
 
     def finish(self, subject: Subject, timeout: float | None) -> list[bytes]:
         """Return what every rank says; may be called again if it has raised a StallError."""

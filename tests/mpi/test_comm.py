@@ -6,6 +6,7 @@ from contextlib import nullcontext
 import numpy as np
 import pytest
 from mpi4py import MPI
+from support import call
 
 import mpiagg
 from mpiagg.transport import channel_of, kept
@@ -44,18 +45,6 @@ def comm():
     comm = mpiagg.Comm(NATIVE, reproducible=True)
     yield comm
     comm.Free()
-
-
-def call(comm, form, name, *arguments):
-    if form == "blocking":
-        getattr(comm, name)(*arguments)
-    elif form == "nonblocking":
-        getattr(comm, "I" + name.lower())(*arguments).Wait()
-    else:
-        request = getattr(comm, name + "_init")(*arguments)
-        request.Start()
-        request.Wait()
-        request.Free()
 
 
 def error_class(*arguments):

@@ -4,6 +4,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 from mpi4py import MPI
+from support import call
 
 import mpiagg
 
@@ -23,18 +24,10 @@ def comm(request):
     comm.Free()
 
 
-def call(comm, form, name, *arguments):
+def twice(*what):
     """Make the call twice: the second time it is looked up."""
     for _ in range(2):
-        if form == "blocking":
-            getattr(comm, name)(*arguments)
-        elif form == "nonblocking":
-            getattr(comm, "I" + name.lower())(*arguments).Wait()
-        else:
-            request = getattr(comm, name + "_init")(*arguments)
-            request.Start()
-            request.Wait()
-            request.Free()
+        call(*what)
 
 
 def drawn(length, dtype, rank=RANK):
@@ -58,16 +51,16 @@ def test_reductions(comm, dtype, form, length, op):
     exact = combine.reduce([part.astype(np.float32) for part in each], axis=0, dtype=np.float32)
     near = {"rtol": float(ml_dtypes.finfo(dtype).eps), "atol": 1e-3}
     out = np.zeros_like(x)
-    call(comm, form, "Allreduce", x, out, op)
+    twice(comm, form, "Allreduce", x, out, op)
     np.testing.assert_allclose(out.astype(np.float32), exact, **near)
     for other in NATIVE.allgather(out.tobytes()):
         assert other == out.tobytes()
     at_root = np.zeros_like(x)
-    call(comm, form, "Reduce", x, at_root if RANK == SIZE - 1 else None, op, SIZE - 1)
+    twice(comm, form, "Reduce", x, at_root if RANK == SIZE - 1 else None, op, SIZE - 1)
     if RANK == SIZE - 1:
         np.testing.assert_allclose(at_root.astype(np.float32), exact, **near)
     whole, part = np.concatenate([x] * SIZE), np.zeros_like(x)
-    call(comm, form, "Reduce_scatter_block", whole, part, op)
+    twice(comm, form, "Reduce_scatter_block", whole, part, op)
     np.testing.assert_allclose(part.astype(np.float32), exact, **near)
 
 
@@ -76,9 +69,9 @@ def test_reductions(comm, dtype, form, length, op):
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_moves(comm, dtype, form, length):
     x, gathered = drawn(length, dtype), np.zeros((SIZE, length), dtype)
-    call(comm, form, "Allgather", x, gathered)
+    twice(comm, form, "Allgather", x, gathered)
     same(gathered, np.stack([drawn(length, dtype, rank) for rank in range(SIZE)]))
-    call(comm, form, "Bcast", x, SIZE - 1)
+    twice(comm, form, "Bcast", x, SIZE - 1)
     same(x, drawn(length, dtype, SIZE - 1))
 
 
@@ -87,7 +80,7 @@ def test_moves(comm, dtype, form, length):
 def test_it_is_rounded_once(comm, dtype, form):
     large = np.float32(2 / ml_dtypes.finfo(dtype).eps)
     x, out = np.full(5, large if RANK == 0 else 1, dtype), np.zeros(5, dtype)
-    call(comm, form, "Allreduce", x, out)  # 1 is lost where a sum is rounded each time
+    twice(comm, form, "Allreduce", x, out)  # 1 is lost where a sum is rounded each time
     same(out, np.full(5, large + (SIZE - 1), np.float32).astype(dtype))
 
 
@@ -120,3 +113,17 @@ def test_ranks_with_other_halves_are_told():
 def test_an_operator_that_is_not_for_them_is_for_the_library_to_refuse(comm):
     with pytest.raises((MPI.Exception, BufferError)):
         comm.Allreduce(np.ones(3, DTYPES[1]), np.ones(3, DTYPES[1]), MPI.BAND)
+
+
+class Spoken:
+    """An array that speaks DLPack alone, as torch's tensors do."""
+
+    def __init__(self, array):
+        self.__dlpack__, self.__dlpack_device__ = array.__dlpack__, array.__dlpack_device__
+
+
+def test_what_speaks_dlpack_is_taken(comm):
+    x, out = np.full(5, 2048 if RANK == 0 else 1, np.float16), np.zeros(5, np.float16)
+    if hasattr(MPI, "FLOAT16_T"):
+        comm.Allreduce(Spoken(x), Spoken(out))
+        same(out, np.full(5, 2048 + SIZE - 1, np.float32).astype(np.float16))
