@@ -128,7 +128,7 @@ def _memory(thing: Any, *, writable: bool) -> Array:
         if not thing.flags.c_contiguous:
             raise BufferError("not contiguous")
         return thing.reshape(-1).view(np.uint8)  # type: ignore[no-any-return]  # an array of the device's
-    if isinstance(thing, np.ndarray) and thing.dtype.kind == "V":  # bfloat16, which MPI does not know
+    if isinstance(thing, np.ndarray) and thing.dtype.name == "bfloat16":  # which MPI does not know
         thing = thing.view(np.uint16)
     # Slicing refuses memory that the processor cannot reach.
     view: Any = MPI.buffer.frombuffer(thing, readonly=not writable)[:]

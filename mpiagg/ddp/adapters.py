@@ -89,8 +89,8 @@ class Adapter(Protocol):
     def names(self) -> list[str]:
         """Return the parameters' names, empty ones where they have none."""
 
-    def unsynced(self, allowed: Callable[[], bool]) -> Unsynced:
-        """Return what keeps optimizers from steps with gradients that are not aggregated, unless that is allowed."""
+    def unsynced(self, state: Callable[[], str]) -> Unsynced:
+        """Return what keeps optimizers from steps with gradients that are not aggregated, as the state of DDP says."""
 
     def stream(self) -> AbstractContextManager[object]:
         """Return a block in which devices are asked in the streams in which the module is computed."""
@@ -126,7 +126,7 @@ class ArrayAdapter:
             return [""] * len(self.parameters)
         return [name for name, _ in self._module.named_parameters()]
 
-    def unsynced(self, _: Callable[[], bool]) -> Unsynced:
+    def unsynced(self, _: Callable[[], str]) -> Unsynced:
         """Return nothing that looks."""
         return Unseen()
 

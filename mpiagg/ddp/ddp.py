@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from functools import partial
 from types import TracebackType
 from typing import Any, Final
+from weakref import ref
 
 from mpi4py import MPI
 
@@ -18,7 +19,7 @@ from mpiagg.common.arguments import check_flag, check_integer
 from mpiagg.ddp.adapters import Adapter, ArrayParameter, adapt, check_gradient
 from mpiagg.ddp.face import ModuleFace
 from mpiagg.ddp.finite import FiniteCheck, asked_for
-from mpiagg.ddp.hooks import Hooks
+from mpiagg.ddp.hooks import Hooks, state_of
 from mpiagg.ddp.join import Attendance, joined
 from mpiagg.ddp.steps import Copied, Gradients, Steps
 from mpiagg.errors import PlanError
@@ -144,7 +145,7 @@ class DDP(ModuleFace):
         check = self._finite_check() if self._check_finite else None
         self._steps = Steps(self.comm, self.aggregation, self._forms(), self._cap, hooked=bool(hooked), check=check)
         self._hooks = Hooks(hooked, self._steps.views, self._steps.launcher, self._begin) if hooked else None
-        self._unsynced = self._adapter.unsynced(lambda: not self._syncing)
+        self._unsynced = self._adapter.unsynced(partial(state_of, ref(self)))
         for parameter, view in zip(parameters, self._steps.views, strict=True):
             if isinstance(parameter, ArrayParameter):
                 parameter.grad = view
@@ -205,10 +206,7 @@ class DDP(ModuleFace):
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
-        """Do nothing in :meth:`sync_gradients` inside this block: gradients of several passes can add up first.
-
-        The first backward pass after the block adds its gradients to them, and the sum is aggregated.
-        """
+        """Let gradients add up in this block: :meth:`sync_gradients` does nothing there; the next pass sends the sum."""
         before, self._syncing = self._syncing, False
         try:
             yield
@@ -301,8 +299,8 @@ class DDP(ModuleFace):
             return "DDP.to"
 
         before = self._forms()
-        self._channel.agree_on(check)
-        self._channel.agree_on(move)
+        for act in check, move:
+            self._channel.agree_on(act)
         # On some ranks nothing may have changed: those that were on their device before.
         if any(map(any, self._channel.gather(bytes([self._forms() != before]), "tell whether modules have moved"))):
             self._end_steps()
@@ -351,8 +349,8 @@ class DDP(ModuleFace):
             self._sync_in_stream(given, overlapped=overlapped)
 
     def _sync_in_stream(self, given: Gradients | None, *, overlapped: bool) -> None:
-        gradients, present = self._steps.run(partial(self._take, given), overlapped=overlapped)
         self._unsynced.clear()
+        gradients, present = self._steps.run(partial(self._take, given), overlapped=overlapped)
         if present is None:
             return
         present = present.tolist()

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
+from typing import Any
+from weakref import ref
 
 from mpiagg.arrays import Array
 from mpiagg.ddp.adapters import HookedParameter
@@ -70,3 +72,11 @@ class Hooks:
         """Take no more gradients; a second call does nothing."""
         while self._ends:
             self._ends.pop()()
+
+
+def state_of(ddp: ref[Any]) -> str:
+    """Return what becomes of a DDP's gradients, for those who look for optimizers that step with them too early."""
+    here = ddp()
+    if here is None or not here._syncing:  # noqa: SLF001 - of this room
+        return "free"
+    return "under way" if here._steps.begun else ""  # noqa: SLF001 - of this room

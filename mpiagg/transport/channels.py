@@ -14,9 +14,10 @@ from typing import Any
 from mpi4py import MPI
 
 from mpiagg.errors import Error, PlanError
-from mpiagg.transport.meetings import gather
+from mpiagg.transport.meetings import end_all, gather
 from mpiagg.transport.messages import MAKE, Channel
 from mpiagg.transport.process import RECORD, ending
+from mpiagg.watch import Subject, Trail
 
 
 def channel_of(comm: MPI.Intracomm | None, *, reproducible: bool = False) -> Channel:
@@ -132,7 +133,8 @@ def _free_all() -> None:
     if MPI.Is_finalized():
         return
     ending().leave()
-    if os.environ.get(RECORD, "off") != "off":  # it was asked for
-        ending().dump("its program has ended")
+    if (os.environ.get(RECORD) or "off") != "off":  # it was asked for
+        ending().dump("its program has ended", beside=True)
+    end_all(Subject(Trail("", 0, 1), "the end of the program"))
     for channel in list(_channels.values()):
         channel.free(at_exit=True)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import Final
@@ -17,10 +18,13 @@ import numpy as np
 from mpi4py import MPI
 
 from mpiagg.arrays import cuts_of, ranges
-from mpiagg.errors import MismatchError, StallError
+from mpiagg.errors import Error, MismatchError, StallError
 from mpiagg.transport.process import ending
 from mpiagg.transport.waiting import time_limit, wait_patiently
 from mpiagg.watch import Subject, Trail, done, failed, ranks_in_words, who_says_what
+
+GRACE: Final = 2.0
+"""Seconds that who comes late is waited for at the end of the program."""
 
 LONGEST: Final = 300
 """Bytes of what a rank says of its purpose, where ranks have different ones."""
@@ -63,14 +67,14 @@ def exchange(
     word: str = "",
 ) -> list[bytes]:
     """Do as `gather`, as part of an operation that has been entered already."""
-    with suppress(MismatchError):  # which was about the one before
-        end_late(comm, subject)
+    end_late(comm, subject)
     new = _Exchange(comm, data, purpose, f"{purpose}{f' ({word})' if word else ''}")
     try:
         return new.finish(subject, timeout)
     finally:
         if not new.over:
-            _late[comm.handle] = new
+            comm.Set_attr(_keyval(), new)
+            _late[id(new)] = new
 
 
 def end_late(comm: MPI.Intracomm, subject: Subject) -> None:
@@ -78,21 +82,31 @@ def end_late(comm: MPI.Intracomm, subject: Subject) -> None:
 
     Raises
     ------
-    MismatchError
-        If it shows now that other ranks had come for another purpose.
     StallError
         If a rank does not come within the timeout.
+    Error
+        What has been found to be wrong with the communicator meanwhile.
     """
-    late = _late.get(comm.handle)
-    if late is None:
-        return
-    late.given_up = True
-    late.take_back()
-    try:
-        late.finish(subject, None)
-    finally:
-        if late.over:
-            del _late[comm.handle]
+    late = comm.Get_attr(_keyval())
+    if isinstance(late, _Exchange):
+        late.end(subject)
+        comm.Delete_attr(_keyval())
+
+
+def is_late(comm: MPI.Intracomm) -> bool:
+    """Whether an exchange on a communicator was given up, and has not come to its end."""
+    return comm.Get_attr(_keyval()) is not None
+
+
+def end_all(subject: Subject) -> None:
+    """Come to the end of all that was given up, if others come for it within `GRACE`; for the end of the program.
+
+    So who comes then is told, and need not wait in vain. Others may never come: they are at their end, too.
+    """
+    until = time.monotonic() + GRACE
+    for late in list(_late.values()):
+        with suppress(Error, MPI.Exception):
+            late.end(subject, max(0.0, until - time.monotonic()))
 
 
 class _Exchange:
@@ -100,8 +114,6 @@ class _Exchange:
 
     Attributes
     ----------
-    given_up : bool
-        Whether this rank has waited in vain, and goes on only so that the others learn of that.
     over : bool
         Whether nothing of it is under way any more.
     """
@@ -111,57 +123,80 @@ class _Exchange:
         self._steps = self._run()
         self._request: MPI.Request | None = None
         self._found: list[bytes] = []
-        self.given_up = self.over = False
-
-    def take_back(self) -> None:
-        """Have nobody else test its request."""
-        if self._request is not None and self._request in _given_up:
-            _given_up.remove(self._request)
+        self._given_up = self.over = False
 
     def finish(self, subject: Subject, timeout: float | None) -> list[bytes]:
-        """Return what every rank says; may be called again if it has raised a StallError."""
+        """Return what every rank says; where that was given up, go on from there."""
         while not self.over:
-            if self._request is None:
-                try:
-                    self._request = next(self._steps)
-                except StopIteration:
-                    self.over = True
+            try:
+                self._request = self._request or next(self._steps)
+            except BaseException as error:
+                self.over = True
+                if isinstance(error, StopIteration):
                     break
-                except (MismatchError, StallError):
-                    self.over = True
-                    raise
-            complete(self._request, self._purpose, subject, timeout)
+                raise
+            try:
+                complete(self._request, self._purpose, subject, timeout)
+            except MPI.Exception:
+                self.over = True
+                raise
             self._request = None
         return self._found
+
+    def end(self, subject: Subject, timeout: float | None = None) -> None:
+        """Go on with what this rank has given up, so that the others learn of that; what they say is of no use now."""
+        self._given_up = True
+        _take_back(self._request)
+        try:
+            self.finish(subject, timeout)
+        except MismatchError:
+            if not self.over:  # it is about something else
+                raise
+        finally:
+            if self.over:
+                _late.pop(id(self), None)
 
     def _run(self) -> Iterator[MPI.Request]:
         """Yield the requests that are to be completed one after the other."""
         size = self._comm.Get_size()
-        mine = np.array([len(self._data), crc32(self._purpose.encode())], np.int64)
+        mine = np.array([len(self._data), crc32(self._purpose.encode(errors="replace"))], np.int64)
         all_of_them = np.empty((size, 2), np.int64)
         yield self._comm.Iallgather(mine, all_of_them)
         lengths, purposes = all_of_them.T.tolist()
         if len(set(purposes)) > 1:
             texts = np.zeros((size, LONGEST), np.uint8)
-            text = np.frombuffer(self._told.encode()[:LONGEST].ljust(LONGEST, b"\0"), np.uint8)
+            text = np.frombuffer(self._told.encode(errors="replace")[:LONGEST].ljust(LONGEST, b"\0"), np.uint8)
             yield self._comm.Iallgather(text, texts)
             said: dict[str, list[int]] = {}
             for rank, row in enumerate(texts):
                 said.setdefault(row.tobytes().rstrip(b"\0").decode(errors="replace"), []).append(rank)
             raise MismatchError(f"ranks disagree: they have come together to different ends: {who_says_what(said)}")
         everything = bytearray(sum(lengths) + size)
-        data = bytes([self.given_up]) + self._data
+        data = bytes([self._given_up]) + self._data
         counts = [1 + length for length in lengths]
         yield self._comm.Iallgatherv([data, MPI.BYTE], [everything, counts, MPI.BYTE])
         found = [bytes(everything[start:stop]) for start, stop in ranges(cuts_of(counts))]
         gone = [rank for rank, each in enumerate(found) if each[0]]
-        if gone and not self.given_up:
+        if gone and not self._given_up:
             raise StallError(f"{ranks_in_words(gone)} waited in vain for all ranks to {self._purpose}")
         self._found = [each[1:] for each in found]
 
 
 _late: dict[int, _Exchange] = {}
-"""What was given up, by communicator."""
+"""Those that were given up; each is an attribute of its communicator, too, and forgotten when that is freed."""
+
+_KEYVAL: list[int] = []
+
+
+def _keyval() -> int:
+    if not _KEYVAL:
+        _KEYVAL.append(MPI.Comm.Create_keyval(delete_fn=_forget))
+    return _KEYVAL[0]
+
+
+def _forget(comm: MPI.Comm, keyval: int, late: _Exchange) -> None:
+    del comm, keyval
+    _late.pop(id(late), None)
 
 
 @contextmanager
@@ -196,7 +231,8 @@ def complete(request: MPI.Request, purpose: str, subject: Subject | None = None,
     try:
         wait_patiently(request.Test, lambda: awaited, time_limit() if timeout is None else timeout, subject=subject)
     except BaseException:
-        _given_up.append(request)
+        with _letting_go:
+            _given_up.append(request)
         raise
 
 
@@ -211,11 +247,15 @@ def _let_go() -> None:
     """Let go of what was given up and is over: it holds its communicator, too."""
     if _given_up and _letting_go.acquire(blocking=False):
         try:
-            for late in list(_given_up):
-                if _over(late):
-                    _given_up.remove(late)
+            _given_up[:] = [late for late in _given_up if not _over(late)]
         finally:
             _letting_go.release()
+
+
+def _take_back(request: MPI.Request | None) -> None:
+    """Have nobody else test a request that was given up."""
+    with _letting_go:
+        _given_up[:] = [late for late in _given_up if late is not request]
 
 
 def _over(request: MPI.Request) -> bool:

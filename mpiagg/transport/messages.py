@@ -21,7 +21,7 @@ from mpiagg.schedules import Layout
 from mpiagg.transport.agreement import Agreement
 from mpiagg.transport.comparison import compare_settings
 from mpiagg.transport.kept import Calls
-from mpiagg.transport.meetings import end_late, exchange, keep_for_good, meeting
+from mpiagg.transport.meetings import exchange, is_late, keep_for_good, meeting
 from mpiagg.transport.node_memory import NodeMemory
 from mpiagg.transport.nodes import Node
 from mpiagg.transport.process import REPRODUCIBLE, process
@@ -36,8 +36,8 @@ SHARED_TAG: Final = 0
 """Stands for the tags of blocking calls: they follow one another, so those of the same operation can share them."""
 
 MAKE: Final = "make a communicator"
-"""What ranks come together for before calls of the MPI library that wait for all of them without a deadline: here to
-begin on one of the caller's; see `channels.meet`."""
+"""What ranks come together for before calls of the MPI library that wait for all of them without a deadline. These are
+the words for a channel's own; `channels.meet` adds to them by which method of the caller's it is."""
 
 
 class Freeable(Protocol):
@@ -146,7 +146,7 @@ class Channel(Agreement):
 
         If something still runs (an error left it behind), or a rank has died, the communicator stays, with all that
         would have to be freed together. At the end of the program there is no deadline: another rank may have much to
-        do before it comes there.
+        do before it comes there. What this rank has given up before has one.
         """
         if self.comm == MPI.COMM_NULL:
             return
@@ -178,10 +178,17 @@ class Channel(Agreement):
         if self.trail.fault is not None:
             return False
         subject = Subject(self.trail, "the end of the program")  # of which nobody is warned
+        while (all_are := self._come_to_end(subject)) is None:
+            pass
+        return all_are
+
+    def _come_to_end(self, subject: Subject) -> bool | None:
+        """Return whether all have come, or None if one had come for something else, in vain: it comes here next."""
         try:
-            end_late(self.comm, subject)
             exchange(self.comm, b"", "come to the end of the program", subject, math.inf)
-        except (MismatchError, StallError):  # which has been told to those who waited
+        except MismatchError:
+            return False if self.trail.fault is not None or is_late(self.comm) else None
+        except StallError:
             return False
         return True
 

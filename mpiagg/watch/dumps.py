@@ -18,7 +18,7 @@ DIRECTORY: Final = "MPIAGG_RECORD_DIR"
 """The environment variable that names the folder for recordings."""
 
 
-def write(recorder: Recorder, rank: int, size: int, reason: str) -> Path | None:
+def write(recorder: Recorder, rank: int, size: int, reason: str, *, beside: bool = False) -> Path | None:
     """Write the record of this process to ``rank-R.json``; return where it is, or None if it cannot be written.
 
     Its owner alone can read it. What another process has written there stays beside it, under the time of its writing.
@@ -29,6 +29,8 @@ def write(recorder: Recorder, rank: int, size: int, reason: str) -> Path | None:
         This process, of all of the job.
     reason : str
         Why it is written.
+    beside : bool
+        Whether what this process has written before stays, too, and is not replaced.
     """
     folder = Path(os.environ.get(DIRECTORY) or "mpiagg-recordings")
     path = folder / f"rank-{rank}.json"
@@ -37,7 +39,8 @@ def write(recorder: Recorder, rank: int, size: int, reason: str) -> Path | None:
         aside = path.with_name(f"{path.name}.{os.getpid()}.{threading.get_ident()}")
         with open(os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:  # noqa: PTH123 - by number
             json.dump(recording(recorder, rank, size, reason), file)
-        _keep(path)
+        if beside or path not in _written:
+            _keep(path)
         aside.replace(path)
         _written.add(path)
         return path.absolute()
@@ -49,10 +52,9 @@ _written: set[Path] = set()
 
 
 def _keep(path: Path) -> None:
-    """Keep what another process has written to a path."""
-    if path not in _written:
-        with suppress(FileNotFoundError):
-            path.replace(path.with_name(f"{path.stem}.{path.stat().st_mtime_ns}{path.suffix}"))
+    """Keep what was written to a path, under the time of its writing."""
+    with suppress(FileNotFoundError):
+        path.replace(path.with_name(f"{path.stem}.{path.stat().st_mtime_ns}{path.suffix}"))
 
 
 def recording(recorder: Recorder, rank: int, size: int, reason: str) -> dict[str, Any]:

@@ -67,6 +67,7 @@ class Ending:
         self._hooks = sys.excepthook, threading.excepthook
         self._sockets: tuple[socket.socket, ...] = ()
         self._restore = _CALLED_BY_PYTHON(lambda _: self._take_signals())
+        self._taking = False
 
     def install(self) -> None:
         """Be there for errors that nobody catches, and for signals."""
@@ -97,9 +98,9 @@ class Ending:
         """Say to who asks that the program is at its end."""
         self.recorder.status = "has left: its program is at its end"
 
-    def dump(self, reason: str) -> str:
-        """Write down what this process has done; return in words where, or nothing."""
-        path = write(self.recorder, self.rank, self.size, reason)
+    def dump(self, reason: str, *, beside: bool = False) -> str:
+        """Write down what this process has done, ``beside`` what it has written before; return in words where."""
+        path = write(self.recorder, self.rank, self.size, reason, beside=beside)
         return f"; its last operations are in {path}" if path else ""
 
     def give_up(self, reason: str) -> None:
@@ -123,10 +124,11 @@ class Ending:
 
     def _take_signals(self) -> int:
         """Have handlers for signals that nobody handles, and be told of them, in the main thread."""
+        self._taking = False
         for number, handler in self._handlers.items():
             if _is_free(number):
                 signal.signal(number, handler)
-        if self._sockets:
+        if self._sockets and not _loop_runs():
             before = signal.set_wakeup_fd(self._sockets[1].fileno(), warn_on_full_buffer=False)
             if before not in {-1, self._sockets[1].fileno()}:  # somebody else is told, who may not be robbed of it
                 signal.set_wakeup_fd(before)
@@ -135,7 +137,8 @@ class Ending:
     def _listen_to_signals(self) -> None:
         """Have a thread hear of signals at once, even while the main thread is in a call of the MPI library's.
 
-        The thread also sees when others have taken the handlers away: asyncio does, at the end of a loop that had one.
+        Every so often the thread has the main thread take the signals that nobody handles: asyncio leaves some so, at
+        the end of a loop that had handlers.
         """
         ours, theirs = self._sockets = socket.socketpair()
         theirs.setblocking(False)
@@ -147,7 +150,8 @@ class Ending:
                 try:
                     (number,) = ours.recv(1)
                 except TimeoutError:
-                    if any(map(_is_free, self._handlers)):
+                    if not self._taking:  # the main thread may be in C for long
+                        self._taking = True
                         ctypes.pythonapi.Py_AddPendingCall(self._restore, None)
                     continue
                 except (OSError, ValueError):  # it is closed
@@ -217,6 +221,12 @@ class Ending:
 
 _CALLED_BY_PYTHON: Final = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.c_void_p)
 """A function that Python calls in the main thread, where alone handlers of signals can be set."""
+
+
+def _loop_runs() -> bool:
+    """Whether a loop of asyncio's runs in this thread, which may be told of signals."""
+    asyncio = sys.modules.get("asyncio")
+    return asyncio is not None and asyncio._get_running_loop() is not None  # noqa: SLF001 - meant for such as us
 
 
 def _is_free(number: int) -> bool:

@@ -197,7 +197,7 @@ def read_all(sources: Iterable[Path]) -> list[Recording]:
     for source in sources:
         paths = sorted(filter(_is_latest, source.glob(FILES))) if source.is_dir() else [source]
         if not paths:
-            raise ValueError(f"folder {str(source)!r} holds no recordings; they are named {FILES}")
+            raise ValueError(f"folder {str(source)!r} holds no recordings; they are named rank-R.json")
         for path in paths:
             recording = read(path)
             other, where = found.setdefault(recording.rank, (recording, path))

@@ -192,13 +192,15 @@ class Listener:
         """Let others in, hear what strangers say, and look, until this is closed."""
         next_look = time.monotonic() + self._every
         while not self._closed:
-            for key, _ in self._polled.select(max(0.0, next_look - time.monotonic())):
+            oldest = next(iter(self._strangers.values()), None)
+            until = next_look if oldest is None else min(next_look, oldest.since + MOMENT)
+            for key, _ in self._polled.select(max(0.0, until - time.monotonic())):
                 if key.fileobj is self.socket:
                     self._let_in()
                 elif key.fileobj in self._strangers:  # it may have been dropped since
                     self._hear(key.fileobj)
             now = time.monotonic()
-            for stranger in [each for each, known in self._strangers.items() if now - known.since > MOMENT]:
+            for stranger in [each for each, known in self._strangers.items() if now - known.since >= MOMENT]:
                 self._drop(stranger)
             if now >= next_look:
                 next_look = now + self._every

@@ -13,6 +13,7 @@ import mpiagg
 from mpiagg.schedules import MOST_LANES
 from mpiagg.transport import DEFAULT_TIMEOUT, channel_of, channels, limited, meetings, messages
 from mpiagg.transport.waiting import time_limit
+from mpiagg.watch import Subject, Trail
 
 pytestmark = pytest.mark.mpi
 
@@ -240,6 +241,46 @@ def test_ranks_that_come_together_for_different_purposes_are_told(world, rank, s
     assert len(set(world.allgather(str(error.value)))) == 1
     assert called(comm).tolist() == [size] * 3
     comm.Free()
+
+
+def test_a_fault_that_was_told_does_not_lose_what_is_under_way(world, rank, size):
+    if size == 1:
+        return
+    comm = mpiagg.Comm(world)
+    channel = channel_of(comm)
+    if rank == 0:
+        channel.trail.fault = mpiagg.MismatchError("told by another")
+        with limited(5), pytest.raises(mpiagg.MismatchError, match="told by another"):
+            called(comm)
+        with limited(5), pytest.raises(mpiagg.MismatchError, match="told by another"):
+            called(comm)  # the one before has not come to its end
+        channel.trail.fault = None
+    world.Barrier()
+    if rank:
+        with pytest.raises(mpiagg.StallError, match="rank 0 waited in vain"):
+            called(comm)
+    assert called(comm).tolist() == [size] * 3
+    comm.Free()
+
+
+def test_what_was_given_up_goes_with_its_communicator(world, rank, size):
+    if size == 1:
+        return
+    for _ in range(3):  # MPI gives handles again
+        comm = world.Dup()
+        if rank == 0:
+            with limited(0.01), pytest.raises(mpiagg.StallError):
+                meetings.gather(comm, b"x", "see whether anybody comes")
+        world.Barrier()
+        if rank:
+            with pytest.raises(mpiagg.StallError, match="rank 0 waited in vain"):
+                meetings.gather(comm, b"x", "see whether anybody comes")
+        else:
+            meetings.end_all(Subject(Trail("", 0, 1), "a test"))
+        comm.Free()
+        comm = world.Dup()
+        assert meetings.gather(comm, bytes([rank]), "tell ranks") == [bytes([each]) for each in range(size)]
+        comm.Free()
 
 
 def test_first_calls_for_different_purposes_are_told(comm, rank, size):

@@ -1,6 +1,8 @@
 """What goes wrong on one rank is an error on all, and nobody waits in vain."""
 
+import gc
 import sys
+import weakref
 
 import pytest
 import torch
@@ -120,7 +122,7 @@ def test_an_optimizer_does_not_step_before_sync(make, overlap):
     before = [x.detach().clone() for x in module.parameters()]
     with mpiagg.DDP(module, overlap=overlap) as ddp:
         one_pass(module)
-        refused(mpiagg.PlanError, "not followed by sync_gradients", optimizer.step)
+        refused(mpiagg.PlanError, "that sync_gradients\\(\\) has not aggregated", optimizer.step)
         assert all(map(torch.equal, module.parameters(), before))
         ddp.sync_gradients()
         optimizer.step()
@@ -128,6 +130,28 @@ def test_an_optimizer_does_not_step_before_sync(make, overlap):
         good_step(ddp)
     one_pass(module)
     optimizer.step()  # nobody aggregates any more
+
+
+def test_an_optimizer_steps_without_gradients():
+    module = model()
+    with mpiagg.DDP(module) as ddp:
+        with ddp.no_sync():
+            one_pass(module)
+        module.zero_grad(set_to_none=True)  # which are given up
+        torch.optim.SGD(module.parameters(), lr=0.1).step()
+        good_step(ddp)
+
+
+def test_a_ddp_that_is_lost_keeps_nobody_from_steps():
+    module = model()
+    ddp = mpiagg.DDP(module, overlap=False)
+    lost = weakref.ref(ddp)
+    del ddp
+    gc.collect()
+    assert lost() is None
+    one_pass(module)
+    torch.optim.SGD(module.parameters(), lr=0.1).step()
+    COMM.Barrier()
 
 
 @pytest.mark.parametrize("overlap", [True, False])

@@ -83,6 +83,8 @@ def test_what_an_earlier_process_has_written_stays(tmp_path, monkeypatch):
     assert read(kept).reason == "asked"
     assert [each.reason for each in read_all([tmp_path])] == ["second"]
     assert earlier.stat().st_mode & 0o777 == 0o600
+    assert dumps.write(Recorder(), 1, 4, "at the end", beside=True) == earlier
+    assert sorted(read(path).reason for path in tmp_path.iterdir()) == ["asked", "at the end", "second"]
 
 
 def changed(**fields):
@@ -255,7 +257,7 @@ def test_recordings_that_are_not_of_one_job_are_refused(tmp_path):
     write(tmp_path / "a", rank=2)
     with pytest.raises(ValueError, match="there are no recordings"):
         read_all([])
-    with pytest.raises(ValueError, match=r"holds no recordings; they are named rank-\*.json"):
+    with pytest.raises(ValueError, match=r"holds no recordings; they are named rank-R.json"):
         read_all([tmp_path])
     with pytest.raises(ValueError, match=r"rank 2 is there twice: .*a/rank-2.json.* and .*b/rank-2.json"):
         read_all([tmp_path / "a", write(tmp_path / "b", rank=2)])
