@@ -206,7 +206,7 @@ class DDP(ModuleFace):
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
-        """Let gradients add up in this block: :meth:`sync_gradients` does nothing there; the next pass sends the sum."""
+        """Let gradients add up in this block: :meth:`sync_gradients` does nothing there; the next pass sends all."""
         before, self._syncing = self._syncing, False
         try:
             yield
