@@ -282,7 +282,7 @@ def test_markup_is_not_obeyed(run):
     [
         ([], "Missing argument 'SOURCES...'"),
         (["nowhere"], "'nowhere' does not exist"),
-        (["."], "holds no recordings; they are named rank-*.json"),
+        (["."], "holds no recordings; they are named rank-R.json"),
         (["bad.json"], "recording 'bad.json': format must be 'mpiagg recording', not"),
         (["bad.json", "-o", "none/trace.json"], "folder 'none' does not exist"),
     ],
