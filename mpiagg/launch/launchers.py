@@ -12,6 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final, NamedTuple
 
+from mpiagg.cuda.placement import local_size
 from mpiagg.errors import Error
 
 ALONE: Final = "MPIAGG_ALONE"
@@ -19,22 +20,21 @@ ALONE: Final = "MPIAGG_ALONE"
 
 
 class _Launcher(NamedTuple):
-    """What a launcher is called, and where it tells a process how many there are and which it is; and how many here."""
+    """What a launcher is called, and where it tells a process how many there are and which of them it is."""
 
     name: str
     size: str
     rank: str
-    here: str = ""
 
 
 _SLURM: Final = _Launcher("srun", "SLURM_STEP_NUM_TASKS", "SLURM_PROCID")
 
 _LAUNCHERS: Final = (
-    _Launcher("the mpiexec of Open MPI", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE"),
-    _Launcher("an mpiexec of the MPICH family", "PMI_SIZE", "PMI_RANK", "MPI_LOCALNRANKS"),
-    _Launcher("the mpiexec of MVAPICH", "MV2_COMM_WORLD_SIZE", "MV2_COMM_WORLD_RANK", "MV2_COMM_WORLD_LOCAL_SIZE"),
-    _Launcher("the mpiexec of PALS", "PALS_SIZE", "PALS_RANKID", "PALS_LOCAL_SIZE"),
-    _Launcher("torchrun", "ROLE_WORLD_SIZE", "RANK", "LOCAL_WORLD_SIZE"),
+    _Launcher("the mpiexec of Open MPI", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK"),
+    _Launcher("an mpiexec of the MPICH family", "PMI_SIZE", "PMI_RANK"),
+    _Launcher("the mpiexec of MVAPICH", "MV2_COMM_WORLD_SIZE", "MV2_COMM_WORLD_RANK"),
+    _Launcher("the mpiexec of PALS", "PALS_SIZE", "PALS_RANKID"),
+    _Launcher("torchrun", "ROLE_WORLD_SIZE", "RANK"),
     # Slurm is last: other launchers use it to start their own ranks, which then have Slurm's variables, too.
     _SLURM,
 )
@@ -95,9 +95,8 @@ def on_one_node(environment: Mapping[str, str] = os.environ) -> bool:
     found = launch(environment)
     if found is None:
         return False
-    here = next(launcher.here for launcher in _LAUNCHERS if launcher.size == found.variable)
     alone = found.name == _SLURM.name and environment.get("SLURM_STEP_NUM_NODES") == "1"
-    return alone or environment.get(here) == str(found.size)
+    return alone or local_size(environment) == found.size
 
 
 def started_by() -> int:
