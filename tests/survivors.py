@@ -15,6 +15,7 @@ import pytest
 from mpi4py import MPI
 
 import mpiagg
+from mpiagg.checkpoints import loop as loop_module
 from mpiagg.cli.aggregators import AGGREGATORS
 from mpiagg.transport import channel_of
 
@@ -187,6 +188,40 @@ def training():
     return seen
 
 
+class Counting:
+    """Counts the ranks in each step."""
+
+    def __init__(self, comm):
+        self.comm, self.sizes = comm, []
+        if WORLD.rank == 3:
+            die()  # while what is trained is made
+
+    def step(self, step):
+        self.sizes.append(float(mpiagg.allreduce(np.ones(1), comm=self.comm)[0]))
+
+    def state_dict(self):
+        return {"sizes": list(self.sizes)}
+
+    def load_state_dict(self, state):
+        self.sizes = list(state["sizes"])
+
+
+def making():
+    """Lose a rank before a loop is made, one while its communicator is, one before it runs, one while it begins."""
+    if WORLD.rank == 0:
+        die()
+    if WORLD.rank == 1:
+        loop_module.Comm = lambda comm: die()
+    loop = mpiagg.Loop(Counting)
+    if WORLD.rank == 2:
+        die()
+    loop.run(6)
+    sizes = loop.trained.sizes
+    lost = [list(failure.ranks) for failure in loop.failures]
+    loop.free()
+    return {"sizes": sizes, "lost": lost}
+
+
 def alone():
     """Return the weights that all-reduced gradients lead to, computed by one process."""
     weights = np.ones((12, 9))
@@ -199,5 +234,5 @@ def alone():
 
 if __name__ == "__main__":
     folder, case = sys.argv[1:]
-    seen = {"calls": calls, "training": training}[case]()
+    seen = {"calls": calls, "training": training, "making": making}[case]()
     (Path(folder) / f"{WORLD.rank}.json").write_text(json.dumps(seen))

@@ -65,6 +65,16 @@ def test_training_goes_on_with_every_aggregation(tmp_path):
 
 
 @ulfm
+def test_ranks_may_die_before_a_loop_takes_its_first_step(tmp_path):
+    seen = survive(tmp_path, 6, "making")
+    assert set(seen) == {4, 5}
+    for found in seen.values():
+        assert found["sizes"] == [2.0] * 6
+        assert found["lost"][0] == [0]
+        assert len(found["lost"]) >= 4
+
+
+@ulfm
 def test_the_demo_goes_on_without_a_rank(tmp_path):
     path = tmp_path / "demo.json"
     options = ["--kill-rank", "2", "--at-step", "50", "--json", str(path), "--plot", str(tmp_path / "loss.png")]

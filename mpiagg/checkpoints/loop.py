@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 import signal
 import threading
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from copy import deepcopy
 from types import FrameType, TracebackType
 from typing import Any, Final, NamedTuple, Protocol
@@ -21,7 +21,7 @@ from mpiagg.collectives.functions import allreduce
 from mpiagg.common.arguments import check_integer
 from mpiagg.errors import RankFailedError
 from mpiagg.transport import channel_of
-from mpiagg.transport.failures import active, all_agree
+from mpiagg.transport.failures import active, all_agree, survivors
 
 SIGNALS: Final = (signal.SIGTERM, signal.SIGUSR1)
 """What asks for a checkpoint and an end: what Slurm sends before a job's time is over."""
@@ -69,7 +69,8 @@ class Loop:
         After how many steps the state is copied in memory, where ranks that die are survived. Two copies are kept.
     checkpoint : str or path, optional
         The folder of a checkpoint, for :func:`save_checkpoint`: :meth:`run` begins with what is there. It is saved when
-        :meth:`run` ends, also by SIGTERM or SIGUSR1 to any of the ranks.
+        :meth:`run` ends. From when the loop is made until it is freed, SIGTERM or SIGUSR1 to any of the ranks ends the
+        run that is under way, or else the next one, before further steps are taken; nothing else becomes of them.
     checkpoint_every : int, optional
         After how many steps it is saved meanwhile.
 
@@ -82,7 +83,7 @@ class Loop:
     step : int
         How many steps have been taken.
     stopped : bool
-        Whether a signal has ended the last :meth:`run` before its time.
+        Whether a signal has ended the last :meth:`run` before all steps were taken.
     failures : list of RankFailedError
         What this rank has survived.
 
@@ -111,18 +112,22 @@ class Loop:
                     raise ValueError("checkpoint_every is given, but no checkpoint")
             return f"a Loop with {commit_every=}, {checkpoint=}, {checkpoint_every=}"
 
-        channel_of(comm).agree_on(check)
-        self.comm = Comm(MPI.COMM_WORLD if comm is None else comm)
+        if checkpoint is not None:
+            _listen(self)
+        self.failures: list[RankFailedError] = []
+        try:
+            self.comm = self._made(MPI.COMM_WORLD if comm is None else comm, check)
+        except BaseException:
+            _listen_no_more(self)
+            raise
         self.trained: Trained | None = None
         self.step = 0
         self.stopped = False
-        self.failures: list[RankFailedError] = []
         self._make = make
         self._commit_every = commit_every
         self._checkpoint, self._checkpoint_every = checkpoint, checkpoint_every
         self._commits: list[_Commit] = []
         self._flags: Flags | None = None
-        self._asked = False
 
     def run(self, steps: int) -> None:
         """Train until so many steps are taken in all, those before a checkpoint too; collective.
@@ -138,14 +143,15 @@ class Loop:
         Exception
             What ``make`` and what it has made raise, but for :class:`RankFailedError`.
         """
-        channel_of(self.comm).agree_on(lambda: f"Loop.run({check_integer('steps', steps, 0)})")
         self.stopped = False
-        with self._signals():
-            while not self._trained_together(steps):
-                self._shrink()
+        while not self._trained_together(steps):
+            self._shrink()
+        if self.stopped:
+            _asked[self] = False
 
     def free(self) -> None:
         """Give back what the loop holds, its communicator too; collective. A second call does nothing."""
+        _listen_no_more(self)
         self._free_flags()
         self._commits.clear()
         if self.comm != MPI.COMM_NULL:
@@ -159,8 +165,29 @@ class Loop:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         """Free the loop, unless an error ends it: the other ranks may be elsewhere."""
+        _listen_no_more(self)
         if error is None:
             self.free()
+
+    def _made(self, comm: MPI.Intracomm, check: Callable[[], str]) -> Comm:
+        """Return a duplicate of a communicator, of those of its ranks that are alive, if their arguments are right."""
+        given, made = comm, None
+        while True:
+            try:
+                channel_of(comm).agree_on(check)
+                made = Comm(comm)
+            except RankFailedError as error:
+                self.failures.append(error)
+            if (all_agree(comm, word=made is not None) if active() else True) and made is not None:
+                break
+            alive = survivors(comm)
+            for each in (made, None if comm is given else comm):
+                if each is not None:
+                    each.Free()
+            comm, made = alive, None
+        if comm is not given:
+            comm.Free()
+        return made
 
     # -- the way through the steps
 
@@ -176,16 +203,22 @@ class Loop:
         return all_agree(self.comm, word=survived) if active() else survived
 
     def _train(self, steps: int) -> None:
+        channel_of(self.comm).agree_on(lambda: f"Loop.run({check_integer('steps', steps, 0)})")
         if self._flags is None:
             self._begin()
         trained, flags = self.trained, self._flags
         assert trained is not None
         assert flags is not None
+
+        def asked() -> bool:
+            return bool(flags.share(lambda: [_asked.get(self, False)])[0]) and self.step < steps
+
+        self.stopped = asked()  # before the first step
         while self.step < steps and not self.stopped:
             trained.step(self.step)
             self.step += 1
             # All are together here: so commits are one apart at most, and all stop at the same step.
-            self.stopped = bool(flags.share(lambda: [self._asked])[0])
+            self.stopped = asked()
             if self.step % self._commit_every == 0:
                 self._commit()
             if self._checkpoint is not None and (self.stopped or self.step == steps or self._due()):
@@ -261,23 +294,35 @@ class Loop:
             free()
         self.trained = None
 
-    # -- signals
 
-    @contextmanager
-    def _signals(self) -> Iterator[None]:
-        """Take signals as the wish for a checkpoint and an end."""
-        self._asked = False
-        if self._checkpoint is None or threading.current_thread() is not threading.main_thread():
-            yield
-            return
-        before = {number: signal.signal(number, self._ask) for number in SIGNALS}
-        try:
-            yield
-        finally:
-            for number, handler in before.items():
+# -- signals
+
+_asked: dict[Loop, bool] = {}
+"""Whether a signal has asked a loop to stop, of those that are to hear of them."""
+
+_before: dict[int, Any] = {}
+"""Who had the signals before the first of these loops."""
+
+
+def _listen(loop: Loop) -> None:
+    """Have signals ask a loop to stop; they can be taken in the main thread alone."""
+    if threading.current_thread() is threading.main_thread():
+        _asked[loop] = False
+        for number in SIGNALS if not _before else ():
+            _before[number] = signal.signal(number, _ask)
+
+
+def _listen_no_more(loop: Loop) -> None:
+    _asked.pop(loop, None)
+    if not _asked and threading.current_thread() is threading.main_thread():
+        while _before:
+            number, handler = _before.popitem()
+            if signal.getsignal(number) is _ask:
                 # What was not set from Python cannot be set again from there.
                 signal.signal(number, signal.SIG_DFL if handler is None else handler)
 
-    def _ask(self, number: int, frame: FrameType | None) -> None:
-        del number, frame
-        self._asked = True
+
+def _ask(number: int, frame: FrameType | None) -> None:
+    del number, frame
+    for loop in _asked:
+        _asked[loop] = True

@@ -197,13 +197,17 @@ class Request(MPI.Request):
 
 
 class Prequest(Request, MPI.Prequest):
-    """A collective that can be started again and again.
+    """A collective that can be started again and again, as MPI's also when its communicator is freed.
 
     Parameters
     ----------
     plan : Plan
         What to run at each start.
     """
+
+    def __init__(self, plan: Plan[Any]) -> None:
+        super().__init__(plan)
+        plan.lasts = True
 
     @staticmethod
     def _new_token(comm: MPI.Intracomm, tag: int) -> MPI.Request:
@@ -230,7 +234,7 @@ class Prequest(Request, MPI.Prequest):
         MPI.Exception
             If it is running, or freed.
         PlanError
-            If its communicator is freed.
+            If an error has left it in the middle of a run.
         """
         with self._lock:
             if self._running:

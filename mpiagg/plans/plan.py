@@ -55,6 +55,9 @@ class Plan(Generic[Result]):
         What it is, for those who watch over it.
     """
 
+    lasts = False
+    """Whether it can be used when its communicator is freed, as MPI's persistent requests can."""
+
     def __init__(
         self,
         channel: Channel,

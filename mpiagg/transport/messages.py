@@ -43,6 +43,9 @@ the words for a channel's own; `channels.meet` adds to them by which method of t
 class Freeable(Protocol):
     """Something with MPI handles that must be given back."""
 
+    lasts: bool
+    """Whether it can be used when its communicator is freed, until it is itself."""
+
     @property
     def running(self) -> bool:
         """Whether messages of it may be under way."""
@@ -144,14 +147,14 @@ class Channel(Agreement):
     def free(self, *, at_exit: bool = False) -> None:
         """Free everything that was opened on the channel, in order, and the channel; a second call does nothing.
 
-        If something still runs (an error left it behind), or a rank has died, the communicator stays, with all that
-        would have to be freed together. At the end of the program there is no deadline: another rank may have much to
+        If something still runs (an error left it behind), or lasts, or a rank has died, the communicator stays, with
+        all that would have to be freed together. At the end of the program there is no deadline: another rank may have much to
         do before it comes there. What this rank has given up before has one.
         """
         if self.comm == MPI.COMM_NULL:
             return
         self.calls.clear()  # whose plans are open
-        for thing in list(self.open.values()):
+        for thing in [thing for thing in self.open.values() if at_exit or not thing.lasts]:
             with contextlib.suppress(PlanError):
                 thing.free()
         with contextlib.suppress(RankFailedError), self.failures.told():
@@ -204,7 +207,7 @@ class Channel(Agreement):
             self._free_parts()
 
     def _free_parts(self) -> None:
-        # What an error has left running on one rank alone must not keep the others waiting for it here.
+        # What is left on one rank alone, by an error or because it lasts, must not keep the others waiting for it here.
         if self.nccl is not None:
             self.nccl.close(abort=bool(self.open))
             self.nccl = None

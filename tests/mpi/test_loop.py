@@ -86,11 +86,53 @@ def test_a_signal_to_one_rank_stops_all_at_the_same_step(folder, size, bits, num
     stopped = mpiagg.Loop(make, checkpoint=folder)
     stopped.run(10)
     assert (stopped.stopped, stopped.step) == (True, 4)
-    assert signal.getsignal(number) == before
     stopped.free()
+    assert signal.getsignal(number) == before
     resumed = trained(10, checkpoint=folder)
     assert (resumed.stopped, resumed.trained.steps) == (False, [*range(4, 10)])
     assert bits(resumed.trained.weights) == bits(trained(10).trained.weights)
+
+
+def test_a_signal_before_a_run_ends_it_before_its_first_step(folder, rank, size):
+    with mpiagg.Loop(Training, checkpoint=folder) as loop:
+        if rank == size - 1:
+            os.kill(os.getpid(), signal.SIGTERM)
+        loop.run(5)
+        assert (loop.stopped, loop.step) == (True, 0)
+        loop.run(5)  # which has been asked nothing
+        assert (loop.stopped, loop.step) == (False, 5)
+
+
+def test_a_signal_after_the_last_step_changes_nothing(folder, rank):
+    class Last(Training):
+        def step(self, step):
+            super().step(step)
+            if step in {4, 7} and rank == 0:
+                os.kill(os.getpid(), signal.SIGTERM)
+
+    with mpiagg.Loop(Last, checkpoint=folder) as loop:
+        loop.run(5)
+        assert (loop.stopped, loop.step) == (False, 5)
+        loop.run(8)  # there is something left that can be stopped
+        assert (loop.stopped, loop.step) == (True, 5)
+        loop.run(8)
+        os.kill(os.getpid(), signal.SIGTERM)
+        loop.run(8)
+        assert (loop.stopped, loop.step) == (False, 8)
+
+
+def test_loops_share_signals_in_any_order(folder, world):
+    before = signal.getsignal(signal.SIGTERM)
+    first, second = (mpiagg.Loop(Training, checkpoint=f"{folder}/{name}") for name in "ab")
+    first.free()
+    if world.rank == 0:
+        os.kill(os.getpid(), signal.SIGTERM)
+    second.run(3)
+    assert second.stopped
+    second.free()
+    assert signal.getsignal(signal.SIGTERM) == before
+    refused(ValueError, "commit_every", mpiagg.Loop, Training, checkpoint=folder, commit_every=0)
+    assert signal.getsignal(signal.SIGTERM) == before
 
 
 def test_a_checkpoint_is_saved_every_few_steps(folder):

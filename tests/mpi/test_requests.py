@@ -183,15 +183,34 @@ def test_use_after_free(comm):
         request.Free()
 
 
-def test_a_request_whose_communicator_is_gone():
+@pytest.mark.parametrize("elements", [3, 100_000])
+def test_persistent_requests_survive_their_communicator(elements):
     comm = mpiagg.Comm(MPI.COMM_WORLD, reproducible=True)
-    request = comm.Allreduce_init(MPI.IN_PLACE, np.ones(3))
+    x, other, word = np.ones(elements), np.ones(5), np.zeros(4, int)
+    persistent = [comm.Allreduce_init(MPI.IN_PLACE, x), comm.Bcast_init(word, SIZE - 1)]
+    freed = comm.Allreduce_init(MPI.IN_PLACE, other)
+    plan = mpiagg.allreduce_init(other, comm=comm)
+    if RANK == 0:
+        freed.Free()
     comm.Free()
-    for _ in range(2):
-        with pytest.raises(mpiagg.PlanError):
+    for turn in range(3):
+        word[:] = RANK + turn
+        for request in persistent:
             request.Start()
-    assert request.Wait()  # nothing runs
-    request.Free()
+        for request in persistent:
+            request.Wait()
+        assert (x == SIZE ** (turn + 1)).all()
+        assert (word == SIZE - 1 + turn).all()
+    with pytest.raises(mpiagg.PlanError, match="freed"):
+        plan()  # a plan of ours goes with its communicator
+    for request in persistent:
+        request.Free()
+        assert request == MPI.REQUEST_NULL
+    if RANK > 0:
+        freed.Free()
+    another = mpiagg.Comm(MPI.COMM_WORLD)
+    another.Barrier()
+    another.Free()
 
 
 def test_a_running_request_is_neither_freed_nor_cancelled(comm):
