@@ -6,6 +6,12 @@ SIGTERM or SIGUSR1 stops it, at a step that all ranks agree on and with a checkp
 there, and the result is what it would have been without. Under Slurm: see requeue.sbatch.
 """
 
+import signal
+
+# What comes while the imports below take their time waits until there is a loop, which then lets it through.
+signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM, signal.SIGUSR1})
+
+# ruff: noqa: E402 - the imports come after that
 import argparse
 import time
 from collections.abc import Mapping

@@ -70,7 +70,8 @@ class Loop:
     checkpoint : str or path, optional
         The folder of a checkpoint, for :func:`save_checkpoint`: :meth:`run` begins with what is there. It is saved when
         :meth:`run` ends. From when the loop is made until it is freed, SIGTERM or SIGUSR1 to any of the ranks ends the
-        run that is under way, or else the next one, before further steps are taken; nothing else becomes of them.
+        run that is under way, or else the next one, before further steps are taken; nothing else becomes of them. A
+        program that blocks them before (``signal.pthread_sigmask``) keeps those that come while it starts for the loop.
     checkpoint_every : int, optional
         After how many steps it is saved meanwhile.
 
@@ -310,6 +311,7 @@ def _listen(loop: Loop) -> None:
         _asked[loop] = False
         for number in SIGNALS if not _before else ():
             _before[number] = signal.signal(number, _ask)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
 
 
 def _listen_no_more(loop: Loop) -> None:

@@ -118,7 +118,7 @@ class Cluster:
 @pytest.fixture(scope="session")
 def configuration(local_cluster):
     """Return where the configuration of a running cluster is."""
-    started = subprocess.run([SCRIPT, "start", "--cpus", "8"], capture_output=True, text=True, check=False, timeout=100)
+    started = subprocess.run([SCRIPT, "start"], capture_output=True, text=True, check=False, timeout=100)
     assert started.returncode == 0, started.stderr
     path = started.stdout.strip().removeprefix("export SLURM_CONF=")
     yield path

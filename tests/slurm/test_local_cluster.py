@@ -85,6 +85,19 @@ def test_starts_and_stops_in_a_folder_that_is_kept(run, folder):
     assert run("stop", str(folder)).returncode == 0
 
 
+def test_a_node_may_fail_and_the_others_go_on(run):
+    script = """
+        pkill -KILL -f "[s]lurmd -D -N node2"  # and not this command
+        while ! sinfo --noheader --Node --format="%N %T" | grep -q "node2 down"; do sleep 0.2; done
+        srun --nodelist=node1 hostname
+        sbatch --nodes=2 --output=/dev/null --wrap=true --quiet
+        squeue --noheader --format=%T
+    """
+    done = run("run", "sh", "-c", script)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == ["node1", "PENDING"], done.stderr
+
+
 def test_a_daemon_that_does_not_start_is_told_with_its_log(run, tmp_path, folder):
     broken = tmp_path / "slurmctld"
     broken.write_text("#!/bin/sh\necho this is broken\nexit 1\n")

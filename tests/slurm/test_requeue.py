@@ -59,6 +59,35 @@ def test_a_signal_of_slurm_requeues_the_training(slurm, submit, tmp_path, withou
     np.testing.assert_array_equal(np.load(tmp_path / "weights.npy"), without_interruption())
 
 
+START = """
+import argparse, os, signal
+
+def parse_args(self, *arguments):
+    end()
+    return before(self, *arguments)
+
+def end():
+    if os.environ.get("SLURM_RESTART_COUNT", "0") == "0":
+        os.kill(os.getpid(), signal.SIGTERM)
+
+if "SLURM_PROCID" in os.environ:
+    if WHEN == "Python starts":
+        end()
+    else:
+        before, argparse.ArgumentParser.parse_args = argparse.ArgumentParser.parse_args, parse_args
+"""
+
+
+@pytest.mark.parametrize("when", ["Python starts", "arguments are read"])
+def test_a_signal_before_there_is_a_loop_requeues_the_training(slurm, submit, tmp_path, when):
+    (tmp_path / "sitecustomize.py").write_text(START.replace("WHEN", repr(when)))
+    job = slurm.wait(submit(PYTHONPATH=str(tmp_path)))
+    assert job.state == "COMPLETED", job.printed
+    first, second = job.printed.split("== start ")[1:]
+    assert ("stopped after step 0" in first) == (when == "arguments are read")
+    assert f"ended after step {STEPS}" in second
+
+
 def test_a_training_that_was_killed_goes_on_when_it_is_requeued(slurm, submit, tmp_path):
     number = submit("--pause", "0.02", options=["--nodes=1", "--ntasks-per-node=2"])
     slurm.wait_until((tmp_path / "checkpoint").exists, number)

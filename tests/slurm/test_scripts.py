@@ -20,6 +20,29 @@ def test_cpu_script_trains(slurm, submit, tmp_path):
     assert re.search(r"2 ranks: weights .*, largest error 0\.0", job.printed)
 
 
+def test_scripts_load_modules_and_run_in_containers(slurm, submit, tmp_path):
+    # There is no Apptainer here: what it is called with is written down, and then run as it is.
+    stand_in = tmp_path / "bin" / "apptainer"
+    stand_in.parent.mkdir()
+    stand_in.write_text(f'#!/bin/bash\necho "$*" >> {tmp_path}/called\nshift 5\nexec "$@"\n')
+    stand_in.chmod(0o755)
+    module = f"() {{ echo \"module $*: $UNSET\" >> {tmp_path}/called; }}"
+    environment = {
+        "BASH_FUNC_module%%": module,
+        "MODULES": "openmpi/5.0 python",
+        "CONTAINER": "train.sif",
+        "SRUN_OPTIONS": "--label --unbuffered",
+        "PATH": f"{stand_in.parent}:{slurm.environment['PATH']}",
+    }
+    job = slurm.wait(submit("array.sbatch", "--epochs", "1", options=["--array=0", "--ntasks-per-node=1"], **environment))
+    assert job.state == "COMPLETED", job.printed
+    first, second, *calls = (tmp_path / "called").read_text().splitlines()
+    assert (first, second) == ("module purge: ", "module load openmpi/5.0 python: ")
+    assert calls
+    assert all(re.match(r"exec --nv --bind \S+ train.sif mpiagg demo ", call) for call in calls)
+    assert re.search(r"(?m)^0: ", job.printed)
+
+
 def test_gpu_script_gets_gpus(slurm, submit):
     # The cluster's GPUs are only counted, so nothing runs on them; but Slurm takes what the script asks for.
     options = ["--ntasks-per-node=2", "--cpus-per-task=1", "--gpus-per-node=2"]
@@ -27,6 +50,18 @@ def test_gpu_script_gets_gpus(slurm, submit):
     job = slurm.wait(number)
     assert slurm.facts(number, "TresPerNode") == ["gres:gpu:2"]
     assert "2 on 1 node" in job.printed
+
+
+def test_gpu_script_runs_as_it_is_and_says_what_is_missing(slurm, submit):
+    job = slurm.wait(submit("gpu.sbatch"))
+    assert job.state == "FAILED"
+    assert "4 on 1 node" in job.printed
+    assert "CuPy" in job.printed or "cupy" in job.printed
+
+
+def test_what_can_never_run_is_refused(slurm):
+    told = slurm.run("sbatch", "--nodes=3", "slurm/cpu.sbatch", status=1)
+    assert "Node count specification invalid" in told
 
 
 def test_sweep_saves_each_measurement(slurm, submit, tmp_path):
