@@ -148,8 +148,8 @@ class Channel(Agreement):
         """Free everything that was opened on the channel, in order, and the channel; a second call does nothing.
 
         If something still runs (an error left it behind), or lasts, or a rank has died, the communicator stays, with
-        all that would have to be freed together. At the end of the program there is no deadline: another rank may have much to
-        do before it comes there. What this rank has given up before has one.
+        all that would have to be freed together. At the end of the program there is no deadline: another rank may have
+        much to do before it comes there. What this rank has given up before has one.
         """
         if self.comm == MPI.COMM_NULL:
             return

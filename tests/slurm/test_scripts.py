@@ -26,7 +26,7 @@ def test_scripts_load_modules_and_run_in_containers(slurm, submit, tmp_path):
     stand_in.parent.mkdir()
     stand_in.write_text(f'#!/bin/bash\necho "$*" >> {tmp_path}/called\nshift 5\nexec "$@"\n')
     stand_in.chmod(0o755)
-    module = f"() {{ echo \"module $*: $UNSET\" >> {tmp_path}/called; }}"
+    module = f'() {{ echo "module $*: $UNSET" >> {tmp_path}/called; }}'
     environment = {
         "BASH_FUNC_module%%": module,
         "MODULES": "openmpi/5.0 python",
@@ -34,7 +34,8 @@ def test_scripts_load_modules_and_run_in_containers(slurm, submit, tmp_path):
         "SRUN_OPTIONS": "--label --unbuffered",
         "PATH": f"{stand_in.parent}:{slurm.environment['PATH']}",
     }
-    job = slurm.wait(submit("array.sbatch", "--epochs", "1", options=["--array=0", "--ntasks-per-node=1"], **environment))
+    options = ["--array=0", "--ntasks-per-node=1"]
+    job = slurm.wait(submit("array.sbatch", "--epochs", "1", options=options, **environment))
     assert job.state == "COMPLETED", job.printed
     first, second, *calls = (tmp_path / "called").read_text().splitlines()
     assert (first, second) == ("module purge: ", "module load openmpi/5.0 python: ")

@@ -1,0 +1,191 @@
+"""Training that goes on when ranks die: how much of the time is spent in steps that count.
+
+    python -m bench.surviving --minutes 60 --ranks 4 [-o bench/results/surviving-openmpi.json]
+
+It runs at the top of the repository, under Open MPI. Every 30 to 60 s a rank that trains under ``mpiagg.Loop`` is
+killed; the others go on. When the last one is killed, or a job ends in another way, a new job begins with the
+checkpoint. Weights are compared bit by bit among the ranks. What counts is the time in steps whose result was kept:
+not what was lost with a commit or a checkpoint and done again, nor how long it takes to notice a death, to make
+another communicator, or to start a job.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterable
+from contextlib import suppress
+from pathlib import Path
+from statistics import median
+from typing import Any, NamedTuple
+
+import click
+
+from bench.gpu import environment
+from mpiagg.launch import start as launch
+from mpiagg.launch.job import OutputFile
+
+TOP = Path(__file__).parents[1]
+LEAST, MOST = 30.0, 60.0
+"""Seconds between two kills."""
+
+END = 60.0
+"""Seconds that a job may take to end, when it is told to."""
+
+PAUSE = 0.05
+"""Seconds between two looks at a job."""
+
+
+class Step(NamedTuple):
+    """A step that has been taken: its number, when it was over, by how many ranks, and how far from the minimum."""
+
+    at: float
+    step: int
+    ranks: int
+    far: float
+
+
+def steps_of(folder: Path) -> list[Step]:
+    """Return all steps that were taken, in the order in which they were."""
+    # What has no end of line was being written when its writer was killed.
+    lines = [line for path in folder.glob("*.steps") for line in path.read_text().split("\n")[:-1]]
+    return sorted(Step(**json.loads(line)) for line in lines)
+
+
+def summary(steps: list[Step], kills: Iterable[float], began: float, ended: float) -> dict[str, Any]:
+    """Return what a soak comes to.
+
+    Raises
+    ------
+    ValueError
+        If a step was left out.
+    """
+    kept: dict[int, float] = {}
+    for before, step in zip([None, *steps], steps, strict=False):
+        follows = before is not None and step.step == before.step + 1
+        if not follows and step.step > (0 if before is None else before.step):
+            raise ValueError(f"step {step.step} came after {'none' if before is None else before.step}")
+        # The first step after a death or a start is counted without what came before it, of which it is no part.
+        kept[step.step] = step.at - before.at if before is not None and follows else 0.0
+    # What is under way when a rank is killed may still be over.
+    gaps = [next((step.at for step in steps if step.at > kill + 2 * PAUSE), ended) - kill for kill in kills]
+    return {
+        "seconds": ended - began,
+        "steps": len(kept),
+        "steps_done_again": len(steps) - len(kept),
+        "training": sum(kept.values()) / (ended - began),
+        "seconds_to_next_step": {"median": median(gaps), "most": max(gaps)} if gaps else None,
+        "far": steps[-1].far if steps else None,
+    }
+
+
+class Job:
+    """A job of ranks that train.
+
+    Parameters
+    ----------
+    folder : Path
+    number : int
+        Which job it is, of those that follow one another.
+    ranks : int
+    """
+
+    def __init__(self, folder: Path, number: int, ranks: int) -> None:
+        self._folder, self.number = folder, number
+        arguments = ["-m", "mpi4py", "-m", "bench.surviving_rank", str(folder), str(number)]
+        known = launch.environment({**environment(), "MPIAGG_RECORD_DIR": str(folder)})
+        with (folder / f"{number}.log").open("wb") as log:
+            self._started = subprocess.Popen(  # noqa: S603 - our own Python
+                launch.command(ranks, arguments, launch.SURVIVING), env=known, cwd=TOP, stdout=log, stderr=log
+            )
+
+    def alive(self) -> list[int]:
+        """Return the processes that can be killed."""
+        started = [int(path.read_text() or 0) for path in self._folder.glob(f"{self.number}-*.pid")]
+        return [pid for pid in started if self._is_rank(pid)]
+
+    def _is_rank(self, pid: int) -> bool:
+        with suppress(OSError):
+            return f"bench.surviving_rank\0{self._folder}" in Path(f"/proc/{pid}/cmdline").read_text()
+        return False
+
+    @property
+    def ended(self) -> bool:
+        """Whether it has ended."""
+        return self._started.poll() is not None
+
+    @property
+    def printed(self) -> str:
+        """What it has printed."""
+        return (self._folder / f"{self.number}.log").read_text(errors="replace")
+
+    def stop(self) -> int | None:
+        """Tell the ranks to stop; return the exit status of the launcher, or None if it had to be killed."""
+        deadline, told = time.monotonic() + END, set[int]()
+        while not self.ended:
+            for pid in set(self.alive()) - told:  # they may still be starting
+                os.kill(pid, signal.SIGTERM)
+                told.add(pid)
+            if time.monotonic() > deadline:
+                self.kill()
+                return None
+            time.sleep(PAUSE)
+        return self._started.returncode
+
+    def kill(self) -> None:
+        """End what is left of it."""
+        for pid in self.alive():
+            os.kill(pid, signal.SIGKILL)
+        self._started.kill()
+        self._started.wait()
+
+
+def soak(folder: Path, seconds: float, ranks: int, seed: int, between: tuple[float, float]) -> dict[str, Any]:
+    """Train, and kill ranks; return what became of it."""
+    draw = random.Random(seed)
+    began, kills, problems = time.time(), list[float](), list[str]()
+    job, jobs = Job(folder, 0, ranks), 1
+    next_kill, last_rank = began + draw.uniform(*between), False
+    while time.time() - began < seconds:
+        time.sleep(PAUSE)
+        if job.ended:
+            if not last_rank:
+                problems.append(f"job {job.number} ended by itself:\n{job.printed[-2000:]}")
+            job, jobs, last_rank = Job(folder, jobs, ranks), jobs + 1, False
+        elif time.time() >= next_kill and (alive := job.alive()):
+            os.kill(draw.choice(alive), signal.SIGKILL)
+            kills.append(time.time())
+            next_kill, last_rank = kills[-1] + draw.uniform(*between), len(alive) == 1
+    status = job.stop()
+    if status is None or (status != 0 and not kills):
+        problems.append(f"the last job did not end well: status {status}\n{job.printed[-2000:]}")
+    found = summary(steps_of(folder), kills, began, time.time())
+    return {"ranks": ranks, "seed": seed, "jobs": jobs, "kills": len(kills), **found, "problems": problems}
+
+
+@click.command()
+@click.option("--minutes", type=click.FloatRange(min=0, min_open=True), default=60, show_default=True)
+@click.option("--ranks", type=click.IntRange(min=2), default=4, show_default=True)
+@click.option("--seed", type=click.IntRange(min=0), default=1, show_default=True)
+@click.option("-o", "--output", type=OutputFile(), help="Save what it comes to, as JSON.")
+def main(minutes: float, ranks: int, seed: int, output: Path | None) -> None:
+    """Train for long while ranks are killed, and show how much of the time was spent training."""
+    if launch.mpi_vendor() != "Open MPI":
+        raise click.ClickException("ranks that die are survived under Open MPI alone")
+    with tempfile.TemporaryDirectory() as place:
+        found = soak(Path(place), 60 * minutes, ranks, seed, (LEAST, MOST))
+    click.echo(json.dumps(found, indent=1))
+    if output is not None:
+        saved = {"mpi": launch.mpi_vendor(), "processors": os.cpu_count(), "kills_every": [LEAST, MOST], **found}
+        output.write_text(json.dumps(saved, indent=1) + "\n")
+    sys.exit(1 if found["problems"] else 0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,46 @@
+"""``bench/surviving.py``: that its account is right, and that it works."""
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from mpiagg.launch import start as launch
+
+sys.path.insert(0, str(Path(__file__).parents[2]))
+
+from bench import surviving
+from bench.surviving import Step
+
+
+def steps(*numbers, every=1.0):
+    return [Step(every * place, number, 4, 0.0) for place, number in enumerate(numbers, 1)]
+
+
+def test_steps_that_are_done_again_count_once():
+    found = surviving.summary(steps(0, 1, 2, 1, 2, 3), [3.2], 0, 10)
+    assert (found["steps"], found["steps_done_again"]) == (4, 2)
+    # 1 s each for the second 2 and for 3; the first after a start, and the first after going back, count nothing.
+    assert found["training"] == 2 / 10
+    assert found["seconds_to_next_step"] == pytest.approx({"median": 0.8, "most": 0.8})
+
+
+def test_training_that_never_goes_on_shows():
+    found = surviving.summary(steps(0, 1, 2), [3.5], 0, 100)
+    assert found["seconds_to_next_step"]["most"] == 96.5
+
+
+def test_a_step_that_was_left_out_is_no_training():
+    with pytest.raises(ValueError, match="step 3 came after 1"):
+        surviving.summary(steps(0, 1, 3), [], 0, 10)
+    with pytest.raises(ValueError, match="step 1 came after none"):
+        surviving.summary(steps(1), [], 0, 10)
+
+
+@pytest.mark.skipif(launch.mpi_vendor() != "Open MPI", reason="only Open MPI goes on when a rank dies")
+def test_training_goes_on_while_ranks_are_killed(tmp_path):
+    found = surviving.soak(tmp_path, 12, 3, 1, (1.5, 2.5))
+    assert found["problems"] == []
+    assert found["kills"] >= 3
+    assert found["jobs"] >= 2  # the last rank of one was killed, too
+    assert found["steps"] > 50
