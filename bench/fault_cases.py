@@ -119,6 +119,9 @@ _COMPARED: Final = ("check=True", "plan")
 _SIGNALS: Final = {"SIGINT": SIGINT, "SIGTERM": SIGTERM, "SIGKILL": SIGKILL}
 _STATES: Final = ("computing", "waiting", "in MPI_Allreduce")
 
+CROWDS: Final = ("idle", "talk")
+"""What strangers do who take all places at the ranks' ports, while one rank never comes."""
+
 IN_CALLS: Final = "in short calls"
 """The way in which a fault comes while ranks make one call after the other, in shared memory."""
 
@@ -148,6 +151,9 @@ def _stalls() -> Iterator[Case]:
     for way in (*CALLS, RUN, SYNC, MAKING, FREEING, "native"):
         yield Case("late", way, Expected("go on", "return", late))
     yield Case("late", BEFORE_THE_FIRST, Expected("go on", "return", "has waited"))
+    # Who is asked among all those connections says all the same where it is.
+    for way in CROWDS:
+        yield Case("strangers at the ports", way, Expected("error", "deadline", late, ("StallError",), "others"))
 
 
 def _mismatches() -> Iterator[Case]:

@@ -231,10 +231,10 @@ def _commands(
     command = launch.command(ranks, arguments)
     if case.launch == "other":
         command[0] = other_mpiexec
-    yield [*_own_shm(folder, LITTLE if case.little_shm else "50%"), *command], {}
+    yield [*own_shm(folder, LITTLE if case.little_shm else "50%"), *command], {}
 
 
-def _own_shm(folder: Path, size: str) -> list[str]:
+def own_shm(folder: Path, size: str) -> list[str]:
     """Return what runs a command with a /dev/shm of its own, and tells what is left there; nothing, where none can."""
     if not can_mount():
         return []

@@ -13,7 +13,6 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
 
@@ -38,8 +37,6 @@ FOREVER: Final = 1000.0
 LONG: Final = 200_003
 LEFT: Final = 3 * 2**20
 """Bytes that are left of a file system that is full; less than a window of this package has."""
-LITTLE: Final = 2**16
-"""The same where communicators have been made already; less than a long vector has."""
 
 
 def good(rank: Rank, fault: str = "") -> Asked:
@@ -83,6 +80,17 @@ def missing(rank: Rank, fault: str) -> None:
         time.sleep(FOREVER)
     with rank.observed():
         come(rank)
+
+
+def strangers(rank: Rank, fault: str) -> None:
+    """Have one rank never come, while strangers hold the ports where it could be asked why."""
+    from bench.fault_means import crowd, own_port  # noqa: PLC0415 - which start MPI
+
+    ports = rank.world.allgather(own_port())
+    if rank.rank == 0:
+        crowd(rank.way, ports)
+    rank.world.Barrier()
+    missing(rank, fault)
 
 
 def late(rank: Rank, fault: str) -> None:
@@ -310,15 +318,13 @@ def checkpoint(rank: Rank, fault: str) -> None:
 
 def full_shm(rank: Rank, fault: str) -> None:
     """Fill the file system of shared memory, but for what the MPI library needs: Open MPI crashes in full ones."""
+    from bench.fault_means import LITTLE, fill_shm  # noqa: PLC0415 - which start MPI
+
     del fault
     if rank.way == AFTER_THE_FIRST:
         rank.get_acquainted()
     if rank.rank == 0:
-        full = Path("/dev/shm/full")  # noqa: S108 - of this job alone
-        with suppress(OSError), full.open("wb", buffering=0) as file:
-            while file.write(bytes(2**16)):
-                pass
-        os.truncate(full, full.stat().st_size - (LITTLE if rank.way == AFTER_THE_FIRST else LEFT))
+        fill_shm(LITTLE if rank.way == AFTER_THE_FIRST else LEFT)
     rank.world.Barrier()
     rank.note("fault")
     with rank.observed():
@@ -361,6 +367,7 @@ FAULTS: Final[dict[str, Callable[[Rank, str], None]]] = {
     "given up": given_up,
     "purpose": other_purpose,
     "late": late,
+    "strangers at the ports": strangers,
     "exception": exception,
     "out of memory": out_of_memory,
     **dict.fromkeys(("sys.exit(0)", "sys.exit(3)"), leave),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import signal
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -20,6 +20,9 @@ AGGREGATIONS: Final = (
     *("local-sgd", "decentralized"),
 )
 OF_WEIGHTS: Final = ("local-sgd", "decentralized")
+OWN_SHM: Final = "own /dev/shm"
+"""What a job needs that fills its own."""
+
 NEAR: Final = 1e-8
 """How far from what is right weights may be after ranks have died: what ``mpiagg demo`` allows."""
 
@@ -35,8 +38,8 @@ class Fault(NamedTuple):
         A regular expression for the words that blame a rank, or several, for it: ``{}`` stands where they are told.
     places : tuple of str
         Where in a step it can be.
-    needs : {"", "gradients", "ULFM"}
-        What the training must be.
+    needs : {"", "gradients", "ULFM", "own /dev/shm"}
+        What the training must be, or the job must have.
     said_by_all : bool
         Whether it befalls all ranks, each of which is to say so of itself.
     """
@@ -72,6 +75,8 @@ FAULTS: Final[Mapping[str, Fault]] = {
     # Where the two threads are not there at the same time, one of them is in a call too many.
     "thread": Fault(2, (rf"{_RANK} of \d+, on \S+, raised[^:]* PlanError", *_DISAGREE), ("after",)),
     "SIGKILL of the launcher": Fault(2, (rf"{_RANK} of \d+, on \S+, lost its launcher",), said_by_all=True),
+    "strangers at the ports": Fault(2, (), ("first", "before", "after")),
+    "full /dev/shm": Fault(2, (), ("first", "before", "after"), needs=OWN_SHM),
     "delay": Fault(3, (), ("first", "before", "after")),
     "SIGSTOP, SIGCONT": Fault(3, ()),
     "SIGSTOP": Fault(2, _SILENT),
@@ -143,10 +148,10 @@ class Outcome(NamedTuple):
     left: int = 0
 
 
-def draws(seed: int, most_ranks: int, *, survivable: bool, patience: float = 1.0) -> Iterator[Job]:
-    """Yield jobs without end, each from a seed and its number alone."""
+def draws(seed: int, most_ranks: int, *, without: Collection[str] = (), patience: float = 1.0) -> Iterator[Job]:
+    """Yield jobs without end, each from a seed and its number alone, of no fault that needs what there is not."""
     number = 0
-    names = [name for name, fault in FAULTS.items() if survivable or fault.needs != "ULFM"]
+    names = [name for name, fault in FAULTS.items() if fault.needs not in without]
     weights = np.array([FAULTS[name].weight for name in names])
     while True:
         rng = np.random.default_rng([seed, number])

@@ -24,6 +24,7 @@ import numpy as np
 from mpi4py import MPI
 
 import mpiagg
+from bench.fault_means import LITTLE, crowd, fill_shm, own_port
 from bench.random_fault_draws import COMMIT_EVERY, SHAPES, STEPS, Draw, gradients_of, start
 from mpiagg.cli.aggregators import AGGREGATORS
 from mpiagg.launch.launchers import started_by
@@ -56,6 +57,16 @@ class Fault:
     def __init__(self, draw: Draw | None, folder: Path) -> None:
         self._draw = draw if draw is not None and draw.rank == MPI.COMM_WORLD.rank else None
         self._folder = folder
+        self._ports: list[int] = []
+        if draw is not None and draw.fault == "strangers at the ports":
+            self._ports = MPI.COMM_WORLD.allgather(own_port())
+        self._acts: dict[str, Callable[[Draw], object]] = {
+            "exception": self._raise,
+            "sys.exit": lambda draw: sys.exit(3 * (draw.step % 2)),
+            "delay": lambda draw: time.sleep(draw.seconds),
+            "strangers at the ports": lambda draw: crowd(("idle", "talk")[draw.step % 2], self._ports),
+            "full /dev/shm": lambda draw: fill_shm(LITTLE * (1 + draw.step % 3)),
+        }
 
     def due(self, step: int, *faults: str) -> bool:
         """Whether one of these faults is to be brought about in a step; only once."""
@@ -77,14 +88,15 @@ class Fault:
                 _later(draw.moment, lambda: interrupt(ctypes.c_ulong(main), ctypes.py_object(OnPurposeError)))
             elif self.due(step, *SIGNALS):
                 _later(draw.moment, lambda: self._signal(draw.fault))
-        elif self.due(step, "exception"):
-            raise OnPurposeError
-        elif self.due(step, "sys.exit"):
-            sys.exit(3 * (step % 2))
-        elif self.due(step, "delay"):
-            time.sleep(draw.seconds)
         elif self.due(step, *SIGNALS):
             self._signal(draw.fault)
+        elif draw.fault in self._acts and self.due(step, draw.fault):
+            self._acts[draw.fault](draw)
+
+    @staticmethod
+    def _raise(draw: Draw) -> None:
+        del draw
+        raise OnPurposeError
 
     def _signal(self, fault: str) -> None:
         process = started_by() if "launcher" in fault else os.getpid()

@@ -22,7 +22,7 @@ import tempfile
 import time
 import uuid
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import cache
 from itertools import islice
@@ -31,9 +31,9 @@ from typing import Any, Final, NamedTuple
 
 import click
 
-from bench.fault_jobs import MARK, all_gone, end_processes, processes
+from bench.fault_jobs import LITTLE, MARK, all_gone, can_mount, end_processes, own_shm, processes
 from bench.gpu import TOP, environment
-from bench.random_fault_draws import Draw, Job, Outcome, complaints, draws, finished, unnamed
+from bench.random_fault_draws import FAULTS, OWN_SHM, Draw, Job, Outcome, complaints, draws, finished, unnamed
 from mpiagg.launch import start as launch
 from mpiagg.launch.job import OutputFile
 
@@ -67,13 +67,15 @@ def run(job: Job, folder: Path, patience: float) -> Outcome:
     for path in (*folder.glob("*.end"), *folder.glob("rank-*.json"), *folder.glob("signalled")):
         path.unlink()
     told = json.dumps({"aggregation": job.aggregation, "draw": None if job.draw is None else job.draw._asdict()})
-    options = launch.SURVIVING if job.draw is not None and "survived" in job.draw.fault else ()
+    fault = "" if job.draw is None else job.draw.fault
+    options = launch.SURVIVING if "survived" in fault else ()
+    shm = own_shm(folder, LITTLE) if fault and FAULTS[fault].needs == OWN_SHM else []
     arguments = ["-m", "bench.random_fault_rank", str(folder), told]
     waits = {"MPIAGG_WARN": f"{patience * WARN:g}", "MPIAGG_TIMEOUT": f"{patience * TIMEOUT:g}"}
     begun = time.monotonic()
     with (folder / "printed").open("w") as printed:
         started = subprocess.Popen(  # noqa: S603 - our own Python
-            launch.command(job.ranks, arguments, options),
+            [*shm, *launch.command(job.ranks, arguments, options)],
             cwd=TOP,
             env={**environment(), **waits, "MPIAGG_RECORD_DIR": str(folder), MARK: mark},
             stdin=subprocess.DEVNULL,
@@ -162,16 +164,25 @@ def row(number: int, job: Job, verdict: Verdict) -> dict[str, Any]:
 
 
 def all_runs(
-    seed: int, numbers: Sequence[int], most_ranks: int, patience: float, *, survivable: bool
+    seed: int, numbers: Sequence[int], most_ranks: int, patience: float, without: Sequence[str]
 ) -> Iterator[dict[str, Any]]:
     """Make runs by their numbers, tell of each, and yield what is saved of it."""
-    jobs = list(islice(draws(seed, most_ranks, survivable=survivable, patience=patience), max(numbers) + 1))
+    jobs = list(islice(draws(seed, most_ranks, without=without, patience=patience), max(numbers) + 1))
     for number in numbers:
         job = jobs[number]
         verdict = judge(job, patience)
         told = "; ".join(verdict.complaints) or "ok"
         click.echo(f"{number}: {job.aggregation}, {job.ranks} ranks, {_in_words(job.draw)}: {verdict.how}: {told}")
         yield row(number, job, verdict)
+
+
+def _made_before(output: Path | None, known: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Return the rows of a file of runs, which must have been made in the same way."""
+    saved = json.loads(output.read_text()) if output is not None and output.exists() else {**known, "rows": []}
+    rows: list[dict[str, Any]] = saved.pop("rows")
+    if saved != known:
+        raise click.UsageError(f"{output} was made in another way: {saved}, and not {known}")
+    return rows
 
 
 def _in_words(draw: Draw | None) -> str:
@@ -183,16 +194,21 @@ def _in_words(draw: Draw | None) -> str:
 @click.option("--runs", type=click.IntRange(min=1), default=200, show_default=True)
 @click.option("--only", type=click.IntRange(min=0), multiple=True, help="Make only the run of this number; repeatable.")
 @click.option("--ranks", type=click.IntRange(min=3), default=4, show_default=True, help="At most; 3 at least.")
+@click.option("--onward", is_flag=True, help="Go on where the file of -o ends.")
 @click.option("--patience", default=1.0, show_default=True, help="How many times longer everything may take.")
 @click.option("-o", "--output", type=OutputFile(), help="Save what was drawn and how it ended, as JSON.")
-def main(seed: int, runs: int, only: tuple[int, ...], ranks: int, patience: float, output: Path | None) -> None:  # noqa: PLR0917 - click passes them by name
+def main(  # noqa: PLR0917 - click passes them by name
+    seed: int, runs: int, only: tuple[int, ...], ranks: int, onward: bool, patience: float, output: Path | None
+) -> None:
     """Inject random faults, and show that every run finishes right or says who is to blame."""
     launch.mpiexec()  # tells what is missing
     vendor = launch.mpi_vendor()
-    known = {"mpi": vendor, "seed": seed, "ranks": ranks, "warn": patience * WARN, "timeout": patience * TIMEOUT}
-    known["limit"] = patience * LIMIT
-    rows: list[dict[str, Any]] = []
-    for each in all_runs(seed, only or range(runs), ranks, patience, survivable=vendor == "Open MPI"):
+    limits = {"warn": patience * WARN, "timeout": patience * TIMEOUT, "limit": patience * LIMIT}
+    there = {"ULFM": vendor == "Open MPI", OWN_SHM: can_mount()}
+    without = [what for what, is_there in there.items() if not is_there]
+    known = {"mpi": vendor, "seed": seed, "ranks": ranks, **limits, "without": without}
+    rows = _made_before(output, known) if onward else []
+    for each in all_runs(seed, only or range(len(rows), runs), ranks, patience, without):
         rows.append(each)
         if output is not None:
             output.write_text(json.dumps({**known, "rows": rows}, indent=1) + "\n")

@@ -112,27 +112,13 @@ def test_an_answer_is_not_trusted(told):
         thread.join()
 
 
-STRANGERS = """
-import os, socket, sys, time
-if os.geteuid() == 0:
-    os.setuid(65534)  # nobody
-crowd = []
-try:
-    for _ in range(int(sys.argv[2])):
-        crowd.append(socket.create_connection(("127.0.0.1", int(sys.argv[1]))))
-        if "talk" in sys.argv:
-            crowd[-1].sendall(bytes(48 if len(crowd) % 2 else 20))
-except ConnectionError:
-    pass  # dropped already
-print("there", flush=True)
-time.sleep(60)
-"""
+STRANGERS = Path(__file__).parents[2] / "bench" / "strangers.py"
 
 
 @pytest.mark.parametrize("how", ["idle", "talk"])
 def test_strangers_do_not_use_up_what_there_is(listener, how):
     threads = threading.active_count()
-    command = [sys.executable, "-c", STRANGERS, str(listener.card.port), str(MOST_STRANGERS + 44), how]
+    command = [sys.executable, str(STRANGERS), str(MOST_STRANGERS + 44), how, str(listener.card.port)]
     with subprocess.Popen(command, stdout=subprocess.PIPE) as strangers:
         strangers.stdout.readline()
         for _ in range(20):
