@@ -207,7 +207,7 @@ class Reader:
         Raises
         ------
         ValueError
-            If the file is missing or damaged.
+            If the file is missing or damaged, or its arrays are larger than the memory of this machine.
         """
         needed = {file: self._files[file] for file in {0, rank}}
         for file, record in needed.items():
@@ -219,7 +219,15 @@ class Reader:
         if digest_of(text) != needed[rank].digest:
             raise ValueError(f"{self._path(rank)} is damaged: its text is not what was written")
         with documents.about(str(self._path(rank))):
-            return decode(text.tobytes(), lengths)
+            tree, arrays = decode(text.tobytes(), lengths)
+            # A file can say that it has any length: what was never written takes no room on the disk.
+            nbytes, memory = (
+                sum(stored.nbytes for stored in arrays),
+                os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGESIZE"),
+            )
+            if nbytes > memory:
+                raise ValueError(f"its arrays have {nbytes} bytes, and this machine has {memory} of memory")
+            return tree, arrays
 
     def array(self, stored: Stored) -> Any:
         """Return an array, new and of this caller alone, or a number of NumPy's.

@@ -2,6 +2,7 @@
 
 import errno
 import json
+import re
 import shutil
 
 import numpy as np
@@ -155,6 +156,30 @@ def test_a_text_that_was_forged_is_read_with_checks(saved):
     (folder / name).write_bytes(content)
     (folder / MANIFEST).write_bytes(files[_manifest(files)])
     assert good(load(folder, RANKS))
+
+
+def test_arrays_that_no_machine_can_hold_are_refused(saved, tmp_path):
+    folder, (_, files) = tmp_path / "checkpoint", saved
+    shutil.copytree(saved[0], folder)
+    manifest, elements = json.loads(files[_manifest(files)]), 2**39
+    for rank, (_, length, _) in enumerate(manifest["files"]):
+        path = folder / "generation-1" / f"{rank}.bin"
+        text = path.read_bytes()[-length:]
+        if not rank:
+            text = re.sub(
+                rb'"float32", \[4\], false, 0, 0, "\w+"', b'"float32", [%d], false, 0, 100, "0"' % elements, text
+            )
+            end = 4 * elements + 100
+            with path.open("r+b") as file:
+                file.seek(end)  # 2 TiB that are not there
+                file.write(text)
+        manifest["files"][rank] = [path.stat().st_size, len(text), digest_of(text)]
+    manifest["digest"] = folders._digest(manifest["generation"], manifest["files"])
+    (folder / MANIFEST).write_text(json.dumps(manifest))
+    found = load(folder, RANKS)
+    assert isinstance(found[0], ValueError)
+    assert re.search(r"arrays have 2199\d+ bytes, and this machine has \d+ of memory", str(found[0]))
+    assert refused(found)
 
 
 def _manifest(files):
