@@ -52,15 +52,6 @@ class Unsynced(Protocol):
         """Look no more."""
 
 
-class Unseen:
-    """For parameters that nobody steps but the program itself: nothing can be seen of it."""
-
-    def clear(self) -> None:
-        """Do nothing."""
-
-    end = clear
-
-
 class Adapter(Protocol):
     """A module as DDP sees it.
 
@@ -89,8 +80,11 @@ class Adapter(Protocol):
     def names(self) -> list[str]:
         """Return the parameters' names, empty ones where they have none."""
 
-    def unsynced(self, state: Callable[[], str]) -> Unsynced:
-        """Return what keeps optimizers from steps with gradients that are not aggregated, as the state of DDP says."""
+    def unsynced(self, under_way: Callable[[], bool | None]) -> Unsynced | None:
+        """Return what keeps optimizers from steps with gradients that are not aggregated, if they can be seen.
+
+        It is told whether gradients are under way; None where optimizers may step all the same.
+        """
 
     def stream(self) -> AbstractContextManager[object]:
         """Return a block in which devices are asked in the streams in which the module is computed."""
@@ -126,9 +120,8 @@ class ArrayAdapter:
             return [""] * len(self.parameters)
         return [name for name, _ in self._module.named_parameters()]
 
-    def unsynced(self, _: Callable[[], str]) -> Unsynced:
-        """Return nothing that looks."""
-        return Unseen()
+    def unsynced(self, _: Callable[[], bool | None]) -> None:
+        """Return None: nobody steps but the program itself, of which nothing can be seen."""
 
     def stream(self) -> AbstractContextManager[object]:
         """Return a block in which the arrays lie on the present device; its stream is the program's own."""

@@ -19,7 +19,7 @@ from mpiagg.common.arguments import check_flag, check_integer
 from mpiagg.ddp.adapters import Adapter, ArrayParameter, adapt, check_gradient
 from mpiagg.ddp.face import ModuleFace
 from mpiagg.ddp.finite import FiniteCheck, asked_for
-from mpiagg.ddp.hooks import Hooks, state_of
+from mpiagg.ddp.hooks import Hooks, under_way
 from mpiagg.ddp.join import Attendance, joined
 from mpiagg.ddp.steps import Copied, Gradients, Steps
 from mpiagg.errors import PlanError
@@ -145,7 +145,7 @@ class DDP(ModuleFace):
         check = self._finite_check() if self._check_finite else None
         self._steps = Steps(self.comm, self.aggregation, self._forms(), self._cap, hooked=bool(hooked), check=check)
         self._hooks = Hooks(hooked, self._steps.views, self._steps.launcher, self._begin) if hooked else None
-        self._unsynced = self._adapter.unsynced(partial(state_of, ref(self)))
+        self._unsynced = self._adapter.unsynced(partial(under_way, ref(self)))
         for parameter, view in zip(parameters, self._steps.views, strict=True):
             if isinstance(parameter, ArrayParameter):
                 parameter.grad = view
@@ -320,7 +320,8 @@ class DDP(ModuleFace):
             self.aggregation.free()
 
     def _end_steps(self) -> None:
-        self._unsynced.end()
+        if self._unsynced is not None:
+            self._unsynced.end()
         if self._hooks is not None:
             self._hooks.remove()
         self._steps.free()
@@ -349,7 +350,8 @@ class DDP(ModuleFace):
             self._sync_in_stream(given, overlapped=overlapped)
 
     def _sync_in_stream(self, given: Gradients | None, *, overlapped: bool) -> None:
-        self._unsynced.clear()
+        if self._unsynced is not None:
+            self._unsynced.clear()
         gradients, present = self._steps.run(partial(self._take, given), overlapped=overlapped)
         if present is None:
             return

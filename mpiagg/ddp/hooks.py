@@ -74,9 +74,7 @@ class Hooks:
             self._ends.pop()()
 
 
-def state_of(ddp: ref[Any]) -> str:
-    """Return what becomes of a DDP's gradients, for those who look for optimizers that step with them too early."""
+def under_way(ddp: ref[Any]) -> bool | None:
+    """Return whether a DDP's gradients are on their way; None where it does not aggregate them at present."""
     here = ddp()
-    if here is None or not here._syncing:  # noqa: SLF001 - of this room
-        return "free"
-    return "under way" if here._steps.begun else ""  # noqa: SLF001 - of this room
+    return None if here is None or not here._syncing else here._steps.begun  # noqa: SLF001 - of this room

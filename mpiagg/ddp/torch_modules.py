@@ -156,24 +156,23 @@ class Unsynced:
     ----------
     parameters : sequence of torch.Tensor
         The parameters that require gradients.
-    state : callable
-        Returns ``"under way"`` if gradients are on their way, and so no parameter's any more; ``"free"`` if an
-        optimizer may step all the same; else nothing.
+    under_way : callable
+        Returns whether gradients are on their way, and so no parameter's any more; None if an optimizer may step.
     """
 
-    def __init__(self, parameters: Iterable[torch.Tensor], state: Callable[[], str]) -> None:
+    def __init__(self, parameters: Iterable[torch.Tensor], under_way: Callable[[], bool | None]) -> None:
         self._found: set[torch.Tensor] = set()
-        self._state = state
+        self._under_way = under_way
         self.clear = self._found.clear
         # A set's own method, without a frame of Python: it is called for each parameter in each backward pass.
         self._hooks = [each.register_post_accumulate_grad_hook(self._found.add) for each in parameters]
         self._hooks.append(register_optimizer_step_pre_hook(self._before_step))
 
     def _before_step(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
-        if not self._found or (state := self._state()) == "free":
+        if not self._found or (under_way := self._under_way()) is None:
             return
         mine = [x for group in optimizer.param_groups for x in group["params"] if x in self._found]
-        if mine and (state == "under way" or any(x.grad is not None for x in mine)):
+        if mine and (under_way or any(x.grad is not None for x in mine)):
             raise PlanError("an optimizer was to step with gradients that sync_gradients() has not aggregated")
 
     def end(self) -> None:
@@ -230,9 +229,9 @@ class TorchAdapter:
         """Return the names of the parameters that require gradients."""
         return [name for name, *_, trained in self._known if trained]
 
-    def unsynced(self, state: Callable[[], str]) -> Unsynced:
+    def unsynced(self, under_way: Callable[[], bool | None]) -> Unsynced:
         """Return what keeps optimizers from steps with gradients that are not aggregated."""
-        return Unsynced([x for _, x, *_, trained in self._known if trained], state)
+        return Unsynced([x for _, x, *_, trained in self._known if trained], under_way)
 
     def stream(self) -> AbstractContextManager[object]:
         """Return a block in which devices are asked in torch's present streams."""

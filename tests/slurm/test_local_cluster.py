@@ -13,7 +13,7 @@ import pytest
 from jobs import MARK, end_processes, processes
 
 SCRIPT = Path(__file__).parents[2] / "slurm" / "local_cluster"
-pytestmark = pytest.mark.usefixtures("local_cluster")
+pytestmark = [pytest.mark.thorough, pytest.mark.usefixtures("local_cluster")]
 
 
 @pytest.fixture

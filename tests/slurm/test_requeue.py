@@ -5,6 +5,8 @@ import re
 import numpy as np
 import pytest
 
+pytestmark = pytest.mark.thorough
+
 STEPS = 150
 
 

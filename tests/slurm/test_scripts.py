@@ -5,6 +5,8 @@ import re
 
 import pytest
 
+pytestmark = pytest.mark.thorough
+
 
 @pytest.fixture
 def submit(slurm, mpi_type):

@@ -5,6 +5,8 @@ import re
 
 import pytest
 
+pytestmark = pytest.mark.thorough
+
 FACTS = """
 import json, os, sys
 from pathlib import Path
