@@ -22,6 +22,7 @@ from mpiagg.common.arguments import check_integer
 from mpiagg.errors import RankFailedError
 from mpiagg.transport import channel_of
 from mpiagg.transport.failures import active, all_agree, survivors
+from mpiagg.transport.process import ending
 
 SIGNALS: Final = (signal.SIGTERM, signal.SIGUSR1)
 """What asks for a checkpoint and an end: what Slurm sends before a job's time is over."""
@@ -308,6 +309,7 @@ _before: dict[int, Any] = {}
 def _listen(loop: Loop) -> None:
     """Have signals ask a loop to stop; they can be taken in the main thread alone."""
     if threading.current_thread() is threading.main_thread():
+        ending()  # which has them else, and is to find them free
         _asked[loop] = False
         for number in SIGNALS if not _before else ():
             _before[number] = signal.signal(number, _ask)
@@ -316,7 +318,8 @@ def _listen(loop: Loop) -> None:
 
 def _listen_no_more(loop: Loop) -> None:
     _asked.pop(loop, None)
-    if not _asked and threading.current_thread() is threading.main_thread():
+    if _before and not _asked and threading.current_thread() is threading.main_thread():
+        ending().look()
         while _before:
             number, handler = _before.popitem()
             if signal.getsignal(number) is _ask:

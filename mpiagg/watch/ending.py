@@ -35,6 +35,9 @@ LAST_WORDS: Final = 0.2
 LOOK: Final = 0.5
 """Seconds between two looks at whether others have taken handlers of signals away."""
 
+_LOOKED: Final = b"\0"
+"""What the thread that hears of signals is sent by this process itself; no signal has this number."""
+
 LAST_RESORT: Final = 5.0
 """Seconds after which a process ends without the MPI library's help."""
 
@@ -68,6 +71,7 @@ class Ending:
         self._sockets: tuple[socket.socket, ...] = ()
         self._restore = _CALLED_BY_PYTHON(lambda _: self._take_signals())
         self._taking = False
+        self._looked = threading.Event()
 
     def install(self) -> None:
         """Be there for errors that nobody catches, and for signals."""
@@ -93,6 +97,7 @@ class Ending:
                 signal.signal(number, signal.SIG_DFL)
         for each in self._sockets:
             each.close()
+        self._sockets = ()
 
     def leave(self) -> None:
         """Say to who asks that the program is at its end."""
@@ -121,6 +126,18 @@ class Ending:
         self._end(f"raised, in {name}, {_in_words(args.exc_value)}", 1, "".join(lines))
 
     # -- signals
+
+    def look(self) -> None:
+        """Return when the thread has looked at all signals that have come, and at who has them.
+
+        It may be late. Whoever has had signals of ours, and gives them back, is to call this before: else those that
+        have come, and were handled, would be taken for new ones.
+        """
+        if self._sockets:
+            self._looked.clear()
+            with suppress(OSError):
+                self._sockets[1].send(_LOOKED)
+                self._looked.wait(LAST_RESORT)
 
     def _take_signals(self) -> int:
         """Have handlers for signals that nobody handles, and be told of them, in the main thread."""
@@ -156,7 +173,9 @@ class Ending:
                     continue
                 except (OSError, ValueError):  # it is closed
                     return
-                if number in self._handlers and self._is_ours(number):
+                if number == _LOOKED[0]:
+                    self._looked.set()
+                elif number in self._handlers and self._is_ours(number):
                     self._handlers[number](number, None)
 
         threading.Thread(target=listen, name="mpiagg signals", daemon=True).start()

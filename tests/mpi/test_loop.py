@@ -2,6 +2,8 @@
 
 import os
 import signal
+import sys
+import time
 
 import numpy as np
 import pytest
@@ -133,6 +135,21 @@ def test_loops_share_signals_in_any_order(folder, world):
     assert signal.getsignal(signal.SIGTERM) == before
     refused(ValueError, "commit_every", mpiagg.Loop, Training, checkpoint=folder, commit_every=0)
     assert signal.getsignal(signal.SIGTERM) == before
+
+
+def test_a_signal_that_a_loop_has_had_is_nobody_else_s(folder):
+    before, interval = signal.getsignal(signal.SIGTERM), sys.getswitchinterval()
+    loop = mpiagg.Loop(Training, checkpoint=folder)
+    loop.run(1)
+    # From now on no other thread runs unless this one waits: whoever hears of signals is late.
+    sys.setswitchinterval(10)
+    try:
+        os.kill(os.getpid(), signal.SIGTERM)
+        loop.free()
+        assert signal.getsignal(signal.SIGTERM) == before
+    finally:
+        sys.setswitchinterval(interval)
+    time.sleep(0.1)  # in which the job would end
 
 
 def test_a_checkpoint_is_saved_every_few_steps(folder):
