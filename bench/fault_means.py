@@ -16,6 +16,9 @@ from mpiagg.watch import Card
 CROWD: Final = 300
 """Connections of strangers at each port: more than are kept."""
 
+ENOUGH: Final = 100
+"""How many there are at least before anything else is done; more come, as fast as a busy machine lets them."""
+
 LITTLE: Final = 2**16
 """Bytes that are left of a file system that is full where communicators have been made; less than a long vector has."""
 
@@ -30,7 +33,8 @@ def crowd(how: str, ports: Sequence[int]) -> None:
     command = [sys.executable, str(Path(__file__).with_name("strangers.py")), str(CROWD), how, *map(str, ports)]
     strangers = subprocess.Popen(command, stdout=subprocess.PIPE)  # noqa: S603 - our own Python
     assert strangers.stdout is not None
-    strangers.stdout.readline()
+    while int(next(strangers.stdout)) < ENOUGH:  # StopIteration, if they end
+        pass
 
 
 def fill_shm(left: int) -> None:

@@ -167,7 +167,7 @@ def all_runs(
     seed: int, numbers: Sequence[int], most_ranks: int, patience: float, without: Sequence[str]
 ) -> Iterator[dict[str, Any]]:
     """Make runs by their numbers, tell of each, and yield what is saved of it."""
-    jobs = list(islice(draws(seed, most_ranks, without=without, patience=patience), max(numbers) + 1))
+    jobs = list(islice(draws(seed, most_ranks, without=without, patience=patience), max(numbers, default=-1) + 1))
     for number in numbers:
         job = jobs[number]
         verdict = judge(job, patience)
@@ -207,11 +207,15 @@ def main(  # noqa: PLR0917 - click passes them by name
     there = {"ULFM": vendor == "Open MPI", OWN_SHM: can_mount()}
     without = [what for what, is_there in there.items() if not is_there]
     known = {"mpi": vendor, "seed": seed, "ranks": ranks, **limits, "without": without}
+    if onward and only:
+        raise click.UsageError("--onward goes on with the next runs, and not with --only some")
     rows = _made_before(output, known) if onward else []
     for each in all_runs(seed, only or range(len(rows), runs), ranks, patience, without):
         rows.append(each)
         if output is not None:
-            output.write_text(json.dumps({**known, "rows": rows}, indent=1) + "\n")
+            whole = output.with_suffix(".part")
+            whole.write_text(json.dumps({**known, "rows": rows}, indent=1) + "\n")
+            whole.replace(output)  # in one step: whoever goes on reads it
     bad = [each for each in rows if each["complaints"]]
     for what, count in sorted(Counter((each["fault"], each["how"]) for each in rows).items()):
         click.echo(f"{count:4}  {what[0]}: {what[1]}")

@@ -2,11 +2,13 @@
 
     python bench/strangers.py COUNT {idle,talk} PORT...
 
-Started by root, they are another user's. What is dropped is opened again. It prints a line when they are all there.
+Started by root, they are another user's. What is dropped is opened again. It prints how many have been opened so far at
+the port that has had fewest, until that is as many as are wanted.
 """
 
 from __future__ import annotations
 
+import encodings.idna  # noqa: F401 - imported at the first connection else, when this user may not read it any more
 import os
 import select
 import socket
@@ -26,19 +28,20 @@ def main(count: int, how: str, ports: list[int]) -> None:
     if os.geteuid() == 0:
         os.setuid(NOBODY)
     crowds: dict[int, list[socket.socket]] = {port: [] for port in ports}
-    told = False
+    opened, told = dict.fromkeys(ports, 0), 0
     while os.getppid() == parent:
         for port, crowd in crowds.items():
             crowd[:] = [each for each in crowd if not _dropped(each)]
             with suppress(OSError):  # its process has ended, or takes no more
                 while len(crowd) < count:
                     crowd.append(socket.create_connection(("127.0.0.1", port), timeout=1))
+                    opened[port] += 1
                     crowd[-1].setblocking(False)
                     if how == "talk":
                         crowd[-1].sendall(bytes(48 if len(crowd) % 2 else 20))
-        if not told:
-            told = True
-            print("there", flush=True)
+        if told < count:
+            told = min(opened.values())
+            print(told, flush=True)
         time.sleep(PACE)
 
 

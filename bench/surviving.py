@@ -38,24 +38,30 @@ LEAST, MOST = 30.0, 60.0
 END = 60.0
 """Seconds that a job may take to end, when it is told to."""
 
+FAR = 0.2
+"""How far from the minimum, on average, weights are at most at the end: noise alone brings them to 0.05, none to 1."""
+
 PAUSE = 0.05
 """Seconds between two looks at a job."""
 
 
 class Step(NamedTuple):
-    """A step that has been taken: its number, when it was over, by how many ranks, and how far from the minimum."""
+    """A step that was taken: when it was over, its number, by how many ranks of which job, how far from the minimum."""
 
     at: float
     step: int
     ranks: int
     far: float
+    job: int = 0
 
 
 def steps_of(folder: Path) -> list[Step]:
     """Return all steps that were taken, in the order in which they were."""
     # What has no end of line was being written when its writer was killed.
-    lines = [line for path in folder.glob("*.steps") for line in path.read_text().split("\n")[:-1]]
-    return sorted(Step(**json.loads(line)) for line in lines)
+    logs = {path: path.read_text().split("\n")[:-1] for path in folder.glob("*.steps")}
+    return sorted(
+        Step(**json.loads(line), job=int(path.stem.split("-")[0])) for path, lines in logs.items() for line in lines
+    )
 
 
 def summary(steps: list[Step], kills: Iterable[float], began: float, ended: float) -> dict[str, Any]:
@@ -72,7 +78,8 @@ def summary(steps: list[Step], kills: Iterable[float], began: float, ended: floa
         if not follows and step.step > (0 if before is None else before.step):
             raise ValueError(f"step {step.step} came after {'none' if before is None else before.step}")
         # The first step after a death or a start is counted without what came before it, of which it is no part.
-        kept[step.step] = step.at - before.at if before is not None and follows else 0.0
+        like = before is not None and (before.ranks, before.job) == (step.ranks, step.job)
+        kept[step.step] = step.at - before.at if before is not None and follows and like else 0.0
     # What is under way when a rank is killed may still be over.
     gaps = [next((step.at for step in steps if step.at > kill + 2 * PAUSE), ended) - kill for kill in kills]
     return {
@@ -83,6 +90,10 @@ def summary(steps: list[Step], kills: Iterable[float], began: float, ended: floa
         "seconds_to_next_step": {"median": median(gaps), "most": max(gaps)} if gaps else None,
         "far": steps[-1].far if steps else None,
     }
+
+
+def _raised(log: Path) -> bool:
+    return "Traceback" in log.read_text(errors="replace")
 
 
 class Job:
@@ -151,21 +162,26 @@ def soak(folder: Path, seconds: float, ranks: int, seed: int, between: tuple[flo
     draw = random.Random(seed)
     began, kills, problems = time.time(), list[float](), list[str]()
     job, jobs = Job(folder, 0, ranks), 1
-    next_kill, last_rank = began + draw.uniform(*between), False
+    next_kill, left = began + draw.uniform(*between), ranks
     while time.time() - began < seconds:
         time.sleep(PAUSE)
         if job.ended:
-            if not last_rank:
+            if left:
                 problems.append(f"job {job.number} ended by itself:\n{job.printed[-2000:]}")
-            job, jobs, last_rank = Job(folder, jobs, ranks), jobs + 1, False
-        elif time.time() >= next_kill and (alive := job.alive()):
-            os.kill(draw.choice(alive), signal.SIGKILL)
+            job, jobs, left = Job(folder, jobs, ranks), jobs + 1, ranks
+        elif time.time() >= next_kill and len(alive := job.alive()) == left:
+            with suppress(ProcessLookupError):
+                os.kill(draw.choice(alive), signal.SIGKILL)
             kills.append(time.time())
-            next_kill, last_rank = kills[-1] + draw.uniform(*between), len(alive) == 1
-    status = job.stop()
-    if status is None or (status != 0 and not kills):
-        problems.append(f"the last job did not end well: status {status}\n{job.printed[-2000:]}")
+            next_kill, left = kills[-1] + draw.uniform(*between), left - 1
+    if job.stop() is None:
+        problems.append(f"the last job did not end:\n{job.printed[-2000:]}")
     found = summary(steps_of(folder), kills, began, time.time())
+    problems += [f"a job raised:\n{path.read_text()[-2000:]}" for path in folder.glob("*.log") if _raised(path)]
+    if found["far"] is None or found["far"] > FAR:
+        problems.append(f"the weights are {found['far']} from the minimum")
+    if kills and found["seconds_to_next_step"]["most"] > END:
+        problems.append(f"training went on {found['seconds_to_next_step']['most']:.0f} s after a kill")
     return {"ranks": ranks, "seed": seed, "jobs": jobs, "kills": len(kills), **found, "problems": problems}
 
 

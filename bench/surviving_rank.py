@@ -33,7 +33,6 @@ class Training:
         self.comm, self._log = comm, log
         self.weights = [np.zeros(shape) for shape in SHAPES]
         self.ddp = mpiagg.DDP(self.weights, comm)
-        self._last = time.time()
 
     def step(self, step: int) -> None:
         """Take a step, and write down when it was over."""

@@ -90,7 +90,9 @@ def main() -> None:
             print(f"{loop.comm.Get_size()} ranks: {'stopped' if loop.stopped else 'ended'} after step {loop.step}")
             if not loop.stopped:
                 print(f"weights {training.weights.round(3)}, wanted {WANTED}")
-                np.save(options.result, training.weights)
+                whole = options.result.with_suffix(".part.npy")
+                np.save(whole, training.weights)
+                whole.replace(options.result)  # in one step: who finds it finds all of it
         training.free()
 
 

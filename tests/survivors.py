@@ -222,6 +222,31 @@ def making():
     return {"sizes": sizes, "lost": lost}
 
 
+class Asked(Counting):
+    """Is asked to stop in a step in which a rank dies: the others learn of both only when they have gone back."""
+
+    def __init__(self, comm):
+        self.comm, self.sizes = comm, []
+
+    def step(self, step):
+        if step == 7 and WORLD.size == self.comm.size:
+            if WORLD.rank == 0:
+                os.kill(os.getpid(), signal.SIGTERM)
+            if WORLD.rank == 1:
+                die()
+        super().step(step)
+
+
+def asking():
+    """Stop a training in whose last step a rank has died; what is saved is what the others have gone back to."""
+    folder = Path(sys.argv[1]) / "checkpoint"
+    loop = mpiagg.Loop(Asked, checkpoint=folder, commit_every=3)
+    loop.run(20)
+    seen = {"stopped": loop.stopped, "step": loop.step, "saved": mpiagg.load_checkpoint(folder, loop.comm)["step"]}
+    loop.free()
+    return seen
+
+
 def alone():
     """Return the weights that all-reduced gradients lead to, computed by one process."""
     weights = np.ones((12, 9))
@@ -234,5 +259,5 @@ def alone():
 
 if __name__ == "__main__":
     folder, case = sys.argv[1:]
-    seen = {"calls": calls, "training": training, "making": making}[case]()
+    seen = {"calls": calls, "training": training, "making": making, "asking": asking}[case]()
     (Path(folder) / f"{WORLD.rank}.json").write_text(json.dumps(seen))

@@ -75,6 +75,12 @@ def test_ranks_may_die_before_a_loop_takes_its_first_step(tmp_path):
 
 
 @ulfm
+def test_what_a_death_has_left_is_saved_when_the_others_are_to_stop(tmp_path):
+    seen = survive(tmp_path, 3, "asking")
+    assert seen == {rank: {"stopped": True, "step": 6, "saved": 6} for rank in (0, 2)}
+
+
+@ulfm
 def test_the_demo_goes_on_without_a_rank(tmp_path):
     path = tmp_path / "demo.json"
     options = ["--kill-rank", "2", "--at-step", "50", "--json", str(path), "--plot", str(tmp_path / "loss.png")]

@@ -10,6 +10,7 @@ from contextlib import suppress
 from copy import deepcopy
 from types import FrameType, TracebackType
 from typing import Any, Final, NamedTuple, Protocol
+from weakref import WeakKeyDictionary
 
 import numpy as np
 from mpi4py import MPI
@@ -72,7 +73,8 @@ class Loop:
         The folder of a checkpoint, for :func:`save_checkpoint`: :meth:`run` begins with what is there. It is saved when
         :meth:`run` ends. From when the loop is made until it is freed, SIGTERM or SIGUSR1 to any of the ranks ends the
         run that is under way, or else the next one, before further steps are taken; nothing else becomes of them. A
-        program that blocks them before (``signal.pthread_sigmask``) keeps those that come while it starts for the loop.
+        program that blocks them before (``signal.pthread_sigmask``) keeps those that come while it starts for the loop,
+        which unblocks them. A process that is forked has no loop: such a signal ends it.
     checkpoint_every : int, optional
         After how many steps it is saved meanwhile.
 
@@ -153,11 +155,13 @@ class Loop:
 
     def free(self) -> None:
         """Give back what the loop holds, its communicator too; collective. A second call does nothing."""
-        _listen_no_more(self)
-        self._free_flags()
-        self._commits.clear()
-        if self.comm != MPI.COMM_NULL:
-            self.comm.Free()
+        try:
+            self._free_flags()
+            self._commits.clear()
+            if self.comm != MPI.COMM_NULL:
+                self.comm.Free()
+        finally:
+            _listen_no_more(self)
 
     def __enter__(self) -> Loop:  # noqa: PYI034 - typing.Self needs Python 3.11
         """Return the loop."""
@@ -167,9 +171,9 @@ class Loop:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         """Free the loop, unless an error ends it: the other ranks may be elsewhere."""
-        _listen_no_more(self)
         if error is None:
             self.free()
+        _listen_no_more(self)
 
     def _made(self, comm: MPI.Intracomm, check: Callable[[], str]) -> Comm:
         """Return a duplicate of a communicator, of those of its ranks that are alive, if their arguments are right."""
@@ -216,6 +220,8 @@ class Loop:
             return bool(flags.share(lambda: [_asked.get(self, False)])[0]) and self.step < steps
 
         self.stopped = asked()  # before the first step
+        if self.stopped and self._checkpoint is not None:  # of which there may be no more than a commit
+            save_checkpoint(self._checkpoint, self._state(), self.comm)
         while self.step < steps and not self.stopped:
             trained.step(self.step)
             self.step += 1
@@ -299,7 +305,7 @@ class Loop:
 
 # -- signals
 
-_asked: dict[Loop, bool] = {}
+_asked: WeakKeyDictionary[Loop, bool] = WeakKeyDictionary()
 """Whether a signal has asked a loop to stop, of those that are to hear of them."""
 
 _before: dict[int, Any] = {}
@@ -328,6 +334,24 @@ def _listen_no_more(loop: Loop) -> None:
 
 
 def _ask(number: int, frame: FrameType | None) -> None:
-    del number, frame
-    for loop in _asked:
+    """Ask all loops to stop; where there is none any more, do as was done before the first."""
+    loops, before = list(_asked), _before.get(number)
+    for loop in loops:
         _asked[loop] = True
+    if not loops and callable(before):
+        before(number, frame)
+    elif not loops and before is not signal.SIG_IGN:
+        signal.signal(number, signal.SIG_DFL)
+        signal.raise_signal(number)
+
+
+def _forget() -> None:
+    """Have no loop in a process that was forked: it is to end by signals as others do."""
+    _asked.clear()
+    for number in SIGNALS if _before else ():
+        if signal.getsignal(number) is _ask:
+            signal.signal(number, signal.SIG_DFL)
+    _before.clear()
+
+
+os.register_at_fork(after_in_child=_forget)

@@ -70,7 +70,8 @@ class Ending:
         self._hooks = sys.excepthook, threading.excepthook
         self._sockets: tuple[socket.socket, ...] = ()
         self._restore = _CALLED_BY_PYTHON(lambda _: self._take_signals())
-        self._taking = False
+        self._taken = threading.Event()
+        self._taken.set()
         self._looked = threading.Event()
 
     def install(self) -> None:
@@ -141,7 +142,6 @@ class Ending:
 
     def _take_signals(self) -> int:
         """Have handlers for signals that nobody handles, and be told of them, in the main thread."""
-        self._taking = False
         for number, handler in self._handlers.items():
             if _is_free(number):
                 signal.signal(number, handler)
@@ -149,13 +149,20 @@ class Ending:
             before = signal.set_wakeup_fd(self._sockets[1].fileno(), warn_on_full_buffer=False)
             if before not in {-1, self._sockets[1].fileno()}:  # somebody else is told, who may not be robbed of it
                 signal.set_wakeup_fd(before)
+        self._taken.set()
         return 0
+
+    def _ask_main_thread(self) -> None:
+        """Have the main thread take signals, when it has acted upon those that have come."""
+        self._taken.clear()
+        ctypes.pythonapi.Py_AddPendingCall(self._restore, None)
 
     def _listen_to_signals(self) -> None:
         """Have a thread hear of signals at once, even while the main thread is in a call of the MPI library's.
 
         Every so often the thread has the main thread take the signals that nobody handles: asyncio leaves some so, at
-        the end of a loop that had handlers.
+        the end of a loop that had handlers. So it does when a signal has come: a main thread that can do that has acted
+        upon it by itself, as whoever had it then wanted.
         """
         ours, theirs = self._sockets = socket.socketpair()
         theirs.setblocking(False)
@@ -167,16 +174,17 @@ class Ending:
                 try:
                     (number,) = ours.recv(1)
                 except TimeoutError:
-                    if not self._taking:  # the main thread may be in C for long
-                        self._taking = True
-                        ctypes.pythonapi.Py_AddPendingCall(self._restore, None)
+                    if self._taken.is_set():  # the main thread may be in C for long
+                        self._ask_main_thread()
                     continue
                 except (OSError, ValueError):  # it is closed
                     return
                 if number == _LOOKED[0]:
                     self._looked.set()
                 elif number in self._handlers and self._is_ours(number):
-                    self._handlers[number](number, None)
+                    self._ask_main_thread()
+                    if not self._taken.wait(LOOK):
+                        self._handlers[number](number, None)
 
         threading.Thread(target=listen, name="mpiagg signals", daemon=True).start()
 

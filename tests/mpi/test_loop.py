@@ -1,9 +1,13 @@
 """A training loop that is stopped, and goes on from its checkpoint; that ranks die is in tests/test_ulfm.py."""
 
+import contextlib
+import gc
 import os
 import signal
 import sys
+import threading
 import time
+import warnings
 
 import numpy as np
 import pytest
@@ -101,6 +105,7 @@ def test_a_signal_before_a_run_ends_it_before_its_first_step(folder, rank, size)
             os.kill(os.getpid(), signal.SIGTERM)
         loop.run(5)
         assert (loop.stopped, loop.step) == (True, 0)
+        assert mpiagg.load_checkpoint(folder)["step"] == 0
         loop.run(5)  # which has been asked nothing
         assert (loop.stopped, loop.step) == (False, 5)
 
@@ -150,6 +155,46 @@ def test_a_signal_that_a_loop_has_had_is_nobody_else_s(folder):
     finally:
         sys.setswitchinterval(interval)
     time.sleep(0.1)  # in which the job would end
+
+
+@contextlib.contextmanager
+def own_handler():
+    """Have SIGTERM handled in a way of the test's own; give the numbers that have come."""
+    heard = []
+    before = signal.signal(signal.SIGTERM, lambda number, _: heard.append(number))
+    try:
+        yield heard
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def test_loops_that_are_gone_leave_signals_to_who_had_them(folder):
+    with own_handler() as heard:
+        freed = mpiagg.Loop(Training, checkpoint=folder)
+        thread = threading.Thread(target=freed.free)
+        thread.start()
+        thread.join()
+        os.kill(os.getpid(), signal.SIGTERM)  # which only the main thread could have given back
+        assert heard == [signal.SIGTERM]
+        dropped = mpiagg.Loop(Training, checkpoint=folder)
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert len(heard) == 1
+        del dropped
+        gc.collect()
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert len(heard) == 2
+
+
+def test_processes_that_are_forked_end_by_signals(folder):
+    with mpiagg.Loop(Training, checkpoint=folder), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of forks beside threads
+        child = os.fork()
+        if not child:
+            time.sleep(60)
+            os._exit(0)
+        time.sleep(0.1)
+        os.kill(child, signal.SIGTERM)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGTERM
 
 
 def test_a_checkpoint_is_saved_every_few_steps(folder):

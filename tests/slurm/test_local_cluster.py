@@ -87,7 +87,7 @@ def test_starts_and_stops_in_a_folder_that_is_kept(run, folder):
 
 def test_a_node_may_fail_and_the_others_go_on(run):
     script = """
-        pkill -KILL -f "[s]lurmd -D -N node2"  # and not this command
+        pkill -KILL -f "[s]lurmd -D -N node2 -f $SLURM_CONF"  # and not this command
         while ! sinfo --noheader --Node --format="%N %T" | grep -q "node2 down"; do sleep 0.2; done
         srun --nodelist=node1 hostname
         sbatch --nodes=2 --output=/dev/null --wrap=true --quiet

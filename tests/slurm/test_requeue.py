@@ -86,8 +86,21 @@ def test_a_signal_before_there_is_a_loop_requeues_the_training(slurm, submit, tm
     job = slurm.wait(submit(PYTHONPATH=str(tmp_path)))
     assert job.state == "COMPLETED", job.printed
     first, second = job.printed.split("== start ")[1:]
-    assert ("stopped after step 0" in first) == (when == "arguments are read")
+    assert "stopped after step 0" in first
     assert f"ended after step {STEPS}" in second
+
+
+def test_a_training_that_fails_while_others_start_is_not_requeued(slurm, submit, tmp_path):
+    # srun ends the others by SIGTERM then, and its status is the highest: that must not pass for a wish to stop.
+    (tmp_path / "sitecustomize.py").write_text("""
+import os, sys, time
+if os.environ.get("SLURM_PROCID") == "1":
+    sys.exit("broken")
+if "SLURM_PROCID" in os.environ:
+    time.sleep(2)
+""")
+    job = slurm.wait(submit(PYTHONPATH=str(tmp_path)))
+    assert (job.state, job.restarts) == ("FAILED", 0), job.printed
 
 
 def test_a_training_that_was_killed_goes_on_when_it_is_requeued(slurm, submit, tmp_path):
