@@ -137,9 +137,6 @@ class Comm(MPI.Intracomm):
     def Free(self) -> None:
         """Free the communicator and all that is kept for it; collective.
 
-        Persistent requests that are not freed yet can be used on. What they run on then stays, on all ranks, until the
-        program ends, also when they are freed later: programs that make many communicators free the requests first.
-
         Raises
         ------
         StallError

@@ -199,6 +199,9 @@ class Request(MPI.Request):
 class Prequest(Request, MPI.Prequest):
     """A collective that can be started again and again, as MPI's also when its communicator is freed.
 
+    What it runs on then stays, on all ranks, until the program ends, also when the request is freed later: programs
+    that make many communicators free the requests first.
+
     Parameters
     ----------
     plan : Plan
