@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import encodings.idna  # noqa: F401 - imported at the first connection else, when this user may not read it any more
 import os
-import select
 import socket
 import sys
 import time
@@ -47,18 +46,15 @@ def main(count: int, how: str, ports: list[int]) -> None:
 
 def _dropped(connection: socket.socket) -> bool:
     """Whether the other side has ended a connection."""
-    with suppress(BlockingIOError):
-        try:
-            while select.select([connection], [], [], 0)[0]:
-                if not connection.recv(1000):
-                    break
-            else:
-                return False
-        except ConnectionError:
+    try:
+        while connection.recv(1000):
             pass
-        connection.close()
-        return True
-    return False
+    except BlockingIOError:
+        return False
+    except ConnectionError:
+        pass
+    connection.close()
+    return True
 
 
 if __name__ == "__main__":

@@ -19,6 +19,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import uuid
 from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
@@ -27,6 +28,7 @@ from typing import Any, NamedTuple
 
 import click
 
+from bench.fault_jobs import MARK, end_processes, processes
 from bench.gpu import environment
 from mpiagg.launch import start as launch
 from mpiagg.launch.job import OutputFile
@@ -110,7 +112,8 @@ class Job:
     def __init__(self, folder: Path, number: int, ranks: int) -> None:
         self._folder, self.number = folder, number
         arguments = ["-m", "mpi4py", "-m", "bench.surviving_rank", str(folder), str(number)]
-        known = launch.environment({**environment(), "MPIAGG_RECORD_DIR": str(folder)})
+        self._mark = uuid.uuid4().hex
+        known = launch.environment({**environment(), "MPIAGG_RECORD_DIR": str(folder), MARK: self._mark})
         with (folder / f"{number}.log").open("wb") as log:
             self._started = subprocess.Popen(  # noqa: S603 - our own Python
                 launch.command(ranks, arguments, launch.SURVIVING), env=known, cwd=TOP, stdout=log, stderr=log
@@ -119,12 +122,7 @@ class Job:
     def alive(self) -> list[int]:
         """Return the processes that can be killed."""
         started = [int(path.read_text() or 0) for path in self._folder.glob(f"{self.number}-*.pid")]
-        return [pid for pid in started if self._is_rank(pid)]
-
-    def _is_rank(self, pid: int) -> bool:
-        with suppress(OSError):
-            return f"bench.surviving_rank\0{self._folder}" in Path(f"/proc/{pid}/cmdline").read_text()
-        return False
+        return sorted({*started} & {*processes(self._mark)})
 
     @property
     def ended(self) -> bool:
@@ -151,9 +149,7 @@ class Job:
 
     def kill(self) -> None:
         """End what is left of it."""
-        for pid in self.alive():
-            os.kill(pid, signal.SIGKILL)
-        self._started.kill()
+        end_processes(self._mark)
         self._started.wait()
 
 

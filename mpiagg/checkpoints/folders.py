@@ -221,10 +221,8 @@ class Reader:
         with documents.about(str(self._path(rank))):
             tree, arrays = decode(text.tobytes(), lengths)
             # A file can say that it has any length: what was never written takes no room on the disk.
-            nbytes, memory = (
-                sum(stored.nbytes for stored in arrays),
-                os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGESIZE"),
-            )
+            nbytes = sum(stored.nbytes for stored in arrays)
+            memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGESIZE")
             if nbytes > memory:
                 raise ValueError(f"its arrays have {nbytes} bytes, and this machine has {memory} of memory")
             return tree, arrays

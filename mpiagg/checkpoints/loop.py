@@ -150,7 +150,7 @@ class Loop:
         self.stopped = False
         while not self._trained_together(steps):
             self._shrink()
-        if self.stopped:
+        if self.stopped and self in _asked:
             _asked[self] = False
 
     def free(self) -> None:
@@ -173,7 +173,8 @@ class Loop:
         """Free the loop, unless an error ends it: the other ranks may be elsewhere."""
         if error is None:
             self.free()
-        _listen_no_more(self)
+        else:
+            _listen_no_more(self)
 
     def _made(self, comm: MPI.Intracomm, check: Callable[[], str]) -> Comm:
         """Return a duplicate of a communicator, of those of its ranks that are alive, if their arguments are right."""
@@ -184,7 +185,7 @@ class Loop:
                 made = Comm(comm)
             except RankFailedError as error:
                 self.failures.append(error)
-            if (all_agree(comm, word=made is not None) if active() else True) and made is not None:
+            if not active() or all_agree(comm, word=made is not None):
                 break
             alive = survivors(comm)
             for each in (made, None if comm is given else comm):
@@ -193,6 +194,7 @@ class Loop:
             comm, made = alive, None
         if comm is not given:
             comm.Free()
+        assert made is not None
         return made
 
     # -- the way through the steps
