@@ -11,11 +11,11 @@ import numpy as np
 from mpi4py import MPI
 
 from mpiagg.aggregation.base import expect_keys
-from mpiagg.aggregation.carrying import with_each
 from mpiagg.aggregation.decentralized import nodes_of
 from mpiagg.aggregation.gossip import Nodes, among
 from mpiagg.aggregation.memory import Remembering, check_arrays
 from mpiagg.aggregation.packing import Group, Layout, Packing
+from mpiagg.aggregation.resharding import with_each
 from mpiagg.arrays import CODECS, Array, Reduction, check_wire_dtype, even_ranges, load, reduction, settle, to_host
 from mpiagg.checkpoints import PerRank
 from mpiagg.collectives.flags import Flags

@@ -12,8 +12,8 @@ from typing import Any, ClassVar, Generic, Protocol, TypeVar
 from mpi4py import MPI
 
 from mpiagg.aggregation.base import Aggregation, expect_keys
-from mpiagg.aggregation.carrying import carried
 from mpiagg.aggregation.packing import Layout, layout_in_words, layout_of
+from mpiagg.aggregation.resharding import resharded
 from mpiagg.arrays import HOST, Array, settle
 from mpiagg.errors import PlanError
 from mpiagg.plans.plan import Plan
@@ -182,10 +182,10 @@ class Remembering(Aggregation, Generic[M]):
 
     def _carried(self, state: Mapping[str, Any]) -> Mapping[str, Any]:
         """Return a state for these ranks, which others may have made; collective."""
-        return carried(state, type(self).__name__, self.averaged, self._worth(), self.comm)
+        return resharded(state, type(self).__name__, self.averaged, self._worth(), self.comm)
 
     def _worth(self) -> float:
-        """Return how much the mean of what is ``averaged`` counts for in the results; see :mod:`carrying`."""
+        """Return how much the mean of what is ``averaged`` counts for in the results; see :mod:`resharding`."""
         return 1
 
     def free(self) -> None:

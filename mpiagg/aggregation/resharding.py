@@ -45,7 +45,7 @@ def with_each(state: State, change: Callable[[State], State]) -> State:
     return {**state, "memories": [changed(each) for each in state["memories"]]}
 
 
-def carried(state: State, name: str, averaged: Collection[str], worth: float, comm: MPI.Intracomm) -> State:
+def resharded(state: State, name: str, averaged: Collection[str], worth: float, comm: MPI.Intracomm) -> State:
     """Return an aggregation's state for these ranks; collective.
 
     Parameters
