@@ -252,8 +252,8 @@ _CALLED_BY_PYTHON: Final = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.c_void_p)
 
 def _loop_runs() -> bool:
     """Whether a loop of asyncio's runs in this thread, which may be told of signals."""
-    asyncio = sys.modules.get("asyncio")
-    return asyncio is not None and asyncio._get_running_loop() is not None  # noqa: SLF001 - meant for such as us
+    running = getattr(sys.modules.get("asyncio"), "_get_running_loop", None)  # None while it is being imported, too
+    return running is not None and running() is not None
 
 
 def _is_free(number: int) -> bool:

@@ -184,6 +184,16 @@ def test_signals_are_heard_of_again_when_asyncio_has_handled_some(tmp_path, wait
     assert "received SIGTERM" in ended.stderr
 
 
+def test_signals_are_looked_at_while_asyncio_is_being_imported(tmp_path):
+    body = """
+import types
+sys.modules["asyncio"] = types.ModuleType("asyncio")  # as far as it has come
+time.sleep(1.5)  # long enough to be looked at
+"""
+    ended = run(body, tmp_path)
+    assert (ended.returncode, ended.stdout, ended.stderr) == (0, "", "")
+
+
 def test_a_handler_of_the_programs_own_is_left_alone_when_it_is_looked_at(tmp_path):
     body = """
 signal.signal(signal.SIGTERM, lambda *_: print("own", flush=True))
