@@ -21,7 +21,7 @@ from mpiagg.plans.background import InBackground
 from mpiagg.plans.binding import Lane, bind
 from mpiagg.plans.plan import Plan
 from mpiagg.plans.ports import Draft, port_of
-from mpiagg.plans.program import Awaited, BoundRound, Program, in_turn
+from mpiagg.plans.program import BoundRound, Program, in_turn
 from mpiagg.schedules import MOST_LANES, receive, send
 from mpiagg.transport import SHARED_TAG, Channel, signature
 
@@ -250,14 +250,14 @@ def bind_row(channel: Channel, row: Row, vector: Array, pieces: Lane, *, label: 
         own, draft = vector[start:stop], Draft()
         operands = {**{peer: spare[: own.size] for peer, spare in arrived.items()}, channel.rank: own}
         for peer in sources:
-            port.receive(draft, operands[peer], Awaited(label, index, receive(peer, index), own.nbytes))
+            draft.add(receive(peer, index), operands[peer])
         for peer in row.targets:
-            port.send(draft, own, Awaited(label, index, send(peer, index), own.nbytes))
+            draft.add(send(peer, index), own)
         summands = [operands[peer] for peer, _ in row.weights]
         draft.folds.append(partial(weighted_mean, own, summands, factors, float(1 / largest)))
-        rounds += port.rounds(draft)
+        rounds += port.rounds(draft, index)
     nbytes = port.nbytes + sum(spare.nbytes for spare in arrived.values())
-    return Program(port.whole(rounds), port.releases, nbytes, vector.nbytes * len(row.targets), port.device)
+    return Program(port.whole(rounds), port.releases, nbytes, port.sent_bytes, port.device)
 
 
 def weighted_mean(out: Array, summands: Sequence[Array], factors: Sequence[float], divisor: float) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
 
 import numpy as np
@@ -88,21 +89,21 @@ def _run_lane(buffers: Sequence[Array], layout: Layout, choice: Choice, how: Red
     """Run the ranks' schedules on their buffers, in place."""
     lane = even_ranges(0, buffers[0].size, find_algorithm(choice.algorithm).chunks(layout))
     images = None if choice.wire is None else _Images(codec(choice.wire))
-    arrived: dict[tuple[int, int], Array] = {}
+    arrived: dict[tuple[int, int], deque[Array]] = {}
 
     def part(rank: int, step: Step) -> Array:
         return buffers[rank][lane[step.chunk][0] : lane[step.chunk + step.count - 1][1]]
 
     for event in walk(schedules(choice.algorithm, Collective.ALLREDUCE, layout)):
         if isinstance(event, Message):
-            own = part(event.source, event.sent)
             if images is not None:
-                images.replace(event.source, event.sent, own)
-            arrived[event.target, event.slot] = own.copy()
+                for step in event.sent:
+                    images.replace(event.source, step, part(event.source, step))
+            arrived[event.target, event.source] = deque(part(event.source, step).copy() for step in event.sent)
         else:
             aside: dict[int, Array] = {}
-            for slot, step in enumerate(event.steps):
-                received = arrived.pop((event.rank, slot), None)
+            for step in event.steps:
+                received = arrived[event.rank, step.peer].popleft() if step.action.receives else None
                 if received is not None and step.chunk in aside:
                     how.combine(aside.pop(step.chunk), received, received)
                 if received is not None and step.action is Action.HOLD:

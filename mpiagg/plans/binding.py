@@ -11,7 +11,7 @@ import numpy as np
 
 from mpiagg.arrays import Array, Codec, Device, Reduction, accelerator_of, device_of, even_ranges
 from mpiagg.plans.ports import Draft, Port, port_of
-from mpiagg.plans.program import Awaited, BoundRound, Interleaved, Program
+from mpiagg.plans.program import BoundRound, Interleaved, Program
 from mpiagg.schedules import Action, Round, Step
 from mpiagg.transport import Channel
 
@@ -25,9 +25,6 @@ Lane = Sequence[Run]
 PIECE: Final = 2**20
 """Bytes of a chunk that cross together where messages are staged: long enough for full pace, short enough that copies
 and messages of two pieces overlap."""
-
-_ASIDE: Final = (Action.REDUCE, Action.HOLD)
-"""What is received does not land in the buffer at once."""
 
 
 @dataclass(frozen=True)
@@ -94,7 +91,7 @@ def bind(
         bound.append(port.whole(rounds))
     releases = tuple(release for port in ports for release in port.releases)
     nbytes = sum(binder.nbytes for binder in binders) + sum(port.nbytes for port in ports)
-    sent = sum(binder.sent_bytes for binder in binders)
+    sent = sum(port.sent_bytes for port in ports)
     return Program(bound[0] if len(bound) == 1 else (Interleaved(bound).as_round(),), releases, nbytes, sent, device)
 
 
@@ -124,7 +121,7 @@ def scratch_length(schedule: Sequence[Round], lanes: Sequence[Lane]) -> int:
 
 def _arriving(lane: Lane, a_round: Round) -> int:
     """Return how many elements arrive in a round that do not land in the buffer at once."""
-    return sum(stop - start for step in a_round if step.action in _ASIDE for start, stop in _runs(lane, step))
+    return sum(stop - start for step in a_round if step.action.reduces for start, stop in _runs(lane, step))
 
 
 def _runs(lane: Lane, step: Step) -> Iterator[Run]:
@@ -172,7 +169,6 @@ class _Binder:
 
     def __init__(self, place: _Place) -> None:
         self.place = place
-        self.sent_bytes = 0
         self.spare = place.device.empty(0, place.buffer.dtype)
 
     @property
@@ -197,25 +193,26 @@ class _Binder:
                 elif step.action is Action.SEND:
                     self._bind_send(draft, index, step, run)
                 elif step.action is Action.RECEIVE:
-                    self._bind_receive(draft, index, step, run)
+                    self._bind_receive(draft, step, run)
                 else:
-                    used += self._bind_reduce(draft, index, step, run, used)
-        return self.place.port.rounds(draft)
+                    used += self._bind_reduce(draft, step, run, used)
+        return self.place.port.rounds(draft, index)
 
     def _bind_finish(self, draft: _Draft, run: Run) -> None:
         if self.place.reduction.divisor is not None:
             draft.folds.append(partial(self.place.reduction.finish, self._own(run)))
 
     def _bind_send(self, draft: _Draft, index: int, step: Step, run: Run) -> None:
-        self._post_send(draft, index, step, self._own(run))
+        del index
+        draft.add(step, self.place.buffer, *run)
 
-    def _bind_receive(self, draft: _Draft, index: int, step: Step, run: Run) -> None:
-        self._post_receive(draft, index, step, self._own(run))
+    def _bind_receive(self, draft: _Draft, step: Step, run: Run) -> None:
+        draft.add(step, self.place.buffer, *run)
 
-    def _bind_reduce(self, draft: _Draft, index: int, step: Step, run: Run, used: int) -> int:
+    def _bind_reduce(self, draft: _Draft, step: Step, run: Run, used: int) -> int:
         """Receive into the scratch from ``used`` on, and return how much of it that takes."""
         arrived = self.spare[used : used + run[1] - run[0]]
-        self._post_receive(draft, index, step, arrived)
+        draft.add(step, self.spare, used, used + arrived.size)
         self._combine(draft, step, run, arrived)
         return arrived.size
 
@@ -229,13 +226,6 @@ class _Binder:
         else:
             pair = (arrived, own) if step.received_first else (own, arrived)
             draft.folds.append(partial(combine, *pair, own))
-
-    def _post_send(self, draft: _Draft, index: int, step: Step, message: Array) -> None:
-        self.sent_bytes += message.nbytes
-        self.place.port.send(draft, message, Awaited(self.place.label, index, step, message.nbytes))
-
-    def _post_receive(self, draft: _Draft, index: int, step: Step, message: Array) -> None:
-        self.place.port.receive(draft, message, Awaited(self.place.label, index, step, message.nbytes))
 
     def _own(self, run: Run) -> Array:
         return self.place.buffer[run[0] : run[1]]
@@ -266,19 +256,19 @@ class _WireBinder(_Binder):
     def nbytes(self) -> int:
         """The memory that belongs to the program alone."""
         images = sum(image.nbytes for image in self.images.values())
-        return self.spare.nbytes + sum(decoded.nbytes for decoded in self.decoded) + images
+        return super().nbytes + sum(decoded.nbytes for decoded in self.decoded) + images
 
     def bind(self, schedule: Sequence[Round]) -> list[BoundRound]:
         self.goes_on = _going_on(schedule)
         steps = [step for a_round in schedule for step in a_round]
-        for number, actions in enumerate((_ASIDE, (Action.HOLD,))):
+        for number, actions in enumerate(({Action.REDUCE, Action.HOLD}, {Action.HOLD})):
             lengths = (stop - start for step in steps if step.action in actions for start, stop in self._runs(step))
             self.decoded[number] = self.place.device.empty(max(lengths, default=0), self.place.buffer.dtype)
         return super().bind(schedule)
 
     def _scratch(self, schedule: Sequence[Round]) -> int:
         def arriving(a_round: Round) -> int:
-            runs = (run for step in a_round if step.action in _ASIDE for run in self._runs(step))
+            runs = (run for step in a_round if step.action.reduces for run in self._runs(step))
             return sum(self.wire.codec.nbytes(stop - start) for start, stop in runs)
 
         return max(map(arriving, schedule), default=0)
@@ -294,17 +284,17 @@ class _WireBinder(_Binder):
             draft.encodings += self._encoding(run)
         if any((index, chunk) in self.goes_on for chunk in range(step.chunk, step.chunk + step.count)):
             draft.encodings.append(partial(self.wire.codec.decode, self.images[run], self._own(run)))
-        self._post_send(draft, index, step, self.images[run])
+        draft.add(step, self.images[run])
 
-    def _bind_receive(self, draft: _Draft, index: int, step: Step, run: Run) -> None:
+    def _bind_receive(self, draft: _Draft, step: Step, run: Run) -> None:
         image = self._image(run)
-        self._post_receive(draft, index, step, image)
+        draft.add(step, image)
         draft.folds.append(partial(self.wire.codec.decode, image, self._own(run)))
 
-    def _bind_reduce(self, draft: _Draft, index: int, step: Step, run: Run, used: int) -> int:
+    def _bind_reduce(self, draft: _Draft, step: Step, run: Run, used: int) -> int:
         length = run[1] - run[0]
         arrived = self.spare[used : used + self.wire.codec.nbytes(length)]
-        self._post_receive(draft, index, step, arrived)
+        draft.add(step, self.spare, used, used + arrived.size)
         first, second = self.decoded
         decoded = (first if run not in draft.held or draft.held[run].base is not first else second)[:length]
         draft.folds.append(partial(self.wire.codec.decode, arrived, decoded))

@@ -342,7 +342,7 @@ class OnNode:
 
     def _within_node(self, a_round: Round) -> bool:
         """Whether a round is about this node alone; a round without messages is about what was there before."""
-        peers = [step.peer for step in a_round.messages]
+        peers = [steps[0].peer for steps in a_round.messages]
         return all(peer in self.node.ranks for peer in peers) if peers else self.all_here
 
 

@@ -4,13 +4,33 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
+from itertools import accumulate, groupby, pairwise
+from typing import Final, NamedTuple
 
 import numpy as np
 from mpi4py import MPI
 
-from mpiagg.arrays import Accelerator, Array, Stream, accelerator_of
+from mpiagg.arrays import Accelerator, Array, Stream, accelerator_of, device_of
 from mpiagg.plans.program import Awaited, BoundRound, Call, Computing
+from mpiagg.schedules import Action, Step
 from mpiagg.transport import Channel
+
+PACKED: Final = 32 * 2**10
+"""Bytes up to which pieces that go to one rank in a round are packed into one message. Longer ones travel by
+themselves, since to copy them costs more than a message does."""
+
+
+class Piece(NamedTuple):
+    """A range of memory that is sent, or received."""
+
+    memory: Array
+    start: int
+    stop: int
+
+    @property
+    def array(self) -> Array:
+        """Its values."""
+        return self.memory[self.start : self.stop]
 
 
 class Draft:
@@ -18,17 +38,26 @@ class Draft:
 
     Attributes
     ----------
+    pieces : dict of (bool, int) to list of (Step, Piece)
+        By whether it is sent, and the peer, what goes to one rank or comes from it.
     receives, sends : list of (MPI.Prequest, Awaited)
         Its messages.
-    encodings, folds : list of callables
-        What is computed before they are sent, and when all of them are done.
+    encodings, arrivals, folds : list of callables
+        What is done before they are sent, and when all of them are done: first what brings what has come to its place.
     """
 
     def __init__(self) -> None:
+        self.pieces: dict[tuple[bool, int], list[tuple[Step, Piece]]] = {}
         self.receives: list[tuple[MPI.Prequest, Awaited]] = []
         self.sends: list[tuple[MPI.Prequest, Awaited]] = []
         self.encodings: list[Call] = []
+        self.arrivals: list[Call] = []
         self.folds: list[Call] = []
+
+    def add(self, step: Step, memory: Array, start: int = 0, stop: int | None = None) -> None:
+        """Add a range of memory that is sent, or received."""
+        piece = Piece(memory, start, memory.size if stop is None else stop)
+        self.pieces.setdefault((step.action is Action.SEND, step.peer), []).append((step, piece))
 
 
 class Port:
@@ -40,20 +69,24 @@ class Port:
         Where messages travel.
     tag : int
         Theirs.
+    label : str
+        What they are for, for messages to people.
 
     Attributes
     ----------
     nbytes : int
         The memory that belongs to the port.
+    sent_bytes : int
+        What one run of its rounds sends.
     device : Accelerator or None
         Where the messages' memory lies, if not on the host.
     """
 
-    nbytes = 0
     device: Accelerator | None = None
 
-    def __init__(self, channel: Channel, tag: int) -> None:
-        self._channel, self._tag = channel, tag
+    def __init__(self, channel: Channel, tag: int, label: str) -> None:
+        self.nbytes = self.sent_bytes = 0
+        self._channel, self._tag, self._label = channel, tag, label
         self._requests: list[MPI.Prequest] = []
 
     @property
@@ -73,15 +106,45 @@ class Port:
         self._requests += requests
         draft.receives += ((request, awaited) for request in requests)
 
-    def rounds(self, draft: Draft) -> list[BoundRound]:
-        """Return the round as it runs, in parts. Receives come first, so that messages find them posted."""
+    def rounds(self, draft: Draft, number: int) -> list[BoundRound]:
+        """Return the round as it runs, in parts."""
+        for pieces in draft.pieces.values():
+            for _, together in groupby(enumerate(pieces), _by_itself):
+                self._post(draft, number, [piece for _, piece in together])
+        return self._parts(draft)
+
+    def _post(self, draft: Draft, number: int, pieces: Sequence[tuple[Step, Piece]]) -> None:
+        """Post a message of some pieces; they are packed, unless they lie one after the other."""
+        (step, first), *_ = pieces
+        *_, (_, last) = pieces
+        parts: list[Array] = []
+        if all(one.memory is other.memory and one.stop == other.start for (_, one), (_, other) in pairwise(pieces)):
+            message = first._replace(stop=last.stop).array
+        else:
+            parts = [piece.array.view(np.uint8) for _, piece in pieces]
+            message = device_of(first.memory).empty(sum(part.size for part in parts), np.uint8)
+            self.nbytes += message.nbytes
+        cuts = [0, *accumulate(part.size for part in parts)]
+        packed = [(message[start:stop], part) for (start, stop), part in zip(pairwise(cuts), parts, strict=True)]
+        convert = device_of(message).convert
+        awaited = Awaited(self._label, number, step, message.nbytes)
+        if step.action is Action.SEND:
+            self.sent_bytes += message.nbytes
+            draft.encodings += (partial(convert, inside, part) for inside, part in packed)
+            self.send(draft, message, awaited)
+        else:
+            self.receive(draft, message, awaited)
+            draft.arrivals += (partial(convert, part, inside) for inside, part in packed)
+
+    def _parts(self, draft: Draft) -> list[BoundRound]:
+        """Return a round as it runs. Receives come first, so that messages find them posted."""
         posted = draft.receives + draft.sends
         receives, sends = ([request.Start for request, _ in some] for some in (draft.receives, draft.sends))
         return [
             BoundRound(
                 (*receives, *draft.encodings, *sends),
                 tuple(request.Test for request, _ in posted),
-                tuple(draft.folds),
+                (*draft.arrivals, *draft.folds),
                 tuple(awaited for _, awaited in posted),
             )
         ]
@@ -101,19 +164,19 @@ class DevicePort(Port):
 
     device: Accelerator
 
-    def __init__(self, channel: Channel, tag: int, device: Accelerator, label: str) -> None:
-        super().__init__(channel, tag)
+    def __init__(self, channel: Channel, tag: int, label: str, device: Accelerator) -> None:
+        super().__init__(channel, tag, label)
         self.device, self._stream = device, device.stream()
         self._computing = Computing(label)
 
-    def rounds(self, draft: Draft) -> list[BoundRound]:
+    def _parts(self, draft: Draft) -> list[BoundRound]:
         """Return the round in two parts: what the device does before the messages, and these with what it does then."""
         ready = BoundRound(self._asked(draft.encodings), (self._stream.done,), (), (self._computing,))
         messages = Draft()
         messages.receives, messages.sends = draft.receives, draft.sends
-        (crossing,) = super().rounds(messages)
+        (crossing,) = super()._parts(messages)
         return (
-            [ready, crossing._replace(folds=self._asked(draft.folds))]
+            [ready, crossing._replace(folds=self._asked([*draft.arrivals, *draft.folds]))]
             if crossing.starts
             else [BoundRound(self._asked([*draft.encodings, *draft.folds]), (), (), ())]
         )
@@ -134,15 +197,10 @@ class StagedPort(DevicePort):
     For each message of a round there is a piece of pinned memory, which the next round uses again.
     """
 
-    def __init__(self, channel: Channel, tag: int, device: Accelerator, label: str) -> None:
-        super().__init__(channel, tag, device, label)
+    def __init__(self, channel: Channel, tag: int, label: str, device: Accelerator) -> None:
+        super().__init__(channel, tag, label, device)
         self._sent: dict[int, Array] = {}
         self._received: dict[int, Array] = {}
-
-    @property
-    def nbytes(self) -> int:  # type: ignore[override]  # it grows
-        """The pinned memory that belongs to the port."""
-        return sum(twin.nbytes for twin in (*self._sent.values(), *self._received.values()))
 
     def send(self, draft: Draft, message: Array, awaited: Awaited) -> None:
         """Add a message to send, and its copy to the host."""
@@ -154,11 +212,12 @@ class StagedPort(DevicePort):
         """Add a message to receive, and its copy from the host."""
         twin = self._twin(self._received, len(draft.receives), message.nbytes)
         super().receive(draft, twin, awaited)
-        draft.folds.append(partial(self.device.copy, message.view(np.uint8), twin))
+        draft.arrivals.append(partial(self.device.copy, message.view(np.uint8), twin))
 
     def _twin(self, twins: dict[int, Array], number: int, nbytes: int) -> Array:
         """Return the pinned memory of a message of a round."""
         if number not in twins or twins[number].nbytes < nbytes:
+            self.nbytes += nbytes - (twins[number].nbytes if number in twins else 0)
             twins[number] = self.device.pinned(nbytes)
         return twins[number][:nbytes]
 
@@ -167,8 +226,14 @@ def port_of(channel: Channel, tag: int, memory: Array, label: str) -> Port:
     """Return the port for messages of such memory."""
     device = accelerator_of(memory)
     if device is None:
-        return Port(channel, tag)
-    return (DevicePort if channel.aware else StagedPort)(channel, tag, device, label)
+        return Port(channel, tag, label)
+    return (DevicePort if channel.aware else StagedPort)(channel, tag, label, device)
+
+
+def _by_itself(numbered: tuple[int, tuple[Step, Piece]]) -> int:
+    """Return a number that is another for each piece that is too long to be packed, and -1 for the others."""
+    number, (_, piece) = numbered
+    return number if piece.array.nbytes > PACKED else -1
 
 
 def ask(stream: Stream, calls: Sequence[Callable[[], object]]) -> None:

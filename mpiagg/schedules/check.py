@@ -7,12 +7,13 @@ NaN. From the expressions it follows that no contribution is counted twice, none
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from mpiagg.errors import ScheduleError
 from mpiagg.schedules.layout import Layout
-from mpiagg.schedules.steps import Action, Collective, Round
+from mpiagg.schedules.steps import Action, Collective, Round, Step
 from mpiagg.schedules.table import algorithm, schedules
 from mpiagg.schedules.walk import Message, RoundDone, chunks_in_words, walk
 
@@ -43,22 +44,22 @@ def count(rounds: Sequence[Round]) -> Count:
     """Count what the schedule of one rank does."""
     steps = [step for a_round in rounds for step in a_round]
 
-    def chunks(*actions: Action) -> int:
-        return sum(step.count for step in steps if step.action in actions)
+    def chunks(counted: Callable[[Action], bool]) -> int:
+        return sum(step.count for step in steps if counted(step.action))
 
     return Count(
         rounds=sum(bool(a_round.messages) for a_round in rounds),
-        messages=sum(step.action is Action.SEND for step in steps),
-        sent=chunks(Action.SEND),
-        received=chunks(Action.RECEIVE, Action.REDUCE, Action.HOLD),
-        reduced=chunks(Action.REDUCE, Action.HOLD),
+        messages=sum(sent[0].action is Action.SEND for a_round in rounds for sent in a_round.messages),
+        sent=chunks(lambda action: action is Action.SEND),
+        received=chunks(lambda action: action.receives),
+        reduced=chunks(lambda action: action.reduces),
         scratch=max((scratch_chunks(a_round) for a_round in rounds), default=0),
     )
 
 
 def scratch_chunks(a_round: Round) -> int:
     """Return how many chunks a round receives that must not land in the buffer at once."""
-    return sum(step.count for step in a_round if step.action in (Action.REDUCE, Action.HOLD))
+    return sum(step.count for step in a_round if step.action.reduces)
 
 
 def check(
@@ -162,7 +163,8 @@ class _State:
         self.finished = [False] * (size + 1)
         self.numbers: dict[tuple[int, int], int] = {}
         self.held = [[self._initial(rank, chunk) for chunk in range(chunks)] for rank in range(size)]
-        self.arrived: dict[tuple[int, int], list[int]] = {}
+        self.arrived: dict[tuple[int, int], deque[list[int]]] = {}
+        """By target and source what each step of a message has brought."""
 
     def _initial(self, rank: int, chunk: int) -> int:
         has = {Collective.BROADCAST: rank == self.root, Collective.ALLGATHER: rank == chunk}
@@ -170,7 +172,10 @@ class _State:
 
     def carry(self, message: Message) -> None:
         """Take what a message carries: the state of its sender before the round."""
-        step = message.sent
+        brought = deque(self._carried(message, step) for step in message.sent)
+        self.arrived[message.target, message.source] = brought
+
+    def _carried(self, message: Message, step: Step) -> list[int]:
         content = self.held[message.source][step.chunk : step.chunk + step.count]
         if 0 in content:
             chunk = step.chunk + content.index(0)
@@ -183,20 +188,20 @@ class _State:
         if self.rounded:
             content = [self._round(value) for value in content]
             self.held[message.source][step.chunk : step.chunk + step.count] = content
-        self.arrived[message.target, message.slot] = content
+        return content
 
     def apply(self, done: RoundDone) -> None:
         """Replace, reduce and finish, in the order in which the steps stand."""
         held = self.held[done.rank]
         aside: dict[int, int] = {}
-        for slot, step in enumerate(done.steps):
+        for step in done.steps:
             chunks = range(step.chunk, step.chunk + step.count)
             if step.action is Action.FINISH:
                 for chunk in chunks:
                     finished = self._finish(held[chunk], done, chunk)
                     held[chunk] = self._round(finished) if self.rounded else finished
-            elif step.action is not Action.SEND:
-                content = self.arrived.pop((done.rank, slot))
+            elif step.action.receives:
+                content = self.arrived[done.rank, step.peer].popleft()
                 for chunk, value in zip(chunks, content, strict=True):
                     if step.action is Action.RECEIVE:
                         held[chunk] = value

@@ -2,16 +2,17 @@
 
 With n ranks, B bytes, L = ceil(log2 n) and chunks of B/n:
 
-==============  ==========  ============================  =======================
-collective      rounds      messages                      bytes sent by a rank
-==============  ==========  ============================  =======================
-reduce_scatter  L           L, and one for each wrap      (n-1)/n B
-allgather       L           L, and one for each wrap      (n-1)/n B
-allreduce       2L          2L, and one for each wrap     2 (n-1)/n B
-==============  ==========  ============================  =======================
+==============  ==========  ==========  =======================
+collective      rounds      messages    bytes sent by a rank
+==============  ==========  ==========  =======================
+reduce_scatter  L           L           (n-1)/n B
+allgather       L           L           (n-1)/n B
+allreduce       2L          2L          2 (n-1)/n B
+==============  ==========  ==========  =======================
 
-A message of chunks that run past the last one to the first (a wrap) travels as two. The choice for vectors of
-middling length, and for numbers of ranks that are no power of two. Scratch: half a vector.
+The chunks of a message lie together, but for those that run past the last one to the first. Half of the bytes pass
+between the ranks that are farthest from one another: where these are on other nodes, PAT moves fewer. Scratch: half a
+vector.
 
 Source: Traeff, Optimal, non-pipelined reduce-scatter and allreduce algorithms, arXiv:2410.14234.
 """

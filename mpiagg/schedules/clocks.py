@@ -70,7 +70,7 @@ class Clocks:
             if self._shared
         ]
         self._loads = self._weigh(link, numbers)
-        reduced = posts.chunks * posts.reduces
+        reduced = posts.reduced
         self._reduced = np.bincount(waves.post, reduced, len(posts.rank))
         turns = np.flatnonzero(posts.in_turn)  # where one message is reduced before the next one comes
         self._reduced[turns] = reduced[posts.start[turns + 1] - 1] if len(turns) else 0

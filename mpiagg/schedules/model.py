@@ -29,7 +29,7 @@ from mpiagg.schedules.clocks import Clocks
 from mpiagg.schedules.cluster import Cluster, Links
 from mpiagg.schedules.layout import Layout
 from mpiagg.schedules.posts import Irregular, posts_of
-from mpiagg.schedules.steps import Action, Collective, Round
+from mpiagg.schedules.steps import Collective, Round
 from mpiagg.schedules.table import algorithm
 from mpiagg.schedules.walk import Message, walk
 
@@ -147,7 +147,7 @@ def finish_times(
             latest[event.source] = max(latest[event.source], done)
             latest[event.target] = max(latest[event.target], done)
         else:
-            reduced = sum(step.count for step in event.steps if step.action in (Action.REDUCE, Action.HOLD))
+            reduced = sum(step.count for step in event.steps if step.action.reduces)
             clock[event.rank] = max(clock[event.rank], latest[event.rank]) + cluster.gamma * reduced * chunk_bytes
     return clock
 
@@ -168,7 +168,7 @@ def _costs(
         out, into = ("out", across, *source), ("into", across, *target)
         shared = [("out", ends[0], rounds), ("into", ends[1], rounds)] if across else []
         for way in (out, into, *shared):
-            load[way] += message.sent.count
+            load[way] += sum(step.count for step in message.sent)
         ways.append(([out, *shared[:1]], [into, *shared[1:]], ends))
     for leaving, entering, ends in ways:
         out_load, into_load = (max(load[way] for way in side) for side in (leaving, entering))

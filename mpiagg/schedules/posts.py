@@ -24,15 +24,15 @@ class Irregular(Exception):  # noqa: N818 - says what is to be done, and is no e
 class Post(NamedTuple):
     """A round with messages, of ranks that go on alike; or ``times`` the same, or with ``in_turn`` one a message."""
 
-    steps: list[tuple[Action, Any, Any]]
-    """For each message the action, the peer and the count, as formulas."""
+    messages: list[tuple[bool, Any, Any, Any]]
+    """For each message whether it is sent, and as formulas its peer, its chunks, and those of them that are reduced."""
     times: int = 1
     in_turn: bool = False
 
     @property
     def to_all(self) -> Any:
         """The number of places, if messages go to or come from all others, and else None."""
-        return next(filter(None, (places(peer) for _, peer, _ in self.steps)), None)
+        return next(filter(None, (places(peer) for _, peer, *_ in self.messages)), None)
 
 
 class Meeting(NamedTuple):
@@ -63,7 +63,7 @@ class Posts(NamedTuple):
     peer: Numbers
     chunks: Numbers
     sends: Numbers
-    reduces: Numbers
+    reduced: Numbers
     meeting: Meeting
 
 
@@ -85,20 +85,19 @@ def posts_of(
         ranks = (group + root) % size
         shape = len(group), len(posts)
         of_sets = [bool(post.to_all) for post in posts]
-        ends = [step for post, to_all in zip(posts, of_sets, strict=True) if not to_all for step in post.steps]
-        widths = [0 if to_all else len(post.steps) for post, to_all in zip(posts, of_sets, strict=True)]
-        lengths = [len(post.steps) if post.in_turn else post.times for post in posts]
+        ends = [end for post, to_all in zip(posts, of_sets, strict=True) if not to_all for end in post.messages]
+        widths = [0 if to_all else len(post.messages) for post, to_all in zip(posts, of_sets, strict=True)]
+        lengths = [len(post.messages) if post.in_turn else post.times for post in posts]
         last = np.arange(shape[1]) == shape[1] - 1
         columns = [last, np.cumsum(lengths) - lengths, [post.times for post in posts]]
         columns += [[post.in_turn for post in posts], widths]
         wide = [ranks[:, np.newaxis], *(np.array(column, np.int64) for column in columns)]
         by_post.append([np.broadcast_to(column, shape).ravel() for column in wide])
-        peers, counts = np.empty((2, len(group), len(ends)), np.int64)
-        for index, (_, peer, count) in enumerate(ends):
-            peers[:, index], counts[:, index] = value(peer), value(count)
-        actions = [[step[0] in kinds for step in ends] for kinds in ((Action.SEND,), (Action.REDUCE, Action.HOLD))]
-        flags = [np.broadcast_to(np.array(column, np.bool_), peers.shape).ravel() for column in actions]
-        by_end.append([(peers.ravel() + root) % size, counts.ravel(), *flags])
+        columns_of_ends = np.empty((4, len(group), len(ends)), np.int64)
+        for index, end in enumerate(ends):
+            columns_of_ends[:, :, index] = [np.broadcast_to(value(part), len(group)) for part in end]
+        sends, peers, counts, reduced = columns_of_ends.reshape(4, -1)
+        by_end.append([(peers + root) % size, counts, sends, reduced])
         firsts = first + shape[1] * np.arange(shape[0])
         met += [_meeting(posts[index], group, size, root, firsts + index) for index in np.flatnonzero(of_sets)]
         first += shape[0] * shape[1]
@@ -121,9 +120,12 @@ def _groups(
     waiting = [ranks] if together else [*ranks[:, np.newaxis]]
     while waiting:
         group = waiting.pop()
-        rank = cast("int", Ranks.of(group)) if together else int(group[0])
         try:
-            yield group, _merged(entry.generator(collective)(rank, layout), len(group), together=together)
+            if together:
+                rounds = entry.generator(collective)(cast("int", Ranks.of(group)), layout)
+            else:
+                rounds = iter(entry.schedule(collective, int(group[0]), layout))
+            yield group, _merged(rounds, len(group), together=together)
         except Split as split:
             waiting += [group[part] for part in split.parts]
 
@@ -132,36 +134,43 @@ def _merged(rounds: Iterator[Round], ranks: int, *, together: bool) -> list[Post
     """Take rounds together that follow one another: the same ones, and those in which one rank has one message."""
     posts: list[Post] = []
     for a_round in rounds:
-        steps = [(step.action, formula_of(step.peer), formula_of(step.count)) for step in a_round.messages]
-        if together and posts and steps == posts[-1].steps:
+        messages = [
+            (
+                steps[0].action is Action.SEND,
+                formula_of(steps[0].peer),
+                formula_of(sum(step.count for step in steps)),
+                formula_of(sum(step.count for step in steps if step.action.reduces)),
+            )
+            for steps in a_round.messages
+        ]
+        if together and posts and messages == posts[-1].messages:
             posts[-1] = posts[-1]._replace(times=posts[-1].times + 1)
-        elif steps:
-            posts.append(Post(steps))
+        elif messages:
+            posts.append(Post(messages))
     if not together or ranks > 1:
         return posts
 
     def kind(post: Post) -> Any:
-        (action, _, count), *more = post.steps
-        return None if more or post.times > 1 or post.to_all else (action, count)
+        (sends, _, *counts), *more = post.messages
+        return None if more or post.times > 1 or post.to_all else (sends, counts)
 
     merged: list[Post] = []
     for one_message, run in groupby(posts, kind):
         found = list(run)
         turns = one_message is not None and len(found) > 1
-        merged += [Post([post.steps[0] for post in found], in_turn=True)] if turns else found
+        merged += [Post([post.messages[0] for post in found], in_turn=True)] if turns else found
     return merged
 
 
 def _meeting(post: Post, group: Numbers, size: int, root: int, numbers: Numbers) -> Numbers:
     """Return a post in which messages go to or come from all others, as a :class:`Meeting` has it."""
-    peers = {peer for _, peer, _ in post.steps}
-    sends = [step for step in post.steps if step[0] is Action.SEND]
-    receives = [step for step in post.steps if step[0] is not Action.SEND]
+    peers = {peer for _, peer, *_ in post.messages}
+    sides = [[counts for sent, _, *counts in post.messages if sent is side] for side in (True, False)]
     alike = all(places(peer) and np.all(value(peer) % size == group) for peer in peers)
-    if not alike or post.times > 1 or max(len(sends), len(receives)) > 1:
+    if not alike or post.times > 1 or max(map(len, sides)) > 1:
         raise Irregular
-    counts = [[-1 if places(count) else value(count) for *_, count in steps] or [0] for steps in (sends, receives)]
-    sets = (value(post.steps[0][1], first=True) + root) % size
-    reduces = any(action is not Action.RECEIVE for action, *_ in receives)
+    counts = [[-1 if places(count) else value(count) for count, _ in side] or [0] for side in sides]
+    sets = (value(post.messages[0][1], first=True) + root) % size
+    reduces = any(bool(reduced) for _, reduced in sides[1])
     rows = numbers, sets, post.to_all, counts[0][0], counts[1][0], reduces
     return np.stack([np.broadcast_to(row, len(group)) for row in rows]).astype(np.int64)

@@ -1,7 +1,8 @@
 """The words that a schedule is written in: steps, rounds, and what a collective promises.
 
 A schedule tells one rank what to do, as a sequence of rounds. The buffer is cut into chunks, numbered
-from 0, and a step names the chunks it moves. Within a round all messages are posted together; the round is
+from 0, and a step names the chunks it moves. What goes to one rank in a round is one message, whose steps stand in the
+same order at both ends. Within a round all messages are posted together; the round is
 over when all of them have completed, and only then are its reductions applied, in the order in which they
 stand. So what is sent in a round is always the state from before it.
 """
@@ -13,7 +14,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Final, NamedTuple
 
-from mpiagg.schedules.ranks import Ranks, others
+from mpiagg.schedules.ranks import Formula, Ranks, formula_of, others
 
 MOST_LANES: Final = 64
 """Into how many parts a buffer can be cut, so that a schedule runs on each and the runs are interleaved."""
@@ -27,6 +28,16 @@ class Action(Enum):
     REDUCE = "reduce"
     HOLD = "hold"
     FINISH = "finish"
+
+    @property
+    def receives(self) -> bool:
+        """Whether something arrives."""
+        return self in (Action.RECEIVE, Action.REDUCE, Action.HOLD)
+
+    @property
+    def reduces(self) -> bool:
+        """Whether what arrives is combined with what is there, and so cannot land in its place."""
+        return self in (Action.REDUCE, Action.HOLD)
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,9 +97,13 @@ class Round(tuple[Step, ...]):
         return super().__new__(cls, steps)
 
     @property
-    def messages(self) -> tuple[Step, ...]:
-        """The steps that communicate."""
-        return tuple(step for step in self if step.action is not Action.FINISH)
+    def messages(self) -> tuple[tuple[Step, ...], ...]:
+        """The steps of each message: of all that goes to one rank, or comes from it."""
+        found: dict[tuple[Formula | int, bool], list[Step]] = {}
+        for step in self:
+            if step.action is not Action.FINISH:
+                found.setdefault((formula_of(step.peer), step.action is Action.SEND), []).append(step)
+        return tuple(map(tuple, found.values()))
 
 
 class Collective(str, Enum):

@@ -19,16 +19,14 @@ from mpiagg.schedules.steps import Action, Round, Step
 
 
 class Message(NamedTuple):
-    """A message that passes: who sends it in which round, who receives it in which round and step."""
+    """A message that passes: who sends it in which round, who receives it in which round."""
 
     source: int
     source_round: int
     target: int
     target_round: int
-    sent: Step
-    received: Step
-    slot: int
-    """The place of the receiving step in its round."""
+    sent: tuple[Step, ...]
+    received: tuple[Step, ...]
 
 
 class RoundDone(NamedTuple):
@@ -42,8 +40,7 @@ class RoundDone(NamedTuple):
 class _Posted(NamedTuple):
     rank: int
     round: int
-    slot: int
-    step: Step
+    steps: tuple[Step, ...]
 
 
 def walk(programs: Sequence[Sequence[Round]]) -> Iterator[Message | RoundDone]:
@@ -71,10 +68,11 @@ def walk(programs: Sequence[Sequence[Round]]) -> Iterator[Message | RoundDone]:
         if position[rank] == len(programs[rank]):
             continue
         steps = programs[rank][position[rank]]
-        outstanding[rank] = len(steps.messages)
+        messages = steps.messages
+        outstanding[rank] = len(messages)
         if not outstanding[rank]:
             ready.append(rank)
-        for message in posts.post(rank, position[rank], steps):
+        for message in posts.post(rank, position[rank], messages):
             yield message
             for end in (message.source, message.target):
                 outstanding[end] -= 1
@@ -92,14 +90,12 @@ class _Posts:
         self.sends: dict[tuple[int, int], deque[_Posted]] = defaultdict(deque)
         self.receives: dict[tuple[int, int], deque[_Posted]] = defaultdict(deque)
 
-    def post(self, rank: int, index: int, steps: Round) -> Iterator[Message]:
-        """Post the steps of a round, and yield the messages that can pass now."""
-        for slot, step in enumerate(steps):
-            if step.action is Action.FINISH:
-                continue
-            sending = step.action is Action.SEND
-            pair = (rank, step.peer) if sending else (step.peer, rank)
-            (self.sends if sending else self.receives)[pair].append(_Posted(rank, index, slot, step))
+    def post(self, rank: int, index: int, messages: Sequence[tuple[Step, ...]]) -> Iterator[Message]:
+        """Post the messages of a round, and yield those that can pass now."""
+        for steps in messages:
+            sending, peer = steps[0].action is Action.SEND, steps[0].peer
+            pair = (rank, peer) if sending else (peer, rank)
+            (self.sends if sending else self.receives)[pair].append(_Posted(rank, index, steps))
             if self.sends[pair] and self.receives[pair]:
                 yield _match(self.sends[pair].popleft(), self.receives[pair].popleft())
 
@@ -110,15 +106,15 @@ class _Posts:
 
 
 def _match(sent: _Posted, received: _Posted) -> Message:
-    if (sent.step.chunk, sent.step.count) != (received.step.chunk, received.step.count):
+    if [(step.chunk, step.count) for step in sent.steps] != [(step.chunk, step.count) for step in received.steps]:
         raise ScheduleError(
-            f"mismatched message: rank {sent.rank} in round {sent.round} sends {chunks_in_words(sent.step)}, "
-            f"but rank {received.rank} in round {received.round} expects {chunks_in_words(received.step)}",
+            f"mismatched message: rank {sent.rank} in round {sent.round} sends {_in_words(sent.steps)}, "
+            f"but rank {received.rank} in round {received.round} expects {_in_words(received.steps)}",
             rank=received.rank,
             round=received.round,
-            chunk=received.step.chunk,
+            chunk=received.steps[0].chunk,
         )
-    return Message(sent.rank, sent.round, received.rank, received.round, sent.step, received.step, received.slot)
+    return Message(sent.rank, sent.round, received.rank, received.round, sent.steps, received.steps)
 
 
 def _deadlock(
@@ -127,8 +123,8 @@ def _deadlock(
     """Say which ranks can never go on, and what each of them waits for."""
     lines = []
     for posted in waits[:8]:
-        verb = "send" if posted.step.action is Action.SEND else "receive"
-        peer = posted.step.peer
+        verb = "send" if posted.steps[0].action is Action.SEND else "receive"
+        peer = posted.steps[0].peer
         if not 0 <= peer < len(programs):
             where = "which does not exist"
         elif position[peer] == len(programs[peer]):
@@ -136,7 +132,7 @@ def _deadlock(
         else:
             where = f"which is in round {position[peer]}"
         lines.append(
-            f"rank {posted.rank} in round {posted.round} waits to {verb} {chunks_in_words(posted.step)} "
+            f"rank {posted.rank} in round {posted.round} waits to {verb} {_in_words(posted.steps)} "
             f"{'to' if verb == 'send' else 'from'} rank {peer}, {where}"
         )
     more = f"; and {len(waits) - 8} more" if len(waits) > 8 else ""
@@ -145,8 +141,12 @@ def _deadlock(
         f"deadlock: {len(stuck)} of {len(programs)} ranks can never go on: {'; '.join(lines)}{more}",
         rank=first.rank,
         round=first.round,
-        chunk=first.step.chunk,
+        chunk=first.steps[0].chunk,
     )
+
+
+def _in_words(steps: Sequence[Step]) -> str:
+    return ", ".join(map(chunks_in_words, steps))
 
 
 def chunks_in_words(step: Step) -> str:

@@ -1,6 +1,5 @@
 """The price of schedules: closed forms, and the clocks of all ranks at once held to the walk."""
 
-from collections import Counter
 from dataclasses import replace
 from math import ceil, log2
 
@@ -234,10 +233,8 @@ def behind(rank, _):
 
 
 def several(rank, _):
-    """Two messages to one rank in a round, which receives them in two rounds."""
-    yield Round(send(1), send(1)) if rank == 0 else Round(receive(0))
-    if rank > 0:
-        yield Round(receive(0))
+    """Chunks that do not lie together, in one message; one of them is reduced."""
+    yield Round(send(1), send(1, 3)) if rank == 0 else Round(receive(0), reduce_from(0, 3))
 
 
 def gossip(rank, size):
@@ -283,12 +280,12 @@ def test_too_many_messages_of_too_many_kinds_are_refused(monkeypatch):
 
 
 def messages_of(posts):
-    """For each rank and round what it sends and receives: (sends, reduces, peer, chunks), in any order."""
+    """For each rank and round what it sends and receives: (sends, peer, chunks, reduced), in any order."""
     found = {}
     meeting = posts.meeting
     for post, rank in enumerate(posts.rank.tolist()):
         ends = range(posts.start[post], posts.start[post + 1])
-        steps = [(bool(posts.sends[e]), bool(posts.reduces[e]), int(posts.peer[e]), int(posts.chunks[e])) for e in ends]
+        steps = [(bool(posts.sends[e]), int(posts.peer[e]), int(posts.chunks[e]), int(posts.reduced[e])) for e in ends]
         rounds = [[step] for step in steps] if posts.in_turn[post] else [steps] * int(posts.times[post])
         found.setdefault(rank, []).extend(rounds)
     for post, own, sends, receives, reduces in zip(
@@ -302,12 +299,9 @@ def messages_of(posts):
             )
             if group == own and other != post and same_round(posts, post, other)
         ]
-        steps = [(True, False, peer, int(sends if sends > 0 else get)) for peer, _, get in peers if sends and get]
-        steps += [
-            (False, bool(reduces), peer, int(receives if receives > 0 else put))
-            for peer, put, _ in peers
-            if receives and put
-        ]
+        steps = [(True, peer, int(sends if sends > 0 else get), 0) for peer, _, get in peers if sends and get]
+        counts = [(peer, int(receives if receives > 0 else put)) for peer, put, _ in peers if receives and put]
+        steps += [(False, peer, count, count if reduces else 0) for peer, count in counts]
         numbers = posts.number[posts.rank == posts.rank[post]]
         found[int(posts.rank[post])][int(numbers[place])] = steps
     return found
@@ -324,12 +318,13 @@ def messages_of_schedules(programs):
     for rank, program in enumerate(programs):
         rounds = []
         for a_round in program:
-            counts = Counter()
-            for step in a_round.messages:
-                reduces = step.action in (Action.REDUCE, Action.HOLD)
-                counts[step.action is Action.SEND, reduces, step.peer] += step.count  # two where chunks wrap around
-            if counts:
-                rounds.append(sorted((*key, count) for key, count in counts.items()))
+            messages = []
+            for steps in a_round.messages:
+                reduced = sum(step.count for step in steps if step.action in (Action.REDUCE, Action.HOLD))
+                sends, peer = steps[0].action is Action.SEND, steps[0].peer
+                messages.append((sends, peer, sum(step.count for step in steps), reduced))
+            if messages:
+                rounds.append(sorted(messages))
         if rounds:
             found[rank] = rounds
     return found

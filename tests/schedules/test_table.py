@@ -26,6 +26,7 @@ def test_the_names():
         "recursive_doubling",
         "halving_doubling",
         "circulant",
+        "pat",
         "direct",
         "one_shot",
         "shared",
@@ -39,8 +40,8 @@ def test_the_names():
         ("allreduce", algorithms()),
         ("reduce", ("ring", "tree", "parameter_server", "direct", "shared")),
         ("broadcast", ("ring", "tree", "parameter_server", "direct", "shared")),
-        ("allgather", ("ring", "circulant", "direct", "shared")),
-        ("reduce_scatter", ("ring", "circulant", "direct", "shared")),
+        ("allgather", ("ring", "circulant", "pat", "direct", "shared")),
+        ("reduce_scatter", ("ring", "circulant", "pat", "direct", "shared")),
     ],
 )
 def test_who_serves_what(collective, names):
@@ -98,7 +99,12 @@ def test_one_rank_alone_sends_nothing():
 
 def test_rounds_tell_messages_from_computation():
     a_round = Round(send(1), finish(), receive(2), reduce_from(3))
-    assert a_round.messages == (send(1), receive(2), reduce_from(3))
+    assert a_round.messages == ((send(1),), (receive(2),), (reduce_from(3),))
+
+
+def test_what_goes_to_one_rank_in_a_round_is_one_message():
+    a_round = Round(send(1), receive(1), send(2), send(1, 3), finish(), reduce_from(1, 4))
+    assert a_round.messages == ((send(1), send(1, 3)), (receive(1), reduce_from(1, 4)), (send(2),))
 
 
 def test_which_collectives_reduce_and_which_have_a_root():
