@@ -42,6 +42,21 @@ A row is a round and a column a rank. Within a round all messages are posted tog
 """
 
 
+DRAWN = {
+    "halving_doubling": ("halving_doubling", 6),
+    "recursive_doubling": ("recursive_doubling", 6),
+    "circulant": ("circulant", 5),
+    "pat": ("pat", 5),
+    "swing": ("swing", 6),
+    "bine": ("bine", 6),
+    "knomial": ("knomial-3", 6),
+    "recursive_multiplying": ("recursive_multiplying-3", 4),
+    "double_tree": ("double_tree-2", 5),
+    "circulant_blocks": ("circulant_blocks-3", 5),
+}
+"""By what name, and for how many ranks, an algorithm is drawn, if not by its own for four."""
+
+
 SHARED = """\
 ## shared
 
@@ -82,9 +97,10 @@ def _section(entry: Algorithm) -> str:
             drawing = picture(entry.name, Collective.ALLREDUCE, Layout.of(sizes))
             parts.append(f"allreduce, {words}:\n\n```text\n{drawing}\n```\n")
         return "\n".join(parts)
+    name, size = DRAWN.get(entry.name, (entry.name, 4))
     for collective in entry.schedules:
-        size = 6 if entry.name in ("halving_doubling", "recursive_doubling") else 5 if entry.name == "circulant" else 4
-        parts.append(f"{collective.value}, {size} ranks:\n\n```text\n{picture(entry.name, collective, size)}\n```\n")
+        of = f"`{name}`, " if name != entry.name else ""
+        parts.append(f"{of}{collective.value}, {size} ranks:\n\n```text\n{picture(name, collective, size)}\n```\n")
     return "\n".join(parts)
 
 

@@ -111,9 +111,9 @@ def _ratio(ratio: float | None) -> str:
 
 _FIRST: Final = (
     _Column("size", "(B)", 10, lambda row: str(row.size)),
-    _Column("algorithm", "", 20, lambda row: row.algorithm),
-    _Column("median", "(us)", 11, lambda row: f"{row.time_us:.2f}"),
-    _Column("p99", "(us)", 11, lambda row: f"{row.p99_us:.2f}"),
+    _Column("algorithm", "", 22, lambda row: row.algorithm),
+    _Column("median", "(us)", 10, lambda row: f"{row.time_us:.2f}"),
+    _Column("p99", "(us)", 10, lambda row: f"{row.p99_us:.2f}"),
     _Column("algbw", "(GB/s)", 8, lambda row: f"{row.algbw:.3f}"),
     _Column("busbw", "(GB/s)", 8, lambda row: f"{row.busbw:.3f}"),
     _Column("#wrong", "", 7, lambda row: str(row.wrong)),

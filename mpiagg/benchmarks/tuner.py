@@ -16,7 +16,7 @@ from mpiagg.arrays import Array
 from mpiagg.benchmarks import contest, machine
 from mpiagg.benchmarks.competitors import Competitor, Task, registered_zeros
 from mpiagg.plans.on_node import ANNOUNCED
-from mpiagg.schedules import TABLE, Cluster, Collective, Layout, algorithms
+from mpiagg.schedules import TABLE, Cluster, Collective, Layout, algorithm, algorithms
 from mpiagg.schedules.model import Pricing
 from mpiagg.tables import NATIVE, SEGMENT, Case, Choice, Memory, Origin, Row, Settings, Spread, Table, settings
 from mpiagg.transport import channel_of
@@ -150,7 +150,7 @@ class Tuner:
             if choice.algorithm == NATIVE:
                 found[Candidate(choice)] = tasks[0].native()
                 continue
-            for task in tasks if TABLE[choice.algorithm].owned is not None else tasks[:1]:
+            for task in tasks if algorithm(choice.algorithm).owned is not None else tasks[:1]:
                 found[Candidate(choice, task.memory is not None)] = plan_of(task, choice)
         results = contest.hold(self.comm, [contest.Entry(one.call) for one in found.values()], pace)
         for competitor in found.values():
@@ -287,7 +287,7 @@ def chosen(times: Times, before_others: Sequence[Choice], *, apart: bool) -> Cho
     messages = {
         one.choice: taken
         for one, taken in times.items()
-        if TABLE[one.choice.algorithm].owned is None and one.choice.lanes == choice.lanes
+        if algorithm(one.choice.algorithm).owned is None and one.choice.lanes == choice.lanes
     }
     usual = [choice if other.elsewhere is None else Choice(other.elsewhere, choice.lanes) for other in before_others]
     by = preferred({choice: times[Candidate(choice)], **messages}, usual)
@@ -297,6 +297,8 @@ def chosen(times: Times, before_others: Sequence[Choice], *, apart: bool) -> Cho
 def preferred(seconds: Mapping[Choice, float], before_others: Sequence[Choice]) -> Choice:
     """Return the first choice that is about as fast as the fastest: of some, or else the simplest."""
     order = list(TABLE)
-    simplest = sorted(seconds, key=lambda one: (one.lanes, one.segment is not None, order.index(one.algorithm)))
+    simplest = sorted(
+        seconds, key=lambda one: (one.lanes, one.segment is not None, order.index(one.algorithm.partition("-")[0]))
+    )
     best = min(seconds.values())
     return next(choice for choice in (*before_others, *simplest) if seconds.get(choice, math.inf) <= TOLERANCE * best)

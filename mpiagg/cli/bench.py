@@ -32,7 +32,7 @@ from mpiagg.errors import DeviceError
 from mpiagg.launch import job
 from mpiagg.launch import start as launch
 from mpiagg.plans.choices import NATIVE, NCCL
-from mpiagg.schedules import Collective, algorithms
+from mpiagg.schedules import Collective, algorithm, algorithms
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -63,9 +63,13 @@ def _known(flags: Flags) -> tuple[str, ...]:
     """
     serving = algorithms(flags.collective) + ((NCCL,) if flags.device != HOST.name else ())
     for name in flags.algorithm:
-        if name not in (*serving, "auto", NATIVE):
+        if name in ("auto", NATIVE, *serving):
+            continue
+        try:
+            algorithm(name).generator(Collective(flags.collective))  # it may have a number behind its name
+        except ValueError:
             known = ", ".join(("auto", NATIVE, *serving))
-            raise click.UsageError(f"no algorithm {name!r} for {flags.collective}; known: {known}")
+            raise click.UsageError(f"no algorithm {name!r} for {flags.collective}; known: {known}") from None
     return tuple(name for name in flags.algorithm if name != NATIVE) if flags.algorithm else ("auto", *serving)
 
 

@@ -17,6 +17,7 @@ from rich.table import Table
 from mpiagg.benchmarks.flags import parse_size
 from mpiagg.launch import job
 from mpiagg.schedules import Cluster, Collective, Layout, algorithms
+from mpiagg.schedules import algorithm as find_algorithm
 from mpiagg.schedules.model import Prediction, Pricing
 
 MOST_RANKS: Final = 2**16
@@ -104,6 +105,10 @@ def _read_slow(text: str) -> tuple[int, float]:
     return int(match[1]), parse_rate(match[2])
 
 
+def _read_algorithm(text: str) -> str:
+    return text if text == ALL else find_algorithm(text, (ALL,)).name
+
+
 _TIME, _RATE = _Written("time", parse_time), _Written("rate", parse_rate)
 
 
@@ -145,7 +150,7 @@ mpiagg simulate all --nodes 8,8,4 --slow-node 2:1GB/s --plot prices.png
 
 
 @click.command(epilog=_EXAMPLES)
-@click.argument("algorithm", type=click.Choice([*algorithms(), ALL]))
+@click.argument("algorithm", type=_Written("algorithm", _read_algorithm))
 @click.option("-n", "ranks", type=click.IntRange(1, MOST_RANKS), help="How many ranks.")
 @click.option(
     "--collective", type=click.Choice([entry.value for entry in Collective]), default=Collective.ALLREDUCE.value
@@ -245,7 +250,7 @@ def _layout(ranks: int | None, nodes: str | None) -> Layout:
 def _serving(algorithm: str, collective: str) -> tuple[str, ...]:
     """Return the algorithms that are asked for."""
     serving = algorithms(collective)
-    if algorithm not in (ALL, *serving):
+    if algorithm != ALL and Collective(collective) not in find_algorithm(algorithm).schedules:
         raise click.UsageError(f"{algorithm!r} does not serve {collective}; these do: {', '.join(serving)}")
     return serving if algorithm == ALL else (algorithm,)
 

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from mpiagg.schedules.powers_of_two import largest_power_of_two, paired
+from mpiagg.schedules.powers import largest_power, on_a_power
 from mpiagg.schedules.steps import Round, finish, receive, reduce_from, send
 
 
@@ -43,4 +43,4 @@ def halve_and_double(rank: int, size: int) -> Iterator[Round]:
         yield Round(send(peer, chunk=ours, count=width), receive(peer, chunk=theirs, count=width))
 
 
-allreduce = paired(halve_and_double, chunks=largest_power_of_two)
+allreduce = on_a_power(halve_and_double, chunks=largest_power)

@@ -20,6 +20,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import Final
@@ -28,7 +29,7 @@ from mpiagg.errors import ScheduleError
 from mpiagg.schedules.clocks import Clocks
 from mpiagg.schedules.cluster import Cluster, Links
 from mpiagg.schedules.layout import Layout
-from mpiagg.schedules.posts import Irregular, posts_of
+from mpiagg.schedules.posts import Irregular, Together, posts_of
 from mpiagg.schedules.steps import Collective, Round
 from mpiagg.schedules.table import algorithm
 from mpiagg.schedules.walk import Message, walk
@@ -88,13 +89,12 @@ class Pricing:
         entry, goal = algorithm(name), Collective(collective)
         entry.generator(goal)  # refuses what the algorithm does not serve
         self._links, self._gamma = Links.between(layout, cluster), cluster.gamma
-        try:
-            self._clocks = Clocks(posts_of(entry, goal, layout, root), self._links)
-        except Irregular:
-            try:
-                self._clocks = Clocks(posts_of(entry, goal, layout, root, together=False), self._links)
-            except Irregular:
-                raise ScheduleError(f"messages of {name!r} for {goal.value} do not pass; check() says which") from None
+        for together in Together:  # as much as fits together
+            with suppress(Irregular):
+                self._clocks = Clocks(posts_of(entry, goal, layout, root, together=together), self._links)
+                break
+        else:
+            raise ScheduleError(f"messages of {name!r} for {goal.value} do not pass; check() says which")
         self._chunks = entry.chunks(layout)
 
     def seconds(self, nbytes: float) -> float:

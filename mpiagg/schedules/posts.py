@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
+from enum import Enum
 from itertools import groupby
 from typing import Any, NamedTuple, cast
 
@@ -19,6 +21,14 @@ MOST_ENDS = 2**23
 
 class Irregular(Exception):  # noqa: N818 - says what is to be done, and is no error
     """Rounds of many ranks cannot be taken together; they are to be taken one by one."""
+
+
+class Together(Enum):
+    """What is taken together."""
+
+    ROUNDS = "ranks that go on alike, and rounds that are repeated"
+    RANKS = "ranks that go on alike"
+    NOTHING = "nothing"
 
 
 class Post(NamedTuple):
@@ -68,9 +78,9 @@ class Posts(NamedTuple):
 
 
 def posts_of(
-    entry: Algorithm, collective: Collective, layout: Layout, root: int = 0, *, together: bool = True
+    entry: Algorithm, collective: Collective, layout: Layout, root: int = 0, *, together: Together = Together.ROUNDS
 ) -> Posts:
-    """Return what all ranks post; not ``together``, each round and each message stands for itself.
+    """Return what all ranks post.
 
     Raises
     ------
@@ -101,7 +111,7 @@ def posts_of(
         firsts = first + shape[1] * np.arange(shape[0])
         met += [_meeting(posts[index], group, size, root, firsts + index) for index in np.flatnonzero(of_sets)]
         first += shape[0] * shape[1]
-        if not together and sum(len(peers) for peers, *_ in by_end) > MOST_ENDS:
+        if together is Together.NOTHING and sum(len(peers) for peers, *_ in by_end) > MOST_ENDS:
             raise ValueError(
                 f"{entry.name} on {size:,} ranks has too many messages of too many kinds; "
                 f"at most {MOST_ENDS // 2:,} can be priced one by one"
@@ -113,41 +123,52 @@ def posts_of(
 
 
 def _groups(
-    entry: Algorithm, collective: Collective, layout: Layout, *, together: bool
+    entry: Algorithm, collective: Collective, layout: Layout, *, together: Together
 ) -> Iterator[tuple[Numbers, list[Post]]]:
     """Yield ranks, counted from the root, that go on alike, and their posts."""
     ranks = np.arange(layout.size)
-    waiting = [ranks] if together else [*ranks[:, np.newaxis]]
+    waiting = [*ranks[:, np.newaxis]] if together is Together.NOTHING else [ranks]
     while waiting:
         group = waiting.pop()
         try:
-            if together:
-                rounds = entry.generator(collective)(cast("int", Ranks.of(group)), layout)
+            if together is Together.NOTHING:
+                posts = _posts(entry.schedule(collective, int(group[0]), layout))
             else:
-                rounds = iter(entry.schedule(collective, int(group[0]), layout))
-            yield group, _merged(rounds, len(group), together=together)
+                rounds = entry.generator(collective)(cast("int", Ranks.of(group)), layout)
+                posts = _posts(map(_Peers(group, layout.size).named_alike, rounds))
+            yield group, _merged(posts, len(group)) if together is Together.ROUNDS else posts
         except Split as split:
             waiting += [group[part] for part in split.parts]
 
 
-def _merged(rounds: Iterator[Round], ranks: int, *, together: bool) -> list[Post]:
+def _posts(rounds: Iterable[Round]) -> list[Post]:
+    """Return the posts of rounds with messages."""
+    return [
+        Post(
+            [
+                (
+                    steps[0].action is Action.SEND,
+                    formula_of(steps[0].peer),
+                    formula_of(sum(step.count for step in steps)),
+                    formula_of(sum(step.count for step in steps if step.action.reduces)),
+                )
+                for steps in messages
+            ]
+        )
+        for messages in (a_round.messages for a_round in rounds)
+        if messages
+    ]
+
+
+def _merged(rounds: Sequence[Post], ranks: int) -> list[Post]:
     """Take rounds together that follow one another: the same ones, and those in which one rank has one message."""
     posts: list[Post] = []
-    for a_round in rounds:
-        messages = [
-            (
-                steps[0].action is Action.SEND,
-                formula_of(steps[0].peer),
-                formula_of(sum(step.count for step in steps)),
-                formula_of(sum(step.count for step in steps if step.action.reduces)),
-            )
-            for steps in a_round.messages
-        ]
-        if together and posts and messages == posts[-1].messages:
+    for post in rounds:
+        if posts and post.messages == posts[-1].messages:
             posts[-1] = posts[-1]._replace(times=posts[-1].times + 1)
-        elif messages:
-            posts.append(Post(messages))
-    if not together or ranks > 1:
+        else:
+            posts.append(post)
+    if ranks > 1:
         return posts
 
     def kind(post: Post) -> Any:
@@ -160,6 +181,44 @@ def _merged(rounds: Iterator[Round], ranks: int, *, together: bool) -> list[Post
         turns = one_message is not None and len(found) > 1
         merged += [Post([post.messages[0] for post in found], in_turn=True)] if turns else found
     return merged
+
+
+class _Peers:
+    """The peers of some ranks, by their formulas: those that are the same rank are to have the same one.
+
+    What goes to one rank in a round is one message.
+    """
+
+    def __init__(self, group: Numbers, size: int) -> None:
+        self._group, self._size = group, size
+        self._known: dict[tuple[Any, ...], dict[Any, int]] = {}
+
+    def named_alike(self, a_round: Round) -> Round:
+        """Return a round in which a peer has one formula."""
+        peers = {formula_of(step.peer): step.peer for step in a_round if step.action is not Action.FINISH}
+        formulas = tuple(formula for formula in peers if not places(formula))
+        if formulas not in self._known:  # most rounds have the peers of the one before
+            self._known[formulas] = {formula: peers[other] for formula, other in self._same(formulas)}
+        same = self._known[formulas]
+        return (
+            Round(*(replace(step, peer=same.get(formula_of(step.peer), step.peer)) for step in a_round))
+            if same
+            else a_round
+        )
+
+    def _same(self, formulas: Sequence[Any]) -> list[tuple[Any, Any]]:
+        """Return for each formula the first one of the same ranks, if any two are of the same."""
+        if len(formulas) < 2:
+            return []
+        ranks = np.stack([np.broadcast_to(value(formula) % self._size, len(self._group)) for formula in formulas])
+        ordered = np.sort(ranks, axis=0)
+        if not np.any(ordered[1:] == ordered[:-1]):
+            return []
+        first = np.argmax(ranks[:, np.newaxis] == ranks, axis=1)
+        kinds = np.unique(first, axis=1, return_inverse=True)[1].ravel()
+        if kinds.any():
+            raise Split(kinds)
+        return [(formula, formulas[index]) for formula, index in zip(formulas, first[:, 0], strict=True)]
 
 
 def _meeting(post: Post, group: Numbers, size: int, root: int, numbers: Numbers) -> Numbers:

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from mpiagg.schedules.powers_of_two import paired
+from mpiagg.schedules.powers import on_a_power
 from mpiagg.schedules.steps import Round, finish, reduce_from, send
 
 
@@ -34,4 +34,4 @@ def exchange(rank: int, size: int) -> Iterator[Round]:
     yield Round(finish())
 
 
-allreduce = paired(exchange, chunks=lambda size: 1)  # noqa: ARG005 - the vector stays whole
+allreduce = on_a_power(exchange, chunks=lambda size: 1)  # noqa: ARG005 - the vector stays whole

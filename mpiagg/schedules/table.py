@@ -6,23 +6,32 @@ the price, the simulation, the pictures, the plans, the benchmark and the tests 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
+from typing import Final, NamedTuple
 
 from mpiagg.schedules import (
+    bine,
     circulant,
+    circulant_blocks,
     direct,
+    double_tree,
     halving_doubling,
     hierarchical,
+    knomial,
     one_shot,
     parameter_server,
     pat,
     recursive_doubling,
+    recursive_multiplying,
     ring,
+    swing,
     tree,
 )
 from mpiagg.schedules.layout import Layout
-from mpiagg.schedules.powers_of_two import largest_power_of_two
+from mpiagg.schedules.powers import largest_power
 from mpiagg.schedules.steps import Collective, Generator, Round, settled
 
 NodeAware = Callable[[int, Layout], Iterator[Round]]
@@ -117,6 +126,41 @@ def _whole(size: int) -> int:
 _ALL_REDUCE, _REDUCE, _BROADCAST = Collective.ALLREDUCE, Collective.REDUCE, Collective.BROADCAST
 _ALL_GATHER, _REDUCE_SCATTER = Collective.ALLGATHER, Collective.REDUCE_SCATTER
 
+
+def _knomial(name: str, radix: int) -> Algorithm:
+    return _flat(name, _whole, knomial.generators(radix), f"scratch of {radix - 1} vectors on inner ranks")
+
+
+def _recursive_multiplying(name: str, radix: int) -> Algorithm:
+    generators = {_ALL_REDUCE: recursive_multiplying.allreduce(radix)}
+    return _flat(name, _whole, generators, f"scratch of {radix - 1} vectors")
+
+
+def _double_tree(name: str, blocks: int) -> Algorithm:
+    return _flat(name, lambda size: 2 * blocks, double_tree.generators(blocks), "scratch of three blocks")  # noqa: ARG005
+
+
+def _circulant_blocks(name: str, blocks: int) -> Algorithm:
+    return _flat(name, lambda size: blocks, circulant_blocks.generators(blocks), "scratch of one block")  # noqa: ARG005
+
+
+class Numbered(NamedTuple):
+    """Algorithms with a number in them, a radix or a number of blocks: ``name-8`` has 8, ``name`` the usual one."""
+
+    make: Callable[[str, int], Algorithm]
+    usual: int
+    least: int
+    most: int
+
+
+NUMBERED: Mapping[str, Numbered] = {
+    "knomial": Numbered(_knomial, 4, 2, 64),
+    "recursive_multiplying": Numbered(_recursive_multiplying, 4, 2, 64),
+    "double_tree": Numbered(_double_tree, 16, 1, 1024),
+    "circulant_blocks": Numbered(_circulant_blocks, 32, 1, 1024),
+}
+
+
 _DIRECT: Mapping[Collective, Generator] = {
     _ALL_REDUCE: direct.allreduce,
     _REDUCE: direct.reduce,
@@ -164,7 +208,7 @@ TABLE: Mapping[str, Algorithm] = {
         ),
         _flat(
             "halving_doubling",
-            largest_power_of_two,
+            largest_power,
             {_ALL_REDUCE: halving_doubling.allreduce},
             "scratch of half a vector, of one where n is not a power of two",
         ),
@@ -184,6 +228,19 @@ TABLE: Mapping[str, Algorithm] = {
             {_ALL_REDUCE: pat.allreduce, _ALL_GATHER: pat.allgather, _REDUCE_SCATTER: pat.reduce_scatter},
             "scratch of half a vector",
         ),
+        _flat(
+            "swing",
+            _one_a_rank,
+            {_ALL_REDUCE: swing.allreduce, _ALL_GATHER: swing.allgather, _REDUCE_SCATTER: swing.reduce_scatter},
+            "scratch of half a vector; of n-1 chunks on the last rank where n is odd",
+        ),
+        _flat(
+            "bine",
+            _whole,
+            {_ALL_REDUCE: bine.allreduce, _REDUCE: bine.reduce, _BROADCAST: bine.broadcast},
+            "scratch of one vector on inner ranks",
+        ),
+        *(numbered.make(name, numbered.usual) for name, numbered in NUMBERED.items()),
         _flat("direct", _one_a_rank, _DIRECT, "scratch of n-1 chunks"),
         _flat("one_shot", _whole, {_ALL_REDUCE: one_shot.allreduce}, "scratch of n-1 vectors"),
         _flat(
@@ -220,9 +277,25 @@ def algorithm(name: str, others: Sequence[str] = ()) -> Algorithm:
     ValueError
         If the table has none; the message lists the known names, and ``others`` that the caller takes.
     """
-    if not isinstance(name, str) or name not in TABLE:
+    found = (TABLE.get(name) or _numbered(name)) if isinstance(name, str) else None
+    if found is None:
         raise ValueError(f"unknown algorithm {name!r}; known: {', '.join([*others, *TABLE])}")
-    return TABLE[name]
+    return found
+
+
+_NUMBER: Final = re.compile("0|[1-9][0-9]{0,5}")
+
+
+@lru_cache(maxsize=64)
+def _numbered(name: str) -> Algorithm | None:
+    """Return the algorithm that has the number behind its name, if there is such a one."""
+    kind, _, digits = name.rpartition("-")
+    if kind not in NUMBERED or not _NUMBER.fullmatch(digits):
+        return None
+    make, _, least, most = NUMBERED[kind]
+    if not least <= int(digits) <= most:
+        raise ValueError(f"the number in {name!r} must be from {least} to {most}")
+    return make(name, int(digits))
 
 
 def schedules(name: str, collective: Collective, ranks: Layout | int, root: int = 0) -> list[list[Round]]:

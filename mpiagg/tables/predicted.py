@@ -56,7 +56,8 @@ LENGTHS: Final = tuple(4**power for power in range(3, 16))
 RANKS: Final = (2, 4, 8, 32, 128, 512)
 """The ends of the ranges of lengths and of ranks. The last range of either is open."""
 
-_CROWDING: Final = ("direct", "one_shot", "parameter_server")
+_CROWDING: Final = ("direct", "one_shot", "parameter_server", "knomial", "recursive_multiplying")
+"""Algorithms in which a rank has several messages at once: the model has their latencies pass at the same time."""
 
 
 def candidates(collective: Collective, spread: Spread, memory: Memory) -> list[Choice]:

@@ -69,7 +69,8 @@ def test_a_layout_is_read_as_it_is_told():
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["bees", "-n", 4], "'ring', 'tree'"),
+        (["bees", "-n", 4], "unknown algorithm 'bees'; known: all, ring, tree"),
+        (["knomial-1", "-n", 4], "the number in 'knomial-1' must be from 2 to 64"),
         (["all"], "how many ranks? Give -n, or --nodes with the ranks of each"),
         (["tree", "-n", 4, "--collective", "allgather"], "'tree' does not serve allgather; these do: ring, circulant"),
         (["ring", "-n", 4, "--alpha", "3"], "'3' is not a time"),

@@ -69,7 +69,7 @@ def test_memory_is_told_where_it_matters(invoke):
     _, output = invoke("--show", "--collective", "reduce", "-m", "1K:1K")
     assert "reduce, 4 ranks, nodes: 1 x 4" in output
     assert "1,024 shared shared row" in output
-    assert "1,024 messages tree row" in output
+    assert "1,024 messages bine row" in output
 
 
 def test_every_collective_is_shown_even_for_one_rank(invoke):

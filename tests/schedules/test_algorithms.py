@@ -1,6 +1,8 @@
 """Every algorithm of the table is right for every number of ranks, and costs what its docstring says."""
 
+from collections import defaultdict
 from dataclasses import replace
+from functools import cache
 
 import numpy as np
 import pytest
@@ -116,7 +118,7 @@ def paired(inner):
         whole, core = inner(m)
         if place >= 2 * (n - m):
             return core
-        if place % 2 == 0:
+        if place % 2 == 1:
             return Count(2, 1, whole, whole, 0, 0)
         return Count(
             core.rounds + 2,
@@ -147,6 +149,192 @@ def logarithmic_reduce_scatter(place, n):
 def logarithmic_allgather(place, n):
     del place
     return Count(ceil_log2(n), ceil_log2(n), n - 1, n - 1, 0, 0)
+
+
+@cache
+def swing_steps(n):
+    """The steps of Swing for an even n: whom each rank meets, and the chunks that it hands on, by trying all ways."""
+    distances = [(1 - (-2) ** (step + 1)) // 3 for step in range(ceil_log2(n))]
+    meets = [[(rank + (-distance if rank % 2 else distance)) % n for rank in range(n)] for distance in distances]
+    after = [[{rank} for rank in range(n)]]  # where each rank can bring a chunk in the steps that are left
+    for met in reversed(meets):
+        after.insert(0, [after[0][rank] | after[0][met[rank]] for rank in range(n)])
+    last = [
+        [max((step for step in range(len(meets)) if chunk in after[step + 1][meets[step][rank]]), default=None)
+         for chunk in range(n)] for rank in range(n)
+    ]  # fmt: skip
+    return [
+        (met, [{chunk for chunk in range(n) if chunk != rank and last[rank][chunk] == step} for rank in range(n)])
+        for step, met in enumerate(meets)
+    ]
+
+
+def swing_reduce_scatter(place, n):
+    even = max(1, n - n % 2)
+    more = 1 if n > even else 0
+    if place == even:
+        return Count(1, n - 1, n - 1, n - 1, n - 1, n - 1)
+    steps = swing_steps(even)
+    sent = [len(leaves[place]) for _, leaves in steps]
+    received = [len(leaves[met[place]]) for met, leaves in steps]
+    busy = sum(bool(a + b) for a, b in zip(sent, received, strict=True))
+    messages = sum(map(bool, sent)) + more
+    return Count(busy + more, messages, n - 1, n - 1, n - 1, max([*received, more]))
+
+
+def swing_allgather(place, n):
+    even = max(1, n - n % 2)
+    if place == even:
+        return Count(1, n - 1, n - 1, n - 1, 0, 0)
+    found = swing_reduce_scatter(place, n)
+    received = sum(bool(leaves[met[place]]) for met, leaves in swing_steps(even)) + (n > even)
+    return replace(found, messages=received, reduced=0, scratch=0)
+
+
+def bine_reduce(place, n):
+    even = max(1, n - n % 2)
+    if place == even:
+        return Count(1, 1, 1, 0, 0, 0)
+    below = sum(0 in leaves[met[place]] for met, leaves in swing_steps(even)) + (n > even and place == 0)
+    above = int(place > 0)
+    return Count(below + above, above, above, below, below, min(1, below))
+
+
+def bine_broadcast(place, n):
+    found = bine_reduce(place, n)
+    return Count(found.rounds, found.received, found.received, found.sent, 0, 0)
+
+
+def knomial_children(place, n, radix=4):
+    """How many ranks hang below a rank at each distance."""
+    found, distance = [], 1
+    while distance < n and place % (distance * radix) == 0:
+        found.append(sum(place + digit * distance < n for digit in range(1, radix)))
+        distance *= radix
+    return [children for children in found if children]
+
+
+def knomial_reduce(place, n):
+    below, above = knomial_children(place, n), int(place > 0)
+    return Count(len(below) + above, above, above, sum(below), sum(below), max(below, default=0))
+
+
+def knomial_broadcast(place, n):
+    below, above = knomial_children(place, n), int(place > 0)
+    return Count(len(below) + above, sum(below), sum(below), above, 0, 0)
+
+
+def multiplying(place, n, radix=4):
+    m = 1
+    while m * radix <= n:
+        m *= radix
+    groups = [len(range(n)[start::m]) for start in range(m)]  # as equal as may be, the wider ones first
+    first = 0
+    for width in groups:
+        if place < first + width:
+            break
+        first += width
+    if place > first:
+        return Count(2, 1, 1, 1, 0, 0)
+    rounds = round(np.log(m) / np.log(radix))
+    inner, others = rounds * (radix - 1), width - 1
+    scratch = max(others, radix - 1 if rounds else 0)
+    more = 2 if others else 0
+    return Count(rounds + more, inner + others, inner + others, inner + others, inner + others, scratch)
+
+
+@cache
+def in_order(start, stop, parent, depth=1):
+    """The (parent, depth) of the places of a tree from left to right, each branch with as few levels as can be."""
+    if start == stop:
+        return {}
+    top = start - 1 + (1 << log2(stop - start))
+    return {
+        top: (parent, depth),
+        **in_order(start, top, top, depth + 1),
+        **in_order(top + 1, stop, top, depth + 1),
+    }
+
+
+def two_trees(n):
+    """For each rank its (parent, children, depth) in two trees."""
+    found = []
+    for second in (False, True):
+        if not second:
+            ranks = list(range(n))
+        else:
+            ranks = [n - 1 - place for place in range(n)] if n % 2 == 0 else [(place + 1) % n for place in range(n)]
+        tree = {0: (None, 0), **in_order(1, n, 0)}
+        found.append(
+            {
+                ranks[place]: (
+                    None if parent is None else ranks[parent],
+                    [ranks[below] for below, (above, _) in tree.items() if above == place],
+                    depth,
+                )
+                for place, (parent, depth) in tree.items()
+            }
+        )
+    return found
+
+
+def below_a_root(n):
+    """The same for two trees of all ranks but 0, which is above them."""
+    if n == 1:
+        return [{0: (None, [], 0)}] * 2
+    found = []
+    for tree in two_trees(n - 1):
+        higher = {
+            rank + 1: (0 if parent is None else parent + 1, [child + 1 for child in children], depth + 1)
+            for rank, (parent, children, depth) in tree.items()
+        }
+        (top,) = [rank for rank, (parent, *_) in higher.items() if parent == 0]
+        found.append({0: (None, [top], 0), **higher})
+    return found
+
+
+def in_trees(trees_of, up, down, blocks=16):
+    """What two pipelined trees cost: who sends to whom at which time, counted."""
+
+    def formula(place, n):
+        sends, receives, arriving = set(), set(), defaultdict(int)
+        sent = received = 0
+        for tree in trees_of(n):
+            parent, children, depth = tree[place]
+            for block in range(blocks):
+                if up and parent is not None:
+                    sends.add((block - depth, parent))
+                    sent += 1
+                for child in children if up else ():
+                    receives.add((block - depth - 1, child))
+                    arriving[block - depth - 1] += 1
+                if down and parent is not None:
+                    receives.add((block + depth - 1, parent))
+                    received += 1
+                for child in children if down else ():
+                    sends.add((block + depth, child))
+                    sent += 1
+        reduced = sum(arriving.values())
+        rounds = len({time for time, _ in sends | receives})
+        return Count(rounds, len(sends), sent, received + reduced, reduced, max(arriving.values(), default=0))
+
+    return formula
+
+
+def blocks_broadcast(place, n, blocks=32):
+    """On a circulant graph every rank but the root takes each block once; the rest is left to what is proved."""
+    found = check("circulant_blocks", "broadcast", n)
+    rounds = blocks - 1 + ceil_log2(n) if n > 1 else 0
+    assert max(count.rounds for count in found) == rounds
+    assert [count.received for count in found] == [0] + [blocks] * (n - 1)
+    assert sum(count.sent for count in found) == blocks * (n - 1)
+    assert found[0].sent <= rounds
+    return found[place]
+
+
+def blocks_reduce(place, n):
+    found = blocks_broadcast(place, n)
+    return Count(found.rounds, found.received, found.received, found.sent, found.sent, min(1, found.sent))
 
 
 def direct_reduce_scatter(place, n):
@@ -201,6 +389,21 @@ FORMULAS = {
     ("pat", "reduce_scatter"): logarithmic_reduce_scatter,
     ("pat", "allgather"): logarithmic_allgather,
     ("pat", "allreduce"): both(logarithmic_reduce_scatter, logarithmic_allgather),
+    ("swing", "reduce_scatter"): swing_reduce_scatter,
+    ("swing", "allgather"): swing_allgather,
+    ("swing", "allreduce"): both(swing_reduce_scatter, swing_allgather),
+    ("bine", "reduce"): bine_reduce,
+    ("bine", "broadcast"): bine_broadcast,
+    ("bine", "allreduce"): both(bine_reduce, bine_broadcast),
+    ("knomial", "reduce"): knomial_reduce,
+    ("knomial", "broadcast"): knomial_broadcast,
+    ("knomial", "allreduce"): both(knomial_reduce, knomial_broadcast),
+    ("recursive_multiplying", "allreduce"): multiplying,
+    ("double_tree", "allreduce"): in_trees(two_trees, up=True, down=True),
+    ("double_tree", "reduce"): in_trees(below_a_root, up=True, down=False),
+    ("double_tree", "broadcast"): in_trees(below_a_root, up=False, down=True),
+    ("circulant_blocks", "broadcast"): blocks_broadcast,
+    ("circulant_blocks", "reduce"): blocks_reduce,
     ("direct", "reduce_scatter"): direct_reduce_scatter,
     ("direct", "allgather"): direct_allgather,
     ("direct", "allreduce"): both(direct_reduce_scatter, direct_allgather),
@@ -257,6 +460,35 @@ def test_one_shot_and_direct_compute_the_same_fold():
         for x in vectors[1:]:
             total = total + x
         assert one_shot[0].tobytes() == total.tobytes()
+
+
+def crossing(name, collective, n, group):
+    """The share of the chunks that ranks send which leaves a group of ranks that follow one another."""
+    sent = [
+        (step.count, rank // group != step.peer // group)
+        for rank, program in enumerate(schedules(name, collective, n))
+        for a_round in program
+        for step in a_round
+        if step.action is Action.SEND
+    ]
+    return sum(count for count, leaves in sent if leaves) / sum(count for count, _ in sent)
+
+
+@pytest.mark.parametrize("group", [16, 32])
+def test_long_messages_go_to_near_ranks(group):
+    near = [("halving_doubling", Collective.ALLREDUCE), ("pat", Collective.REDUCE_SCATTER)]
+    assert crossing(*near[0], 256, group) == pytest.approx((256 - group) / (group * 255))
+    for name, collective in [*near, ("swing", Collective.REDUCE_SCATTER), ("pat", Collective.ALLGATHER)]:
+        assert crossing(name, collective, 256, group) < 0.2
+    assert crossing("pat", Collective.REDUCE_SCATTER, 250, group) < 0.2
+    assert crossing("circulant", Collective.REDUCE_SCATTER, 256, group) > 0.85
+
+
+@pytest.mark.parametrize("n", [2, 3, 4, 6, 8, 13])
+def test_halving_doubling_has_the_bits_of_recursive_doubling(n):
+    vectors = np.random.default_rng(n).standard_normal((n, 40)).astype(np.float32)
+    one, other = (simulate(vectors, algorithm=name) for name in ("halving_doubling", "recursive_doubling"))
+    assert one[0].tobytes() == other[0].tobytes()
 
 
 EVEN = [(2, 2), (4, 1), (1, 4), (3, 2), (2, 5), (5, 3)]

@@ -37,12 +37,12 @@ round  rank 0  rank 1  rank 2
 2              0!
 """,
     ("recursive_doubling", "allreduce", 3): """
-round  rank 0  rank 1   rank 2
------  ------  -------  -------
-0      0>1     0+0      0>1 0+1
-1      0<1     0>2 0+2  0!
-2              0!
-3              0>0
+round  rank 0   rank 1  rank 2
+-----  -------  ------  -------
+0      0+1      0>0     0>0 0+0
+1      0>2 0+2  0<0     0!
+2      0!
+3      0>1
 """,
     ("halving_doubling", "allreduce", 4): """
 round  rank 0       rank 1       rank 2       rank 3

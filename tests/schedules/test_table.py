@@ -9,6 +9,7 @@ from mpiagg.schedules import (
     Round,
     algorithm,
     algorithms,
+    check,
     count,
     finish,
     receive,
@@ -27,6 +28,12 @@ def test_the_names():
         "halving_doubling",
         "circulant",
         "pat",
+        "swing",
+        "bine",
+        "knomial",
+        "recursive_multiplying",
+        "double_tree",
+        "circulant_blocks",
         "direct",
         "one_shot",
         "shared",
@@ -34,14 +41,17 @@ def test_the_names():
     )
 
 
+TREES = ("bine", "knomial", "double_tree", "circulant_blocks")
+
+
 @pytest.mark.parametrize(
     ("collective", "names"),
     [
-        ("allreduce", algorithms()),
-        ("reduce", ("ring", "tree", "parameter_server", "direct", "shared")),
-        ("broadcast", ("ring", "tree", "parameter_server", "direct", "shared")),
-        ("allgather", ("ring", "circulant", "pat", "direct", "shared")),
-        ("reduce_scatter", ("ring", "circulant", "pat", "direct", "shared")),
+        ("allreduce", tuple(name for name in algorithms() if name != "circulant_blocks")),
+        ("reduce", ("ring", "tree", "parameter_server", *TREES, "direct", "shared")),
+        ("broadcast", ("ring", "tree", "parameter_server", *TREES, "direct", "shared")),
+        ("allgather", ("ring", "circulant", "pat", "swing", "direct", "shared")),
+        ("reduce_scatter", ("ring", "circulant", "pat", "swing", "direct", "shared")),
     ],
 )
 def test_who_serves_what(collective, names):
@@ -53,6 +63,36 @@ def test_an_unknown_name_lists_the_known(name):
     with pytest.raises(
         ValueError, match=r"^unknown algorithm .*; known: ring, tree, parameter_server, .*, hierarchical$"
     ):
+        algorithm(name)
+
+
+@pytest.mark.parametrize(
+    "name", ["knomial-2", "knomial-7", "recursive_multiplying-3", "double_tree-1", "circulant_blocks-5"]
+)
+@pytest.mark.parametrize("n", [1, 2, 5, 13])
+def test_a_number_behind_a_name_is_its_radix_or_how_many_blocks_there_are(name, n):
+    kind, number = name.split("-")
+    assert algorithm(name).name == name
+    for collective in algorithm(name).schedules:
+        check(name, collective, n, rounded=True)
+        if kind in {"double_tree", "circulant_blocks"}:
+            assert algorithm(name).chunks(n) == int(number) * (2 if kind == "double_tree" else 1)
+        elif n == 13:
+            rounds = [a_round for program in schedules(name, collective, n) for a_round in program]
+            assert max(len(a_round.messages) for a_round in rounds) >= int(number) - 1
+    assert name not in algorithms()
+
+
+@pytest.mark.parametrize("number", ["", "02", "x", "-2", "²", "9" * 5000])
+def test_a_number_that_is_none_is_unknown(number):
+    for kind in ("knomial", "ring", ""):
+        with pytest.raises(ValueError, match=r"^unknown algorithm "):
+            algorithm(f"{kind}-{number}")
+
+
+@pytest.mark.parametrize("name", ["knomial-1", "knomial-65", "double_tree-0", "double_tree-1025"])
+def test_a_number_out_of_range_is_refused(name):
+    with pytest.raises(ValueError, match=r"^the number in .* must be from "):
         algorithm(name)
 
 

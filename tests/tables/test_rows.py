@@ -120,6 +120,7 @@ def test_rows_and_choices_are_said_in_words():
 # -- the default table and the model
 
 
+@pytest.mark.thorough
 def test_the_default_table_is_derived_from_the_model():
     assert DEFAULT_FILE.read_text() == text_of(derived()), "run: python docs/make_tuning.py"
 
