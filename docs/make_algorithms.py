@@ -6,12 +6,18 @@ Run it after a change to the schedules: ``python docs/make_algorithms.py``.
 from __future__ import annotations
 
 import inspect
+from collections import Counter
 from importlib import import_module
 from pathlib import Path
+from typing import Any, NamedTuple
 
-from mpiagg.schedules import TABLE, Algorithm, Collective, Layout, picture
+from mpiagg.schedules import TABLE, Action, Algorithm, Collective, Layout, algorithms, count, picture, schedules
 
 PAGE = Path(__file__).with_name("algorithms.md")
+CHART = PAGE.with_suffix(".png")
+
+RANKS = 64
+GROUP = 8
 
 HEAD = """\
 # The algorithms
@@ -39,6 +45,16 @@ A row is a round and a column a rank. Within a round all messages are posted tog
 
 `algorithm="native"` is the MPI library's own collective; `algorithm="auto"` takes a row of a table: see
 [tuning.md](tuning.md).
+
+## What they cost, side by side
+
+![Rounds and bytes of all algorithms](algorithms.png)
+
+On 64 ranks, and on 63: the most rounds and messages of a rank, and the most that it sends, in vectors. *Crossing* is
+how much of what all of them send leaves groups of 8 ranks that follow one another, as the ranks of a node do.
+Algorithms that cut a vector into blocks have {blocks}.
+
+{costs}
 """
 
 
@@ -74,7 +90,92 @@ nonblocking calls, wires) send the messages of `direct`: the same bits.
 
 def page() -> str:
     """Return the text of the page."""
-    return "\n".join([HEAD.format(table=_table()), *(_section(entry) for entry in TABLE.values())])
+    blocks = " and ".join(f"{TABLE[name].chunks(RANKS)} (`{name}`)" for name in ("double_tree", "circulant_blocks"))
+    head = HEAD.format(table=_table(), blocks=blocks, costs=_costs_of_all())
+    return "\n".join([head, *(_section(entry) for entry in TABLE.values())])
+
+
+class Cost(NamedTuple):
+    """Of a rank the most rounds, messages and vectors sent; and how much of what all send leaves a group."""
+
+    rounds: int
+    messages: int
+    sent: float
+    crossing: float
+
+
+def cost(name: str, collective: Collective, ranks: int) -> Cost:
+    """Count what the schedules of all ranks do, on groups of ranks that follow one another."""
+    layout = Layout.by_name([rank // GROUP for rank in range(ranks)])
+    programs = schedules(name, collective, layout)
+    counts = [count(program) for program in programs]
+    crossing = sum(
+        step.count
+        for rank, program in enumerate(programs)
+        for a_round in program
+        for step in a_round
+        if step.action is Action.SEND and layout.node_of(step.peer) != layout.node_of(rank)
+    )
+    return Cost(
+        max(each.rounds for each in counts),
+        max(each.messages for each in counts),
+        max(each.sent for each in counts) / TABLE[name].chunks(layout),
+        crossing / sum(each.sent for each in counts),
+    )
+
+
+def _costs_of_all() -> str:
+    lines = ["| collective | algorithm | rounds | messages | sent | crossing |", "|---|---|---|---|---|---|"]
+    for collective in Collective:
+        for name in algorithms(collective):
+            if name == "shared":
+                continue
+            one, other = (cost(name, collective, ranks) for ranks in (RANKS, RANKS - 1))
+            pairs = [(one.rounds, other.rounds), (one.messages, other.messages)]
+            words = [f"{a:,}" if a == b else f"{a:,}; {b:,}" for a, b in pairs]
+            words += [
+                f"{a:.3g} B" if f"{a:.3g}" == f"{b:.3g}" else f"{a:.3g}; {b:.3g} B" for a, b in [(one.sent, other.sent)]
+            ]
+            lines.append(f"| {collective.value} | `{name}` | {' | '.join(words)} | {one.crossing:.0%} |")
+    return "\n".join(lines)
+
+
+def chart() -> None:
+    """Draw the rounds and bytes of all algorithms; needs matplotlib."""
+    from matplotlib import colormaps  # noqa: PLC0415 - an extra
+    from matplotlib.figure import Figure  # noqa: PLC0415 - an extra
+
+    figure = Figure(figsize=(13, 8), layout="constrained")
+    axes = figure.subplots(2, 3).ravel()
+    names = [name for name in TABLE if name != "shared"]
+    handles: dict[str, Any] = {}
+    for axis, collective in zip(axes, Collective, strict=False):
+        beside: Counter[int] = Counter()
+        for name in (name for name in names if collective in TABLE[name].schedules):
+            one, other = (cost(name, collective, ranks) for ranks in (RANKS, RANKS - 1))
+            worse = other.rounds > one.rounds or other.sent > 1.02 * one.sent
+            place = one.rounds * 1.09 ** beside[one.rounds]  # those with as many rounds stand side by side
+            beside[one.rounds] += 1
+            number = names.index(name)
+            axis.plot(
+                [place, place], [one.sent, one.sent * one.crossing], color=colormaps["tab20"](number), label=name,
+                marker="D" if worse else "o", markevery=[0], lw=2, zorder=-number,
+            )  # fmt: skip
+        found = zip(*reversed(axis.get_legend_handles_labels()), strict=True)
+        handles |= {label: handle for label, handle in found if label not in handles}
+        axis.set(title=collective.value, xlabel="rounds", ylabel="vectors sent by a rank")
+        axis.set_xscale("log", base=2)
+        axis.set_yscale("log", base=2)
+        axis.xaxis.set_major_formatter("{x:g}")
+        axis.yaxis.set_major_formatter("{x:g}")
+        axis.grid(alpha=0.3)
+    axes[-1].axis("off")
+    axes[-1].legend(handles.values(), handles, loc="upper left", ncols=2, fontsize=9, frameon=False)
+    axes[-1].text(
+        0, 0.02, f"{RANKS} ranks. Top of a line: sent at most by a rank;\nbottom: how much of it leaves groups of "
+        f"{GROUP} ranks.\nCircle: as good for any number of ranks;\ndiamond: best for powers of two.",
+    )  # fmt: skip
+    figure.savefig(CHART, dpi=110)
 
 
 def _table() -> str:
@@ -120,3 +221,4 @@ def _markdown(text: str) -> str:
 
 if __name__ == "__main__":
     PAGE.write_text(page())
+    chart()

@@ -24,7 +24,7 @@ UNITS = {2**20: "MiB", 2**10: "KiB", 1: "B"}
 def page() -> str:
     """Return the text of the page, with its tables."""
     text = PAGE.read_text()
-    tables = [_calls, _call_goals, _auto, _ddp, _node, _elsewhere, _network, _goals, _overhead]
+    tables = [_calls, _call_goals, _auto, _ddp, _node, _elsewhere, _network, _others, _goals, _overhead]
     for name, table in ((make.__name__.removeprefix("_"), make()) for make in tables):
         # Once: after an empty place the pattern would match again, up to the end of the next.
         text = re.sub(PLACE.format(name), lambda _, table=table: table + "\n", text, count=1, flags=re.DOTALL)
@@ -193,6 +193,26 @@ def _network() -> str:
             lines.append(_ratios(f"{wire} / auto", times, sizes, wire, "auto"))
         lines[-1] += "\n"
     return "\n".join(lines)
+
+
+def _others() -> str:
+    """Return the tables of the other collectives on a network, with the best algorithm beside what ``auto`` takes."""
+    lines = []
+    for collective in ("reduce", "broadcast", "allgather", "reduce_scatter"):
+        for path in sorted((BENCH / "results").glob(f"{collective}-[0-9]x*-*.json")):
+            times = _times(path.stem)
+            sizes = list(times)
+            native = [times[size]["native"] for size in sizes]
+            lines += [_head(path.stem, sizes), _line("the MPI library's own, us", native)]
+            for over in ("native", "gloo", "link"):
+                lines.append(_ratios(f"auto / {over}", times, sizes, "auto", over))
+            found = [min((us, name) for name, us in times[size].items() if name not in PEERS) for size in sizes]
+            cells = (f"{us / own:.2f} {name}" for (us, name), own in zip(found, native, strict=True))
+            lines.append(f"| best / native | {' | '.join(cells)} |\n")
+    return "\n".join(lines)
+
+
+PEERS = {"native", "auto", "gloo", "link"}
 
 
 def _goals() -> str:

@@ -13,7 +13,8 @@ allreduce       2L          (k-1) L + 1 at most     ((k-1) L + 1) B at most
 With k = 2 it is the binomial tree, in which a rank that has the vector hands it on in every round. A larger k makes the
 tree flatter. The choice for short vectors with a root. Sums are in rank order. Scratch: k-1 vectors.
 
-Source: the binomial tree of any MPI library; Wilkins et al., CLUSTER 2023, for other k.
+Source: the binomial tree of any MPI library; for other k Wilkins et al., Generalized collective algorithms for the
+exascale era, CLUSTER 2023.
 """
 
 from __future__ import annotations

@@ -13,8 +13,7 @@ Recursive doubling with a larger radix: fewer rounds, more messages at once. It 
 messages to several ranks overlap. Each group adds up in rank order, so all ranks compute the same expression.
 Scratch: k-1 vectors.
 
-Source: Wilkins, Gopalakrishnan, Guo, Thakur, Si, Balaji and Hardavellas, Generalized collective algorithms for the
-exascale era, CLUSTER 2023.
+Source: Wilkins et al., Generalized collective algorithms for the exascale era, CLUSTER 2023.
 """
 
 from __future__ import annotations
