@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import json
 import time
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from statistics import mean, median
@@ -21,7 +22,7 @@ import click
 import numpy as np
 
 from mpiagg.cli.simulate import parse_nodes, parse_rate, parse_time
-from mpiagg.schedules import Cluster, Collective, Layout, algorithms, price
+from mpiagg.schedules import Cluster, Collective, Layout, algorithm, price
 
 FITTED = "recursive_doubling"
 FITTED_SIZE = 1024
@@ -44,8 +45,14 @@ class Prediction:
 
 def predictable(saved: dict[str, Any]) -> list[dict[str, Any]]:
     """Return the rows of algorithms that the model knows."""
-    known = algorithms(saved["flags"]["collective"])
-    return [row for row in saved["rows"] if row["algorithm"] in known]
+    collective = Collective(saved["flags"]["collective"])
+
+    def known(name: str) -> bool:
+        with suppress(ValueError):
+            return collective in algorithm(name).schedules
+        return False
+
+    return [row for row in saved["rows"] if known(row["algorithm"])]
 
 
 def fit_alpha(saved: dict[str, Any], layout: Layout, cluster: Cluster) -> float:

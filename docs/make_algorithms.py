@@ -11,7 +11,19 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from mpiagg.schedules import TABLE, Action, Algorithm, Collective, Layout, algorithms, count, picture, schedules
+from mpiagg.schedules import (
+    TABLE,
+    Action,
+    Algorithm,
+    Cluster,
+    Collective,
+    Layout,
+    algorithms,
+    count,
+    picture,
+    schedules,
+)
+from mpiagg.schedules.model import Pricing
 
 PAGE = Path(__file__).with_name("algorithms.md")
 CHART = PAGE.with_suffix(".png")
@@ -50,8 +62,9 @@ A row is a round and a column a rank. Within a round all messages are posted tog
 
 ![Rounds and bytes of all algorithms](algorithms.png)
 
-On 64 ranks, and on 63: the most rounds and messages of a rank, and the most that it sends, in vectors. *Crossing* is
-how much of what all of them send leaves groups of 8 ranks that follow one another, as the ranks of a node do.
+On 64 ranks, and on 63: the most messages that follow one another (*rounds*), the most messages of a rank, and the most
+that it sends, in vectors. *Crossing* is how much of what all of them send leaves groups of 8 ranks that follow one
+another, as the ranks of a node do.
 Algorithms that cut a vector into blocks have {blocks}.
 
 {costs}
@@ -96,7 +109,7 @@ def page() -> str:
 
 
 class Cost(NamedTuple):
-    """Of a rank the most rounds, messages and vectors sent; and how much of what all send leaves a group."""
+    """The rounds, of a rank the most messages and vectors sent, and how much of what all send leaves a group."""
 
     rounds: int
     messages: int
@@ -117,7 +130,7 @@ def cost(name: str, collective: Collective, ranks: int) -> Cost:
         if step.action is Action.SEND and layout.node_of(step.peer) != layout.node_of(rank)
     )
     return Cost(
-        max(each.rounds for each in counts),
+        Pricing(name, collective, layout, Cluster()).predict(1).rounds,
         max(each.messages for each in counts),
         max(each.sent for each in counts) / TABLE[name].chunks(layout),
         crossing / sum(each.sent for each in counts),

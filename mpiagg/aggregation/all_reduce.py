@@ -37,7 +37,8 @@ class AllReduce(Elementwise):
     divide_before : bool
         With ``op="avg"``, divide every rank's own values first and add them then: where the sum would overflow.
     algorithm : str
-        A name from :func:`mpiagg.algorithms`; ``"auto"`` chooses by length, ``"native"`` is the MPI library's own,
+        A name from :func:`mpiagg.algorithms`, or like ``"knomial-8"``;
+        ``"auto"`` chooses by length, ``"native"`` is the MPI library's own,
         and ``"nccl"`` NVIDIA's, for arrays on GPUs.
     wire : {None, "fp16", "bf16", "u8"}
         How values travel: as they are, or by a codec (:mod:`mpiagg.arrays.codecs`). ``"u8"`` takes the algorithm

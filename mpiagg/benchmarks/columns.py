@@ -98,7 +98,7 @@ class _Column(NamedTuple):
     text: Callable[[Row], str]
 
     def cell(self, row: Row) -> str:
-        return self.text(row).rjust(self.width)
+        return f" {self.text(row)}".rjust(self.width)  # apart from the one before, however long
 
 
 def _ratio(ratio: float | None) -> str:

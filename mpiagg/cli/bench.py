@@ -67,7 +67,9 @@ def _known(flags: Flags) -> tuple[str, ...]:
             continue
         try:
             algorithm(name).generator(Collective(flags.collective))  # it may have a number behind its name
-        except ValueError:
+        except ValueError as error:
+            if name.partition("-")[0] in serving:
+                raise click.UsageError(str(error)) from None
             known = ", ".join(("auto", NATIVE, *serving))
             raise click.UsageError(f"no algorithm {name!r} for {flags.collective}; known: {known}") from None
     return tuple(name for name in flags.algorithm if name != NATIVE) if flags.algorithm else ("auto", *serving)

@@ -12,7 +12,7 @@ from mpiagg.cli.aggregators import AGGREGATORS
 from mpiagg.cli.settings import Settings
 from mpiagg.launch import job
 from mpiagg.launch import start as launch
-from mpiagg.schedules import algorithms
+from mpiagg.schedules import Collective, algorithm
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -24,6 +24,16 @@ mpiagg demo --kill-rank 2 --at-step 50   goes on without that rank
 """
 
 
+def _served(name: str) -> str:
+    """Return the name of an all-reduction, or raise click.BadParameter."""
+    try:
+        if name not in ("auto", "native"):
+            algorithm(name, ("auto", "native")).generator(Collective.ALLREDUCE)
+    except ValueError as error:
+        raise click.BadParameter(str(error)) from None
+    return name
+
+
 @click.command(epilog=_EXAMPLES)
 @job.ranks_option(default=4)
 @click.option(
@@ -31,7 +41,7 @@ mpiagg demo --kill-rank 2 --at-step 50   goes on without that rank
 )
 @click.option(
     "--algorithm",
-    type=click.Choice(["auto", "native", *algorithms("allreduce")]),
+    callback=lambda *passed: _served(passed[-1]),
     default="auto",
     help="How the allreduce aggregator does it.",
 )

@@ -180,7 +180,8 @@ def simulate(plot: Path | None, json_file: Path | None, **options: Any) -> None:
 
     A message takes a latency, and its bytes over the bandwidth; messages that use a link in the same round share it.
     Reductions take their bytes over a rate. The table says how long each ALGORITHM takes, in how many rounds that
-    follow one another, how many bytes leave or enter by the busiest link, and what the time is made of.
+    follow one another, how many bytes leave or enter by the busiest link, and what the time is made of. ALGORITHM is a
+    name of docs/algorithms.md (ring, tree, knomial, knomial-8, ...), or all.
     """
     question = _question(**options)
     if plot is not None and question.layout.size == 1:
@@ -305,15 +306,17 @@ def _figure() -> Any:
 
 
 def _draw(figure: Any, question: Question) -> None:
-    """Draw time against size and against ranks, for all algorithms that serve."""
+    """Draw time against size and against ranks, for all algorithms that serve, and those that are asked for."""
     by_size, by_ranks = figure.subplots(1, 2)
     sizes = [64 * 4**power for power in range(13)]
     fewer = [smaller for smaller in question.smaller() if smaller.layout.size > 1]
-    for name in algorithms(question.collective):
+    names = dict.fromkeys((*algorithms(question.collective), *question.names))
+    for number, name in enumerate(names):
+        style = {"color": f"C{number % 10}", "marker": ".ox^v"[number // 10 % 5]}
         pricing = question.pricing(name)
-        by_size.plot(sizes, [pricing.seconds(size) for size in sizes], label=name, marker=".")
+        by_size.plot(sizes, [pricing.seconds(size) for size in sizes], label=name, **style)
         times = [smaller.pricing(name).seconds(question.nbytes) for smaller in fewer]
-        by_ranks.plot([smaller.layout.size for smaller in fewer], times, marker=".")
+        by_ranks.plot([smaller.layout.size for smaller in fewer], times, **style)
     by_size.set(xscale="log", yscale="log", xlabel="bytes", ylabel="predicted time (s)", title=question.where)
     by_ranks.set(xscale="log", yscale="log", xlabel="ranks", ylabel="predicted time (s)", title=_size(question.nbytes))
     figure.suptitle(question.collective.value)

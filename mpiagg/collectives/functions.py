@@ -10,7 +10,8 @@ All of them take these keywords:
 ``comm``
     The communicator, mpi4py's or :class:`mpiagg.Comm`; the world by default.
 ``algorithm``
-    A name from :func:`mpiagg.algorithms`; ``"auto"`` chooses by length, ``"native"`` is the MPI library's own, and
+    A name from :func:`mpiagg.algorithms`, or like ``"knomial-8"``;
+    ``"auto"`` chooses by length, ``"native"`` is the MPI library's own, and
     ``"nccl"`` NVIDIA's, for arrays on GPUs of which every rank has its own.
 ``lanes``
     Into how many interleaved parts the vector is cut; None leaves it to the choice.

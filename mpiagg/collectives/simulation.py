@@ -44,7 +44,8 @@ def simulate(
     op : {"sum", "avg", "min", "max", "prod"}
         How values are combined.
     algorithm : str
-        A name from :func:`mpiagg.algorithms`, or ``"auto"``: what is taken for vectors in registered memory.
+        A name from :func:`mpiagg.algorithms`, or like ``"knomial-8"``; ``"auto"`` is what is taken for vectors in
+        registered memory.
     lanes, wire
         As for :func:`mpiagg.allreduce`.
     nodes : sequence of int, optional

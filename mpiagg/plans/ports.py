@@ -88,6 +88,7 @@ class Port:
         self.nbytes = self.sent_bytes = 0
         self._channel, self._tag, self._label = channel, tag, label
         self._requests: list[MPI.Prequest] = []
+        self._rooms: dict[tuple[object, ...], Array] = {}
 
     @property
     def releases(self) -> tuple[Call, ...]:
@@ -122,8 +123,9 @@ class Port:
             message = first._replace(stop=last.stop).array
         else:
             parts = [piece.array.view(np.uint8) for _, piece in pieces]
-            message = device_of(first.memory).empty(sum(part.size for part in parts), np.uint8)
-            self.nbytes += message.nbytes
+            key = ("out", len(draft.sends)) if step.action is Action.SEND else ("in", len(draft.receives))
+            empty = partial(device_of(first.memory).empty, dtype=np.uint8)
+            message = self._room(key, sum(part.size for part in parts), empty)
         cuts = [0, *accumulate(part.size for part in parts)]
         packed = [(message[start:stop], part) for (start, stop), part in zip(pairwise(cuts), parts, strict=True)]
         convert = device_of(message).convert
@@ -135,6 +137,13 @@ class Port:
         else:
             self.receive(draft, message, awaited)
             draft.arrivals += (partial(convert, part, inside) for inside, part in packed)
+
+    def _room(self, key: tuple[object, ...], nbytes: int, make: Callable[[int], Array]) -> Array:
+        """Return memory for a message of a round; the next round uses it again."""
+        if key not in self._rooms or self._rooms[key].nbytes < nbytes:
+            self._rooms[key] = make(nbytes)
+            self.nbytes += nbytes
+        return self._rooms[key][:nbytes]
 
     def _parts(self, draft: Draft) -> list[BoundRound]:
         """Return a round as it runs. Receives come first, so that messages find them posted."""
@@ -197,29 +206,17 @@ class StagedPort(DevicePort):
     For each message of a round there is a piece of pinned memory, which the next round uses again.
     """
 
-    def __init__(self, channel: Channel, tag: int, label: str, device: Accelerator) -> None:
-        super().__init__(channel, tag, label, device)
-        self._sent: dict[int, Array] = {}
-        self._received: dict[int, Array] = {}
-
     def send(self, draft: Draft, message: Array, awaited: Awaited) -> None:
         """Add a message to send, and its copy to the host."""
-        twin = self._twin(self._sent, len(draft.sends), message.nbytes)
+        twin = self._room(("sent", len(draft.sends)), message.nbytes, self.device.pinned)
         draft.encodings.append(partial(self.device.copy, twin, message.view(np.uint8)))
         super().send(draft, twin, awaited)
 
     def receive(self, draft: Draft, message: Array, awaited: Awaited) -> None:
         """Add a message to receive, and its copy from the host."""
-        twin = self._twin(self._received, len(draft.receives), message.nbytes)
+        twin = self._room(("received", len(draft.receives)), message.nbytes, self.device.pinned)
         super().receive(draft, twin, awaited)
         draft.arrivals.append(partial(self.device.copy, message.view(np.uint8), twin))
-
-    def _twin(self, twins: dict[int, Array], number: int, nbytes: int) -> Array:
-        """Return the pinned memory of a message of a round."""
-        if number not in twins or twins[number].nbytes < nbytes:
-            self.nbytes += nbytes - (twins[number].nbytes if number in twins else 0)
-            twins[number] = self.device.pinned(nbytes)
-        return twins[number][:nbytes]
 
 
 def port_of(channel: Channel, tag: int, memory: Array, label: str) -> Port:

@@ -9,11 +9,12 @@ collective      rounds      messages of a rank      bytes sent by a rank
 reduce          L           1, the root 0           B, the root 0
 broadcast       L           L at most               L B at most
 allreduce       2L          L + 1 at most           (L + 1) B at most
-n is odd        1 more      1 more of the root      B more of the root
+n is odd        1 more*     1 more of the root*     B more of the root*
 ==============  ==========  ======================  ==================================
 
-(Twice as many more for an all-reduce.) As many messages as a binomial tree has, over two thirds of its distances: fewer
-of them leave a group of neighbouring ranks. Where n is odd the last rank hangs below the root. Scratch: one vector.
+(* At most, and messages and bytes only where the root sends; an all-reduce has twice as many more rounds.) As many
+messages as a binomial tree has, over two thirds of its distances: fewer of them leave a group of neighbouring ranks.
+Where n is odd the last rank hangs below the root. Scratch: one vector.
 
 Source: De Sensi et al., Bine trees: enhancing collective operations by optimizing communication locality, SC 2025,
 arXiv:2508.17311.
@@ -63,23 +64,23 @@ def allreduce(rank: int, size: int) -> Iterator[Round]:
 
 def _towards_root(rank: int, size: int) -> Iterator[Round]:
     for step in range(steps(size)):
-        if leaves(size)[rank] == step:
+        if departs(size)[rank] == step:
             yield Round(send(meets(rank, step)))
             return
-        if leaves(size)[meets(rank, step) % size] == step:
+        if departs(size)[meets(rank, step) % size] == step:
             yield Round(reduce_from(meets(rank, step)))
 
 
 def _from_root(rank: int, size: int) -> Iterator[Round]:
     for step in reversed(range(steps(size))):
-        if leaves(size)[rank] == step:
+        if departs(size)[rank] == step:
             yield Round(receive(meets(rank, step)))
-        elif leaves(size)[meets(rank, step) % size] == step:
+        elif departs(size)[meets(rank, step) % size] == step:
             yield Round(send(meets(rank, step)))
 
 
 @lru_cache(maxsize=16)
-def leaves(size: int) -> Table:
+def departs(size: int) -> Table:
     """Return in which step each rank hands its sum on towards rank 0, which never does: as many as there are steps."""
     found = [int(departures(size)[rank % 2][-rank % size]) for rank in range(size)]
     return Table([steps(size), *found[1:]])

@@ -89,10 +89,12 @@ def _blocks_of(rank: int, size: int, blocks: int) -> list[int]:
     """
     ways = _ways(rank, size)
     found: list[int] = []
+    known: set[int] = set()
     for number in range(blocks - 1 + len(ways)):
         turn = number - blocks + 1
         block = min(ways[turn % len(ways)] + turn // len(ways) * len(ways) + blocks - 1, blocks - 1)
-        found.append(-1 if rank == 0 or block in found else max(block, -1))
+        found.append(-1 if rank == 0 or block in known else max(block, -1))
+        known.add(block)
     return found
 
 

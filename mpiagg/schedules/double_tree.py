@@ -12,7 +12,7 @@ allreduce       2L + b at most          4b at most                  2 B at most
 
 Block after block goes through both trees, up and down at once: the bytes of a ring, and L blocks more to fill the
 trees, in a logarithmic number of rounds. The choice for long vectors on very many ranks. In ``double_tree-64`` a half
-has 64 blocks. For a reduction or a broadcast the root stands above both trees of the other ranks. Scratch: three
+has 64 blocks. For a reduction or a broadcast the root stands above both trees of the other ranks. Scratch: two
 blocks.
 
 Source: Sanders, Speck and Traeff, Two-tree algorithms for full bandwidth broadcast, reduction and scan, Parallel

@@ -21,6 +21,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
+from mpiagg.schedules.powers import powers_below
 from mpiagg.schedules.steps import Collective, Generator, Round, finish, receive, reduce_from, send
 
 
@@ -28,7 +29,7 @@ def generators(radix: int) -> Mapping[Collective, Generator]:
     """Return the collectives on the tree of some radix."""
 
     def reduce(rank: int, size: int) -> Iterator[Round]:
-        for distance in distances(size, radix):
+        for distance in powers_below(size, radix):
             if rank % (distance * radix) != 0:
                 yield Round(send(rank - rank % (distance * radix)))
                 return
@@ -36,7 +37,7 @@ def generators(radix: int) -> Mapping[Collective, Generator]:
         yield Round(finish())
 
     def broadcast(rank: int, size: int) -> Iterator[Round]:
-        for distance in reversed(distances(size, radix)):
+        for distance in reversed(powers_below(size, radix)):
             if rank % (distance * radix) == 0:
                 yield Round(*(send(child) for child in children(rank, size, distance)))
             elif rank % distance == 0:
@@ -50,11 +51,3 @@ def generators(radix: int) -> Mapping[Collective, Generator]:
         return [child for digit in range(1, radix) if (child := rank + digit * distance) < size]
 
     return {Collective.ALLREDUCE: allreduce, Collective.REDUCE: reduce, Collective.BROADCAST: broadcast}
-
-
-def distances(size: int, radix: int) -> list[int]:
-    """Return the powers of ``radix`` below ``size``."""
-    found = [1] if size > 1 else []
-    while found and found[-1] * radix < size:
-        found.append(found[-1] * radix)
-    return found

@@ -21,12 +21,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from mpiagg.schedules.powers import powers_below
 from mpiagg.schedules.steps import Round, finish, receive, reduce_from, send
 
 
 def reduce_scatter(rank: int, size: int) -> Iterator[Round]:
     """Take the rounds of the all-gather backwards: each chunk's tree ends at its rank."""
-    for distance in distances(size):
+    for distance in powers_below(size):
         yield Round(
             *(send(rank - distance, chunk=rank - distance - offset) for offset in offsets(distance, size)),
             *(
@@ -39,7 +40,7 @@ def reduce_scatter(rank: int, size: int) -> Iterator[Round]:
 
 def allgather(rank: int, size: int) -> Iterator[Round]:
     """Each round hands the chunks of every second rank that has some to the rank between it and the next."""
-    for distance in reversed(distances(size)):
+    for distance in reversed(powers_below(size)):
         yield Round(
             *(send(rank + distance, chunk=rank - offset) for offset in offsets(distance, size)),
             *(receive(rank - distance, chunk=rank - distance - offset) for offset in offsets(distance, size)),
@@ -50,11 +51,6 @@ def allreduce(rank: int, size: int) -> Iterator[Round]:
     """Reduce-scatter, then all-gather."""
     yield from reduce_scatter(rank, size)
     yield from allgather(rank, size)
-
-
-def distances(size: int) -> list[int]:
-    """Return the powers of two below ``size``."""
-    return [1 << bit for bit in range((size - 1).bit_length())]
 
 
 def offsets(distance: int, size: int) -> range:

@@ -16,7 +16,7 @@ from mpiagg.schedules.steps import Action, Collective, Round
 from mpiagg.schedules.table import Algorithm
 
 MOST_ENDS = 2**23
-"""How many messages may be sent and received, where ranks do not go on alike."""
+"""How many messages may be sent and received where ranks are taken one by one; else four times as many."""
 
 
 class Irregular(Exception):  # noqa: N818 - says what is to be done, and is no error
@@ -111,10 +111,11 @@ def posts_of(
         firsts = first + shape[1] * np.arange(shape[0])
         met += [_meeting(posts[index], group, size, root, firsts + index) for index in np.flatnonzero(of_sets)]
         first += shape[0] * shape[1]
-        if together is Together.NOTHING and sum(len(peers) for peers, *_ in by_end) > MOST_ENDS:
+        most = MOST_ENDS if together is Together.NOTHING else 4 * MOST_ENDS
+        if sum(len(peers) for peers, *_ in by_end) > most:
             raise ValueError(
                 f"{entry.name} on {size:,} ranks has too many messages of too many kinds; "
-                f"at most {MOST_ENDS // 2:,} can be priced one by one"
+                f"at most {most // 2:,} can be priced"
             )
     *columns, width = (np.concatenate(arrays) for arrays in zip(*by_post, strict=True))
     ends_of_all = (np.concatenate(arrays) for arrays in zip(*by_end, strict=True))

@@ -26,6 +26,15 @@ def largest_power(size: int, radix: int = 2) -> int:
     return power
 
 
+def powers_below(size: int, radix: int = 2) -> list[int]:
+    """Return the powers of ``radix`` below ``size``, from 1 on."""
+    power, found = 1, list[int]()
+    while power < size:
+        found.append(power)
+        power *= radix
+    return found
+
+
 def on_a_power(algorithm: Generator, chunks: Callable[[int], int], radix: int = 2) -> Generator:
     """Make an all-reduce for any number of ranks of one for a power of ``radix``, with ``chunks(size)`` chunks."""
 

@@ -2,9 +2,9 @@
 
 A schedule tells one rank what to do, as a sequence of rounds. The buffer is cut into chunks, numbered
 from 0, and a step names the chunks it moves. What goes to one rank in a round is one message, whose steps stand in the
-same order at both ends. Within a round all messages are posted together; the round is
-over when all of them have completed, and only then are its reductions applied, in the order in which they
-stand. So what is sent in a round is always the state from before it.
+same order at both ends. (Plans send pieces of it that are long by themselves.) Within a round all messages are posted
+together; the round is over when all of them have completed, and only then are its reductions applied, in the order in
+which they stand. So what is sent in a round is always the state from before it.
 """
 
 from __future__ import annotations

@@ -9,13 +9,13 @@ collective      rounds      messages of a rank      bytes sent by a rank
 reduce_scatter  L           L                       (n-1)/n B
 allgather       L           L                       (n-1)/n B
 allreduce       2L          2L                      2 (n-1)/n B
-n is odd        1 more      1 more, the last n-1    as many
+n is odd        1 more*     1 more, the last n-1    the same
 ==============  ==========  ======================  ==================================
 
-(Twice as many more for an all-reduce.) A chunk leaves a rank once: in the last step in which the rank that takes it can
-still bring it to its owner. So no contribution counts twice where n is no power of two and ways overlap. Where n is odd
-the last rank exchanges chunks with each of the others. The chunks of a message do not lie together. Scratch: half a
-vector, and n-1 chunks on the last rank where n is odd.
+(* At most; an all-reduce has twice as many more.) A chunk leaves a rank once: in the last step in which the rank that
+takes it can still bring it to its owner. So no contribution counts twice where n is no power of two and ways overlap.
+Where n is odd the last rank exchanges chunks with each of the others. The chunks of a message do not lie together.
+Scratch: half a vector, and n-1 chunks on the last rank where n is odd.
 
 Source: De Sensi, Bonato, Saam and Hoefler, Swing: short-cutting rings for higher bandwidth allreduce, NSDI 2024,
 arXiv:2401.09356.

@@ -137,7 +137,7 @@ def _recursive_multiplying(name: str, radix: int) -> Algorithm:
 
 
 def _double_tree(name: str, blocks: int) -> Algorithm:
-    return _flat(name, lambda size: 2 * blocks, double_tree.generators(blocks), "scratch of three blocks")  # noqa: ARG005
+    return _flat(name, lambda size: 2 * blocks, double_tree.generators(blocks), "scratch of two blocks")  # noqa: ARG005
 
 
 def _circulant_blocks(name: str, blocks: int) -> Algorithm:

@@ -6,8 +6,9 @@ either: it is 6 KB for TCP at 50 us and 1 Gbit/s, and 50 KB for 2 us and 25 GB/s
 
 What the model leaves out is put right here, in words:
 
-- ``direct``, ``one_shot`` and ``parameter_server`` are no candidates where they send messages. They start n-1 at once,
-  for which the model takes one latency; on four nodes each of these messages was measured to cost about a third of one.
+- ``direct``, ``one_shot``, ``parameter_server``, ``knomial`` and ``recursive_multiplying`` are no candidates where they
+  send messages. They start several at once, of the first three n-1, for which the model takes one latency; on four
+  nodes each of these messages was measured to cost about a third of one.
 - Two lanes pay every latency twice, and hide half of the reduction behind the other lane's transfer. Within a node
   they hide nothing: the processor that reduces is the one that moves the bytes.
 - Through shared memory, a round is a gate, and bytes are copied once, where messages copy them in and out.
@@ -153,6 +154,9 @@ def _merged(collective: Collective, spread: Spread, memory: Memory | None) -> It
     ladders = []
     for fewer, ranks in pairwise((0, *RANKS)):
         numbers = sorted({fewer + 1, ranks - ranks // 4, ranks})
+        # Nodes mostly have even numbers of ranks. Where there is an algorithm that goes by nodes, others count, too.
+        if spread is Spread.SEVERAL and "hierarchical" in algorithms(collective):
+            numbers += [3 * odd for odd in [(ranks // 3 - 1) | 1] if 3 * odd > fewer]
         layouts = [layout for number in numbers for layout in _layouts(number, spread)]
         if layouts:
             ladders.append((ranks, _ladder(collective, layouts, memory or Memory.NONE)))
@@ -171,7 +175,11 @@ def _layouts(ranks: int, spread: Spread) -> list[Layout]:
     if spread is Spread.ONE_EACH:
         return [Layout.by_name(range(ranks))]
     # Two nodes, nodes of two ranks, and something between; all of them equally full.
-    fits = [nodes for nodes in sorted({2, ranks // 8, ranks // 2}) if 1 < nodes < ranks and ranks % nodes == 0]
+    fits = [
+        nodes
+        for nodes in sorted({2, 3, ranks // 8, ranks // 3, ranks // 2})
+        if 1 < nodes < ranks and ranks % nodes == 0
+    ]
     return [Layout.by_name([rank * nodes // ranks for rank in range(ranks)]) for nodes in fits]
 
 

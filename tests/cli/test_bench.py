@@ -148,7 +148,7 @@ def test_the_usual_columns_fit_a_terminal_of_100():
     [
         (["-a", "bees"], "known: auto, native, ring, tree"),
         (["allgather", "-a", "tree"], "no algorithm 'tree' for allgather; known: auto, native, ring, circulant"),
-        (["reduce", "-a", "knomial-1"], "no algorithm 'knomial-1' for reduce; known: auto, native, ring, tree"),
+        (["reduce", "-a", "knomial-1"], "the number in 'knomial-1' must be from 2 to 64"),
         (["bees"], "'allreduce', 'reduce', 'broadcast'"),
         (["-m", "bees"], "'bees' is not a size"),
         (["reduce", "--root", "2"], "--root must be a rank from 0 to 1, not 2"),

@@ -111,7 +111,7 @@ def test_with_matplotlib_the_loss_is_drawn(tmp_path):
     ("arguments", "words"),
     [
         (["--aggregator", "bees"], "'allreduce', 'parameter-server', 'allreduce-fp16'"),
-        (["--algorithm", "bees"], "'auto', 'native', 'ring', 'tree'"),
+        (["--algorithm", "bees"], "known: auto, native, ring, tree"),
         (["--aggregator", "decentralized", "--algorithm", "ring"], "--algorithm is for --aggregator allreduce"),
         (["-n", "0"], "x>=1"),
     ],

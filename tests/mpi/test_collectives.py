@@ -131,6 +131,39 @@ def test_what_is_only_moved_keeps_its_bits(rank, size, bits, dtype):
         assert bits(given) == bits(everyone[size - 1])
 
 
+NUMBERED = {
+    "allreduce": ("knomial-2", "recursive_multiplying-3", "double_tree-5"),
+    "reduce": ("knomial-3", "double_tree-2", "circulant_blocks-7"),
+    "broadcast": ("knomial-8", "double_tree-1", "circulant_blocks-1"),
+}
+
+
+@pytest.mark.parametrize("length", [0, 3, 1000])
+def test_algorithms_with_a_number(rank, size, length):
+    everyone = [np.arange(length, dtype=np.int64) * (r + 1) for r in range(size)]
+    for algorithm in NUMBERED["allreduce"]:
+        assert np.array_equal(mpiagg.allreduce(everyone[rank], algorithm=algorithm), sum(everyone))
+    for root in (0, size - 1):
+        for algorithm in NUMBERED["reduce"]:
+            total = mpiagg.reduce(everyone[rank], root=root, algorithm=algorithm)
+            assert rank != root or np.array_equal(total, sum(everyone))
+        for algorithm in NUMBERED["broadcast"]:
+            assert np.array_equal(mpiagg.broadcast(everyone[rank], root=root, algorithm=algorithm), everyone[root])
+
+
+@pytest.mark.parametrize("algorithm", ["pat", "swing", "circulant"])
+@pytest.mark.parametrize("more", [-1, 0, 1])
+def test_pieces_of_a_message_that_are_packed_and_such_that_are_not(rank, size, algorithm, more):
+    """Chunks of 32 KiB, where packing ends, and of an element less and more; some are an element longer than others."""
+    everyone = [
+        np.random.default_rng(r).standard_normal(size * (2**13 + more) + size // 2, np.float32) for r in range(size)
+    ]
+    given = mpiagg.allreduce(everyone[rank], algorithm=algorithm)
+    assert given.tobytes() == mpiagg.simulate(everyone, algorithm=algorithm)[rank].tobytes()
+    whole = mpiagg.allgather(everyone[rank][: 2**13 + more], algorithm=algorithm)
+    assert np.array_equal(whole, np.stack([x[: 2**13 + more] for x in everyone]))
+
+
 # -- forms of arguments
 
 

@@ -431,7 +431,7 @@ def test_right_and_as_cheap_as_documented_for_every_n(name, collective, most):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "collective"), SERVED)
-@pytest.mark.parametrize("n", [256, 1000, 1024])
+@pytest.mark.parametrize("n", [100, 256, 1000, 1024])
 def test_right_and_as_cheap_as_documented_for_large_n(name, collective, n):
     check_and_count(name, collective, n, root=n // 3 if collective.rooted else 0)
 
