@@ -260,7 +260,7 @@ def _table(question: Question, found: dict[str, Prediction]) -> Table:
     title = f"{question.collective.value} of {_size(question.nbytes)}, {question.where}"
     table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, show_edge=False, padding=(0, 1, 0, 0))
     table.add_column("algorithm", no_wrap=True)
-    for column in ("time", "rounds", "busiest\nlink", "latency", "bandwidth", "reduction"):
+    for column in ("time", "rounds", "busiest\nlink", "latency", "band-\nwidth", "reduc-\ntion"):
         table.add_column(column, justify="right", no_wrap=True)
     for name, prediction in sorted(found.items(), key=lambda entry: entry[1].seconds):
         parts = (prediction.latency, prediction.bandwidth, prediction.reduction)

@@ -121,6 +121,7 @@ def test_the_table_is_sorted_and_fits():
     lines = done.output.splitlines()
     assert lines[0].strip() == "allreduce of 100 MiB, ranks: 1,024, nodes: 128 x 8"
     assert max(map(len, lines)) <= 80
+    assert "…" not in done.output  # which stands for what does not fit
     names = [line.split()[0] for line in lines if line.split()[:1] and line.split()[0] in algorithms()]
     assert sorted(names) == sorted(algorithms("allreduce"))
     assert names[:2] == ["halving_doubling", "hierarchical"]
