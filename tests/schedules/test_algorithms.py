@@ -321,7 +321,8 @@ def in_trees(trees_of, up, down, blocks=16):
     return formula
 
 
-def blocks_broadcast(place, n, blocks=32):
+@cache
+def blocks_counts(n, blocks=32):
     """On a circulant graph every rank but the root takes each block once; the rest is left to what is proved."""
     found = check("circulant_blocks", "broadcast", n)
     rounds = blocks - 1 + ceil_log2(n) if n > 1 else 0
@@ -329,7 +330,11 @@ def blocks_broadcast(place, n, blocks=32):
     assert [count.received for count in found] == [0] + [blocks] * (n - 1)
     assert sum(count.sent for count in found) == blocks * (n - 1)
     assert found[0].sent <= rounds
-    return found[place]
+    return found
+
+
+def blocks_broadcast(place, n):
+    return blocks_counts(n)[place]
 
 
 def blocks_reduce(place, n):
