@@ -59,19 +59,19 @@ def run(programs, values):
     ]
     for event in walk([[a_round for _, a_round in program] for program in steps]):
         if isinstance(event, Message):
-            arrived[event.target, event.slot] = held[event.source]
+            arrived[event.target, event.source] = held[event.source]
             continue
         rank, phase = event.rank, steps[event.rank][event.round][0]
         taken = {rank: held[rank]}
-        for slot, step in enumerate(event.steps):
+        for step in event.steps:
             if step.action is Action.FINISH:
                 held[rank] = held[rank] / size
             elif step.action is Action.RECEIVE:
-                held[rank] = arrived.pop((rank, slot))
+                held[rank] = arrived[rank, step.peer]
             elif step.action is Action.REDUCE and isinstance(phase, Row):
-                taken[step.peer] = arrived.pop((rank, slot))
+                taken[step.peer] = arrived[rank, step.peer]
             elif step.action is Action.REDUCE:
-                received = arrived.pop((rank, slot))
+                received = arrived[rank, step.peer]
                 pair = (received, held[rank]) if step.received_first else (held[rank], received)
                 held[rank] = pair[0] + pair[1]
         if isinstance(phase, Row):

@@ -92,7 +92,8 @@ def test_every_goal_can_be_measured(goals):
     import node
     import tuned
 
-    saved = {name.removeprefix("allreduce-") for name in {**node.SWEEPS, **network.SWEEPS, **tuned.SWEEPS}}
+    names = {**node.SWEEPS, **network.SWEEPS, **tuned.SWEEPS}
+    saved = {name.removeprefix("allreduce-") for name in names if name.startswith("allreduce-")} - {"4x2-any"}
     assert set(goals.EVERYWHERE) == saved
     assert {setting for goal in goals.GOALS for setting in goal.settings} == saved
 
