@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import inspect
 from collections import Counter
+from functools import cache
 from importlib import import_module
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -117,6 +118,7 @@ class Cost(NamedTuple):
     crossing: float
 
 
+@cache
 def cost(name: str, collective: Collective, ranks: int) -> Cost:
     """Count what the schedules of all ranks do, on groups of ranks that follow one another."""
     layout = Layout.by_name([rank // GROUP for rank in range(ranks)])
@@ -144,12 +146,9 @@ def _costs_of_all() -> str:
             if name == "shared":
                 continue
             one, other = (cost(name, collective, ranks) for ranks in (RANKS, RANKS - 1))
-            pairs = [(one.rounds, other.rounds), (one.messages, other.messages)]
-            words = [f"{a:,}" if a == b else f"{a:,}; {b:,}" for a, b in pairs]
-            words += [
-                f"{a:.3g} B" if f"{a:.3g}" == f"{b:.3g}" else f"{a:.3g}; {b:.3g} B" for a, b in [(one.sent, other.sent)]
-            ]
-            lines.append(f"| {collective.value} | `{name}` | {' | '.join(words)} | {one.crossing:.0%} |")
+            both = [(f"{each.rounds:,}", f"{each.messages:,}", f"{each.sent:.3g}") for each in (one, other)]
+            words = ["; ".join(dict.fromkeys(pair)) for pair in zip(*both, strict=True)]
+            lines.append(f"| {collective.value} | `{name}` | {' | '.join(words)} B | {one.crossing:.0%} |")
     return "\n".join(lines)
 
 

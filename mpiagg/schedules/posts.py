@@ -80,14 +80,14 @@ class Posts(NamedTuple):
 def posts_of(
     entry: Algorithm, collective: Collective, layout: Layout, root: int = 0, *, together: Together = Together.ROUNDS
 ) -> Posts:
-    """Return what all ranks post.
+    """Return what all ranks post; what is not taken ``together`` stands for itself, be it a round or a rank.
 
     Raises
     ------
     Irregular
         If messages to all others are in one round with messages of another kind.
     ValueError
-        If ranks are taken one by one, and send and receive more than ``MOST_ENDS`` messages.
+        If there are more messages than ``MOST_ENDS`` says, which are not taken together.
     """
     size, first = layout.size, 0
     by_post, by_end, met = [], [], [np.zeros((6, 0), np.int64)]
@@ -201,11 +201,9 @@ class _Peers:
         if formulas not in self._known:  # most rounds have the peers of the one before
             self._known[formulas] = {formula: peers[other] for formula, other in self._same(formulas)}
         same = self._known[formulas]
-        return (
-            Round(*(replace(step, peer=same.get(formula_of(step.peer), step.peer)) for step in a_round))
-            if same
-            else a_round
-        )
+        if not same:
+            return a_round
+        return Round(*(replace(step, peer=same.get(formula_of(step.peer), step.peer)) for step in a_round))
 
     def _same(self, formulas: Sequence[Any]) -> list[tuple[Any, Any]]:
         """Return for each formula the first one of the same ranks, if any two are of the same."""

@@ -20,10 +20,7 @@ from mpiagg.schedules.steps import Generator, Round, receive, reduce_from, send
 
 def largest_power(size: int, radix: int = 2) -> int:
     """Return the largest power of ``radix`` that is not above ``size``."""
-    power = 1
-    while power * radix <= size:
-        power *= radix
-    return power
+    return powers_below(size + 1, radix)[-1]
 
 
 def powers_below(size: int, radix: int = 2) -> list[int]:

@@ -20,17 +20,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from mpiagg.schedules.powers import on_a_power
+from mpiagg.schedules.powers import on_a_power, powers_below
 from mpiagg.schedules.steps import Round, finish, reduce_from, send
 
 
 def exchange(rank: int, size: int) -> Iterator[Round]:
     """Round k: after it, 2^(k+1) neighbouring ranks share one sum."""
-    distance = 1
-    while distance < size:
+    for distance in powers_below(size):
         peer = rank ^ distance
         yield Round(send(peer), reduce_from(peer, received_first=peer < rank))
-        distance *= 2
     yield Round(finish())
 
 

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from mpiagg.schedules.powers import on_a_power
+from mpiagg.schedules.powers import on_a_power, powers_below
 from mpiagg.schedules.ranks import Ranks
 from mpiagg.schedules.steps import Generator, Parts, Round, finish, fold, reduce_from, send, within
 
@@ -29,11 +29,9 @@ def allreduce(radix: int) -> Generator:
     """Return the all-reduce of some radix."""
 
     def multiply(rank: int, size: int) -> Iterator[Round]:
-        distance = 1
-        while distance < size:
+        for distance in powers_below(size, radix):
             place = rank // distance % radix
             yield from _in_group(rank - place * distance, place, distance, radix)
-            distance *= radix
         yield Round(finish())
 
     return on_a_power(multiply, chunks=lambda size: 1, radix=radix)  # noqa: ARG005 - the vector stays whole
