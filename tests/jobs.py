@@ -63,16 +63,6 @@ def run_job(folder, ranks, tests, *, seconds=JOB_SECONDS, leave_out=(), only="")
     arguments += [f"--ignore={path}" for path in leave_out]
     arguments += ["-m", only] if only else []
     arguments += ["-c", str(HERE.parent / "pyproject.toml"), "--timeout=240", "--timeout-method=thread"]
-    job = _run_job(folder, ranks, arguments, seconds)
-    if _NOT_STARTED in job.printed:  # a launcher of Open MPI's that could not start, as happens on a busy machine
-        job = _run_job(folder, ranks, arguments, seconds)
-    return job
-
-
-_NOT_STARTED = "The PMIx server's listener thread failed to start"
-
-
-def _run_job(folder, ranks, arguments, seconds):
     mark = uuid.uuid4().hex
     with subprocess.Popen(
         command(ranks, arguments),

@@ -5,12 +5,14 @@ This module does not import MPI: a process that has initialised it can no longer
 
 from __future__ import annotations
 
+import atexit
 import os
 import re
 import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from functools import cache
@@ -184,8 +186,24 @@ def _belongs(path: str, vendor: str) -> bool:
 
 
 def environment(more: Mapping[str, str] | None = None) -> dict[str, str]:
-    """Return this process's environment with what the ranks of a local job need, where it is not set already."""
-    return {**_FRIENDLY, **os.environ, **(more or {})}
+    """Return this process's environment with what the ranks of a local job need, where it is not set already.
+
+    Open MPI's launcher keeps files of a job in a folder that it names by its own process id, and does not start where
+    a launcher that was killed has left one of that name. It is given a folder of its own, here, for each environment.
+    """
+    folder = {_LAUNCHERS_FOLDER: tempfile.mkdtemp(dir=_folders())}
+    return {**_FRIENDLY, **folder, **os.environ, **(more or {})}
+
+
+_LAUNCHERS_FOLDER: Final = "PRTE_MCA_prte_local_tmpdir_base"
+
+
+@cache
+def _folders() -> str:
+    """Return the folder of the launchers' folders, which goes when this process ends."""
+    folder = tempfile.mkdtemp(prefix="mpiagg-")
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return folder
 
 
 SURVIVING: Final = ("--with-ft", "ulfm", "--mca", "async_mpi_finalize", "1")

@@ -132,6 +132,31 @@ def test_the_environment_is_friendly_but_yields(bare):
     assert launch.environment().items() >= os.environ.items()
 
 
+KILLED_BEFORE = """
+folder=$TMPDIR/ompi.$$ && mkdir -m 700 $folder && touch $folder/pmix.$(hostname).tool && exec "$@"
+"""
+"""Leaves what a launcher of this process id would have left that was killed, and becomes one."""
+
+
+@pytest.mark.skipif(launch.mpi_vendor() != "Open MPI", reason="MPICH's launcher leaves no files")
+def test_a_job_starts_where_a_killed_launcher_has_left_its_files(bare, tmp_path):  # noqa: ARG001 - it sets the scene
+    command = ["/bin/sh", "-c", KILLED_BEFORE, "sh", *launch.command(1, ["-c", ""])]
+    env = launch.environment({"TMPDIR": str(tmp_path)})
+    assert subprocess.run(command, env=env, check=False, timeout=60).returncode == 0
+    del env["PRTE_MCA_prte_local_tmpdir_base"]
+    assert subprocess.run(command, env=env, check=False, timeout=60, capture_output=True).returncode != 0
+
+
+def test_launchers_folders_are_gone_at_the_end(bare, tmp_path):
+    bare.setenv("TMPDIR", str(tmp_path))
+    bare.delenv("PRTE_MCA_prte_local_tmpdir_base", raising=False)
+    folder = "launch.environment()['PRTE_MCA_prte_local_tmpdir_base']"
+    script = f"import pathlib; from mpiagg.launch import start as launch; one, two = {folder}, {folder};"
+    script += "assert one != two and pathlib.Path(one).is_dir() and pathlib.Path(two).is_dir()"
+    subprocess.run([sys.executable, "-c", script], check=True, timeout=60)
+    assert not list(tmp_path.iterdir())
+
+
 def test_ranks_run_and_their_status_comes_back(bare, capfd):  # noqa: ARG001 - it sets the scene
     assert launch.run(2, ["-c", HELLO]) == 0
     assert capfd.readouterr().out.splitlines() == ["2 2"] * 2
