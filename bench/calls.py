@@ -16,7 +16,7 @@ import json
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from mpi4py import MPI
@@ -27,30 +27,89 @@ from mpiagg.benchmarks.contest import Entry, Pace, hold
 
 Arrays = Callable[[int], Any]
 VERBS = ("Allreduce", "Bcast", "Reduce", "Allgather", "Reduce_scatter_block", "Barrier")
+MORE = ("Alltoall", "Gather", "Scatter", "Scan", "Exscan", "Allgatherv", "Alltoallv", "Gatherv", "Scatterv")
+"""Verbs to be named by ``--verbs``."""
+
 BYTES = (8, 1024, 64 * 1024, 2**20, 16 * 2**20)
 KINDS = ("plain", "mixed", "registered")
 DTYPE = np.float32
 
 
-def cell(verb: str, nbytes: int, make: Arrays, size: int) -> tuple[tuple[Any, ...], str, tuple[Any, ...], Any]:
-    """Return the arguments of a method, and the name, the arguments and the output of its array function."""
-    n = max(1, nbytes // np.dtype(DTYPE).itemsize)
-    if verb == "Allreduce":
+class Cell(NamedTuple):
+    """What a verb is called with.
+
+    Attributes
+    ----------
+    method : tuple
+        The arguments of the communicator's method.
+    function : str
+        The name of the array function; empty where there is none.
+    arguments : tuple
+        Its arguments.
+    out : numpy.ndarray or None
+        Its output.
+    """
+
+    method: tuple[Any, ...]
+    function: str
+    arguments: tuple[Any, ...]
+    out: Any
+
+
+def cell(verb: str, nbytes: int, make: Arrays, comm: MPI.Intracomm) -> Cell:
+    """Return what a verb is called with; of chunks for all ranks, all together have so many bytes."""
+    size, at_root, n = comm.size, comm.rank == 0, max(1, nbytes // np.dtype(DTYPE).itemsize)
+    k = max(1, n // size)
+    counts = [k] * size
+
+    def gathering() -> tuple[Any, Any]:
+        return make(k), make(k * size)
+
+    def whole() -> tuple[Any, Any]:
+        return make(k * size), make(k * size)
+
+    def scattering() -> tuple[Any, Any]:
+        return make(k * size), make(k)
+
+    def reducing() -> tuple[Any, Any]:
+        return make(n), make(n)
+
+    def in_place() -> tuple[Any, Any]:
         x = make(n)
-        return (MPI.IN_PLACE, x), "allreduce", (x,), x
-    if verb == "Bcast":
-        x = make(n)
-        return (x, 0), "broadcast", (x,), x
-    if verb == "Reduce":
-        x, out = make(n), make(n)
-        return (x, out), "reduce", (x,), out
-    if verb == "Allgather":
-        x, out = make(max(1, n // size)), make(size * max(1, n // size))
-        return (x, out), "allgather", (x,), out.reshape(size, -1)
-    if verb == "Reduce_scatter_block":
-        x, out = make(size * max(1, n // size)), make(max(1, n // size))
-        return (x, out), "reduce_scatter", (x,), out
-    raise ValueError(f"{verb} has no arrays")
+        return x, x
+
+    kinds: dict[str, tuple[Callable[[], tuple[Any, Any]], Callable[[Any, Any], Cell]]] = {
+        "Allreduce": (in_place, lambda x, out: Cell((MPI.IN_PLACE, x), "allreduce", (x,), out)),
+        "Bcast": (in_place, lambda x, out: Cell((x, 0), "broadcast", (x,), out)),
+        "Reduce": (reducing, lambda x, out: Cell((x, out), "reduce", (x,), out)),
+        "Scan": (reducing, lambda x, out: Cell((x, out), "scan", (x,), out)),
+        "Exscan": (reducing, lambda x, out: Cell((x, out), "exscan", (x,), out)),
+        "Reduce_scatter_block": (scattering, lambda x, out: Cell((x, out), "reduce_scatter", (x,), out)),
+        "Scatter": (
+            scattering,
+            lambda x, out: Cell((x if at_root else None, out), "scatter", (x.reshape(size, -1),), out),
+        ),
+        "Scatterv": (scattering, lambda x, out: Cell(([x, counts] if at_root else None, out), "", (), out)),
+        "Gather": (
+            gathering,
+            lambda x, out: Cell(
+                (x, out if at_root else None), "gather", (x,), out.reshape(size, -1) if at_root else None
+            ),
+        ),
+        "Gatherv": (gathering, lambda x, out: Cell((x, [out, counts] if at_root else None), "", (), out)),
+        "Allgather": (gathering, lambda x, out: Cell((x, out), "allgather", (x,), out.reshape(size, -1))),
+        "Allgatherv": (gathering, lambda x, out: Cell((x, [out, counts]), "allgatherv", (x, counts), out)),
+        "Alltoall": (
+            whole,
+            lambda x, out: Cell((x, out), "alltoall", (x.reshape(size, -1),), out.reshape(size, -1)),
+        ),
+        "Alltoallv": (
+            whole,
+            lambda x, out: Cell(([x, counts], [out, counts]), "alltoallv", (x, counts, counts), out),
+        ),
+    }
+    arrays, made = kinds[verb]
+    return made(*arrays())
 
 
 def contenders(verb: str, nbytes: int, kind: str, comms: dict[str, Any], *, every: bool) -> dict[str, Any]:
@@ -59,17 +118,15 @@ def contenders(verb: str, nbytes: int, kind: str, comms: dict[str, Any], *, ever
     if verb == "Barrier":
         return {"mpi": theirs.Barrier, "comm": ours.Barrier}
     make = partial(registered, ours) if kind == "registered" else plain
-    method, function, arguments, out = cell(verb, nbytes, make, ours.size)
+    method, function, arguments, out = cell(verb, nbytes, make, ours)
+    found = {"mpi": partial(getattr(theirs, verb), *method), "comm": partial(getattr(ours, verb), *method)}
+    if not function:
+        return found
     run = partial(getattr(mpiagg, function), *arguments, out=out, comm=ours)
     if every:
         names = ["native", "auto", *mpiagg.algorithms(function)]
         return {name: partial(run, algorithm=name) for name in names}
-    return {
-        "mpi": partial(getattr(theirs, verb), *method),
-        "comm": partial(getattr(ours, verb), *method),
-        "function": run,
-        "plan": getattr(mpiagg, f"{function}_init")(*arguments, out=out, comm=ours),
-    }
+    return {**found, "function": run, "plan": getattr(mpiagg, f"{function}_init")(*arguments, out=out, comm=ours)}
 
 
 def plain(length: int) -> Any:

@@ -34,7 +34,16 @@ SWEEPS |= {
     for collective, nodes, ranks in (
         *[("broadcast", 4, 1), ("reduce", 4, 1), ("allgather", 4, 1), ("reduce_scatter", 4, 1)],
         *[("broadcast", 2, 2), ("reduce", 2, 2), ("allgather", 2, 2), ("reduce_scatter", 2, 2)],
+        *[("gather", 4, 1), ("scatter", 4, 1), ("scan", 4, 1), ("exscan", 4, 1)],
     )
+}
+
+SWEEPS |= {
+    f"alltoall-{nodes}x{ranks}-any": [
+        *[*on(nodes, ranks), *BENCH[:-1], "alltoall"],
+        *["-m", "64:4M", "--link-rate", RATE, "--time-limit", "4"],
+    ]
+    for nodes, ranks in ((4, 1), (2, 2), (4, 2))
 }
 
 if __name__ == "__main__":

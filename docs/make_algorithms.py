@@ -49,8 +49,11 @@ A row is a round and a column a rank. Within a round all messages are posted tog
 | `1<0` | receive chunk 1 from rank 0, in place of our own |
 | `1+0` | receive chunk 1 from rank 0 and reduce it into our own |
 | `1~0` | receive chunk 1 from rank 0 and keep it aside: it stands to the left of what is reduced into chunk 1 next |
+| `1=0` | receive chunk 1 from rank 0, in place of our own when the round is over: our own is sent in it |
 | `1!` | every rank's contribution is in chunk 1: divide, if it is an average |
 | `2-4` | chunks 2 to 4 |
+
+In an all-to-all of n ranks, chunk t n + s is what rank s has for rank t.
 
 ## Which collective by which
 
@@ -66,6 +69,7 @@ A row is a round and a column a rank. Within a round all messages are posted tog
 On 64 ranks, and on 63: the most messages that follow one another (*rounds*), the most messages of a rank, and the most
 that it sends, in vectors. *Crossing* is how much of what all of them send leaves groups of 8 ranks that follow one
 another, as the ranks of a node do.
+In an all-to-all, a vector is what one rank has for all.
 Algorithms that cut a vector into blocks have {blocks}.
 
 {costs}
@@ -104,7 +108,9 @@ nonblocking calls, wires) send the messages of `direct`: the same bits.
 
 def page() -> str:
     """Return the text of the page."""
-    blocks = " and ".join(f"{TABLE[name].chunks(RANKS)} (`{name}`)" for name in ("double_tree", "circulant_blocks"))
+    blocks = " and ".join(
+        f"{TABLE[name].chunks(Collective.BROADCAST, RANKS)} (`{name}`)" for name in ("double_tree", "circulant_blocks")
+    )
     head = HEAD.format(table=_table(), blocks=blocks, costs=_costs_of_all())
     return "\n".join([head, *(_section(entry) for entry in TABLE.values())])
 
@@ -134,7 +140,7 @@ def cost(name: str, collective: Collective, ranks: int) -> Cost:
     return Cost(
         Pricing(name, collective, layout, Cluster()).predict(1).rounds,
         max(each.messages for each in counts),
-        max(each.sent for each in counts) / TABLE[name].chunks(layout),
+        max(each.sent for each in counts) / TABLE[name].pieces(collective, layout),
         crossing / sum(each.sent for each in counts),
     )
 
@@ -157,8 +163,8 @@ def chart() -> None:
     from matplotlib import colormaps  # noqa: PLC0415 - an extra
     from matplotlib.figure import Figure  # noqa: PLC0415 - an extra
 
-    figure = Figure(figsize=(13, 8), layout="constrained")
-    axes = figure.subplots(2, 3).ravel()
+    figure = Figure(figsize=(16, 12), layout="constrained")
+    axes = figure.subplots(3, 4).ravel()
     names = [name for name in TABLE if name != "shared"]
     handles: dict[str, Any] = {}
     for axis, collective in zip(axes, Collective, strict=False):
@@ -181,9 +187,10 @@ def chart() -> None:
         axis.xaxis.set_major_formatter("{x:g}")
         axis.yaxis.set_major_formatter("{x:g}")
         axis.grid(alpha=0.3)
-    axes[-1].axis("off")
-    axes[-1].legend(handles.values(), handles, loc="upper left", ncols=2, fontsize=9, frameon=False)
-    axes[-1].text(
+    for axis in axes[len(Collective) :]:
+        axis.axis("off")
+    axes[-2].legend(handles.values(), handles, loc="upper left", ncols=2, fontsize=9, frameon=False)
+    axes[-2].text(
         0, 0.02, f"{RANKS} ranks. Top of a line: sent at most by a rank;\nbottom: how much of it leaves groups of "
         f"{GROUP} ranks.\nCircle: as good for any number of ranks;\ndiamond: best for powers of two.",
     )  # fmt: skip
@@ -191,7 +198,10 @@ def chart() -> None:
 
 
 def _table() -> str:
-    lines = ["| algorithm | " + " | ".join(c.value for c in Collective) + " | needs |", "|---" * 7 + "|"]
+    lines = [
+        "| algorithm | " + " | ".join(c.value for c in Collective) + " | needs |",
+        "|---" * (len(Collective) + 2) + "|",
+    ]
     for entry in TABLE.values():
         marks = ["yes" if collective in entry.schedules else "" for collective in Collective]
         lines.append(f"| `{entry.name}` | " + " | ".join(marks) + f" | {entry.needs} |")
@@ -207,8 +217,9 @@ def _section(entry: Algorithm) -> str:
     if entry.name == "hierarchical":
         drawn = {"two nodes of two ranks": [2, 2], "a node of two ranks and one of one": [2, 1]}
         for words, sizes in drawn.items():
-            drawing = picture(entry.name, Collective.ALLREDUCE, Layout.of(sizes))
-            parts.append(f"allreduce, {words}:\n\n```text\n{drawing}\n```\n")
+            for collective in entry.schedules:
+                drawing = picture(entry.name, collective, Layout.of(sizes))
+                parts.append(f"{collective.value}, {words}:\n\n```text\n{drawing}\n```\n")
         return "\n".join(parts)
     name, size = DRAWN.get(entry.name, (entry.name, 4))
     for collective in entry.schedules:

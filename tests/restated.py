@@ -40,13 +40,13 @@ def result(collective, vectors, rank, *, cuts=None, op="sum", root=0):
     everything = slice(0, vectors[0].size)
     if collective == "broadcast":
         return everything, vectors[root]
-    if collective == "allgather":
+    if collective in ("reduce", "gather") and rank != root:
+        return None
+    if collective in ("allgather", "gather"):
         chunks = [x[cuts[place] : cuts[place + 1]] for place, x in enumerate(vectors)]
         return everything, np.concatenate(chunks)
-    if collective == "reduce" and rank != root:
-        return None
-    total = fold(op, vectors, root)
-    if collective == "reduce_scatter":
+    total = vectors[root] if collective == "scatter" else fold(op, vectors, root)
+    if collective in ("reduce_scatter", "scatter"):
         own = slice(cuts[rank], cuts[rank + 1])
         return own, total[own]
     return everything, total

@@ -62,12 +62,10 @@ def test_links_lead_somewhere(page):
     assert [link for link in links if not (path.parent / link).exists()] == []
 
 
-@pytest.mark.parametrize("number", range(len(EXAMPLES)))
-def test_readme_example_runs(number, tmp_path):
-    script = tmp_path / "example.py"
-    script.write_text(EXAMPLES[number])
+def run(path, ranks):
+    """Run a script on a number of ranks and return what it has printed."""
     done = subprocess.run(
-        launch.command(3, ["-m", "mpi4py", str(script)]),
+        launch.command(ranks, ["-m", "mpi4py", str(path)]),
         env=launch.environment(),
         capture_output=True,
         text=True,
@@ -75,6 +73,20 @@ def test_readme_example_runs(number, tmp_path):
         check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+@pytest.mark.parametrize("number", range(len(EXAMPLES)))
+def test_readme_example_runs(number, tmp_path):
+    script = tmp_path / "example.py"
+    script.write_text(EXAMPLES[number])
+    run(script, 3)
+
+
+@pytest.mark.parametrize("ranks", [1, 3])
+@pytest.mark.parametrize("path", sorted((TOP / "docs" / "examples").glob("*.py")), ids=lambda path: path.stem)
+def test_example_runs(path, ranks):
+    assert "loss" in run(path, ranks)
 
 
 def test_there_is_an_example_for_each_face():

@@ -20,17 +20,19 @@ def bus_factor(collective: Collective, size: int) -> float:
     """
     if collective is Collective.ALLREDUCE:
         return 2 * (size - 1) / size
-    if collective in (Collective.REDUCE_SCATTER, Collective.ALLGATHER):
+    if collective.chunks(2) in (2, 4):  # there is a chunk for each rank, of which its own does not travel
         return (size - 1) / size
     return 1.0
 
 
-def link_seconds(collective: Collective, nodes: int, nbytes: int, rate: float) -> float:
+def link_seconds(collective: Collective, nodes: int, nbytes: int, rate: float, ranks: int = 0) -> float:
     """Return how long the busiest link between nodes is busy at least, each node having one of ``rate`` bit/s.
 
-    What ranks of one node tell each other does not cross it, so a node counts as one rank.
+    What ranks of one node tell each other does not cross it, so a node counts as one rank; but each rank has a vector
+    of its own for an all-to-all.
     """
-    return bus_factor(collective, nodes) * 8 * nbytes / rate
+    vectors = ranks / nodes if ranks and collective is Collective.ALLTOALL else 1
+    return vectors * bus_factor(collective, nodes) * 8 * nbytes / rate
 
 
 @dataclass(frozen=True)

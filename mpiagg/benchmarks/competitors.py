@@ -71,12 +71,13 @@ class Task:
     collective : Collective
     comm : MPI.Intracomm
     count : int
-        Elements of the vector; for all-gather and reduce-scatter of all ranks' chunks together.
+        Elements of the vector; of chunks for all ranks, all of them together.
     dtype : numpy.dtype
     op : str
     root : int
     memory : numpy.ndarray, optional
-        Where the vector lies: the first ``count`` elements of it. Otherwise it has memory of its own.
+        Where the vector lies: the first ``count`` elements of it, and where it cannot be in place the output: those
+        from its middle on. Otherwise they have memory of their own.
     """
 
     collective: Collective
@@ -101,18 +102,30 @@ class Task:
             assert self.out is not None
             own: Array = self.out[self.comm.rank]
             return own
+        if self.collective is Collective.GATHER:
+            return self.vector[: self.count // self.comm.size]
+        if self.collective in (Collective.SCATTER, Collective.ALLTOALL):
+            return self.vector.reshape(self.comm.size, -1)
         return self.vector
 
     @cached_property
     def out(self) -> Array | None:
         """The output of this rank; None where it gets none."""
-        if self.collective is Collective.ALLGATHER:
-            return self.vector.reshape(self.comm.size, -1)
-        if self.collective is Collective.REDUCE_SCATTER:
-            return self.zeros(self.counts[self.comm.rank])
-        if self.collective is Collective.REDUCE and self.comm.rank != self.root:
+        c, rank = self.collective, self.comm.rank
+        if (c in (Collective.REDUCE, Collective.GATHER) and rank != self.root) or (c is Collective.EXSCAN and not rank):
             return None
-        return self.x
+        if c is Collective.REDUCE_SCATTER:
+            return self.zeros(self.counts[rank])
+        if c is Collective.SCATTER:
+            return self.other[: self.count // self.comm.size]
+        if c in (Collective.ALLGATHER, Collective.GATHER, Collective.ALLTOALL):
+            return (self.vector if c is Collective.ALLGATHER else self.other).reshape(self.comm.size, -1)
+        return self.other if c is Collective.EXSCAN else self.x
+
+    @cached_property
+    def other(self) -> Array:
+        """A second vector, for what is not in place."""
+        return self.zeros(self.count) if self.memory is None else self.memory[self.memory.size // 2 :][: self.count]
 
     @property
     def counts(self) -> tuple[int, ...]:
@@ -170,17 +183,20 @@ class Task:
 
     def library_call(self) -> Call:
         """Return the MPI library's blocking collective on the arrays as they are."""
-        comm, op = self.comm, mpi_op(self.op, self.dtype)
-        if self.collective is Collective.ALLREDUCE:
-            return partial(comm.Allreduce, MPI.IN_PLACE, self.out, op)
-        if self.collective is Collective.REDUCE:
-            sent = self.x if self.out is None else MPI.IN_PLACE
-            return partial(comm.Reduce, sent, self.out, op, self.root)
-        if self.collective is Collective.BROADCAST:
-            return partial(comm.Bcast, self.out, self.root)
-        if self.collective is Collective.ALLGATHER:
-            return partial(comm.Allgather, MPI.IN_PLACE, self.out)
-        return partial(comm.Reduce_scatter, self.x, self.out, self.counts, op)
+        comm, op, root, out = self.comm, mpi_op(self.op, self.dtype), self.root, self.out
+        made: dict[Collective, Callable[[], Call]] = {
+            Collective.ALLREDUCE: lambda: partial(comm.Allreduce, MPI.IN_PLACE, out, op),
+            Collective.REDUCE: lambda: partial(comm.Reduce, self.x if out is None else MPI.IN_PLACE, out, op, root),
+            Collective.BROADCAST: lambda: partial(comm.Bcast, out, root),
+            Collective.ALLGATHER: lambda: partial(comm.Allgather, MPI.IN_PLACE, out),
+            Collective.REDUCE_SCATTER: lambda: partial(comm.Reduce_scatter, self.x, out, self.counts, op),
+            Collective.GATHER: lambda: partial(comm.Gather, self.x, out, root),
+            Collective.SCATTER: lambda: partial(comm.Scatter, self.x, out, root),
+            Collective.ALLTOALL: lambda: partial(comm.Alltoall, self.x, out),
+            Collective.SCAN: lambda: partial(comm.Scan, MPI.IN_PLACE, out, op),
+            Collective.EXSCAN: lambda: partial(comm.Exscan, self.x, self.other, op),
+        }
+        return made[self.collective]()
 
     # -- test data: small integers, whose sums and products are exact in every dtype
 
@@ -220,21 +236,30 @@ class Task:
 
     def _expected(self) -> Array:
         """Return this rank's right output."""
-        rank, size = self.comm.rank, self.comm.size
-        if self.collective is Collective.BROADCAST:
-            return self.repeated(self._contribution(self.root), self.count)
-        if self.collective is Collective.ALLGATHER:
-            everything = self.zeros(self.count).reshape(size, -1)
-            for peer in range(size):
-                convert(everything[peer], self.repeated(self._contribution(peer), self.count // size))
-            return everything
-        everyone = np.stack([self._contribution(peer) for peer in range(size)])
+        c, rank, size = self.collective, self.comm.rank, self.comm.size
+        if not c.reduces:
+            return self._moved()
+        last = {Collective.SCAN: rank + 1, Collective.EXSCAN: rank}.get(c, size)
+        everyone = np.stack([self._contribution(peer) for peer in range(last)])
         combine = {"prod": np.multiply, "min": np.minimum, "max": np.maximum}.get(self.op, np.add)
         one_period = combine.reduce(everyone, axis=0).astype(working_dtype(self.dtype))
         if self.op == "avg":
             one_period = one_period / size
         whole = self.repeated(one_period, self.count)
-        if self.collective is not Collective.REDUCE_SCATTER:
+        if c is not Collective.REDUCE_SCATTER:
             return whole
         start = sum(self.counts[:rank])
         return whole[start : start + self.counts[rank]]
+
+    def _moved(self) -> Array:
+        """Return this rank's right output, where it is what ranks had."""
+        rank, size = self.comm.rank, self.comm.size
+        if self.collective in (Collective.BROADCAST, Collective.SCATTER):
+            whole = self.repeated(self._contribution(self.root), self.count)
+            return whole if self.collective is Collective.BROADCAST else np.split(whole, size)[rank]
+        exchanged = self.collective is Collective.ALLTOALL
+        everything = self.zeros(self.count).reshape(size, -1)
+        for peer in range(size):
+            of_peer = self.repeated(self._contribution(peer), self.count if exchanged else self.count // size)
+            convert(everything[peer], np.split(of_peer, size)[rank] if exchanged else of_peer)
+        return everything

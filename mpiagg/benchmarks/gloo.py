@@ -71,12 +71,22 @@ class Gloo:
 
 def unserved(collective: Collective, dtype: np.dtype[Any], op: str) -> str | None:
     """Return what keeps Gloo from a collective on arrays of a dtype, in words; None if nothing does."""
+    if collective not in _SERVED:
+        return f"Gloo is not measured for {collective.value}"
     if dtype.name not in _DTYPES:
         return f"Gloo has no {dtype.name}"
     if collective.reduces and dtype.kind == "c" and op == "prod":
         return "Gloo has no products of complex numbers"
     return None
 
+
+_SERVED: Final = (
+    Collective.ALLREDUCE,
+    Collective.REDUCE,
+    Collective.BROADCAST,
+    Collective.ALLGATHER,
+    Collective.REDUCE_SCATTER,
+)
 
 _DTYPES: Final = (
     *("float16", "bfloat16", "float32", "float64", "complex64", "complex128"),

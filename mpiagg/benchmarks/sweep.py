@@ -39,6 +39,9 @@ REGISTERED: Final = "registered"
 GAINING: Final = (Collective.ALLREDUCE, Collective.BROADCAST, Collective.ALLGATHER)
 """The collectives that gain by such memory."""
 
+APART: Final = (Collective.GATHER, Collective.SCATTER, Collective.ALLTOALL, Collective.EXSCAN)
+"""The collectives whose input and output are two vectors."""
+
 Builder = Callable[[Task], Competitor]
 
 
@@ -127,7 +130,7 @@ class Sweep:
 
     def _count(self, nbytes: int) -> int:
         count = max(1, nbytes // self._dtype.itemsize)
-        if self._collective is Collective.ALLGATHER:
+        if self._collective in (Collective.ALLGATHER, Collective.GATHER, Collective.SCATTER, Collective.ALLTOALL):
             # Every rank gives as much as the others.
             count = max(1, count // self.comm.size) * self.comm.size
         return count
@@ -135,6 +138,8 @@ class Sweep:
     def _shared_memory(self) -> Array:
         """Return memory for the longest vector."""
         longest = max(map(self._count, self.flags.lengths()))
+        if self._collective in APART:
+            longest *= 2
         try:
             return registered_zeros(self.comm, longest, self._dtype, self.device or HOST)
         except (MemoryError, DeviceError) as error:  # on all ranks of a node; on the others by the launcher
@@ -258,7 +263,7 @@ class Sweep:
 
     def _link_row(self, task: Task, rate: float) -> Row:
         nbytes = task.count * task.dtype.itemsize
-        seconds = link_seconds(task.collective, len(self.layout.nodes), nbytes, rate)
+        seconds = link_seconds(task.collective, len(self.layout.nodes), nbytes, rate, task.comm.size)
         return _row(task, LINK, contest.Result(np.array([seconds]), 0), wrong=0)
 
     def _with_ratios(self, rows: list[Row]) -> list[Row]:

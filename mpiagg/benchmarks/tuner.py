@@ -129,7 +129,7 @@ class Tuner:
         count = self._count(nbytes)
         task = Task(collective, self.comm, count, self._dtype, "sum", 0)
         # What not all ranks get is not reduced in place.
-        in_place = collective not in (Collective.REDUCE, Collective.REDUCE_SCATTER)
+        in_place = collective in (Collective.ALLREDUCE, Collective.BROADCAST, Collective.ALLGATHER, Collective.SCAN)
         registered = in_place and self._memory is not None
         tasks = [task, replace(task, memory=self._memory)] if registered else [task]
         first = [Choice(name) for name in candidates(collective, self.layout, nbytes)]

@@ -84,6 +84,8 @@ def _check(flags: Flags, size: int) -> None:
             reduction(flags.op, dtype_of(flags.dtype), size)
         except TypeError as error:
             raise click.UsageError(str(error)) from None
+        if Collective(flags.collective).prefix and flags.op == "avg":
+            raise click.UsageError(f"{flags.collective} has no op 'avg'")
     if not flags.lengths():
         raise click.UsageError(f"none of mlbench's sizes is up to {flags.sizes.largest} bytes")
     _check_device(flags)

@@ -8,6 +8,7 @@ Whatever is not understood here, and whatever is wrong, is None: mpi4py then tak
 from __future__ import annotations
 
 import sys
+from itertools import accumulate
 from operator import index
 from typing import Any, NamedTuple
 
@@ -74,6 +75,38 @@ def _read(specification: object, *, writable: bool, blocks: int) -> Message | No
     if not 0 <= start <= stop <= memory.size:
         return None
     return Message(memory[start:stop], datatype, index(count))
+
+
+def read_blocks(specification: object, size: int, *, writable: bool) -> tuple[Message, tuple[int, ...]] | None:
+    """Return what a buffer specification with a block for each rank names, and the elements of each block.
+
+    ``[x, counts]``, ``[x, counts, type]``, ``[x, (counts, displacements)]``, ``[x, (counts, displacements), type]`` and
+    ``[x, counts, displacements, type]`` with blocks that lie one after the other; None for all else.
+    """
+    try:
+        thing, counts, displacements, kind = _block_parts(specification)
+        if counts is None:
+            return None
+        lengths = tuple(map(index, counts))
+        starts = [0, *accumulate(lengths)]
+        if len(lengths) != size or min(lengths) < 0:
+            return None
+        if displacements is not None and [*map(index, displacements)] != starts[:-1]:
+            return None
+        message = _read([thing, starts[-1], *([] if kind is None else [kind])], writable=writable, blocks=1)
+    except (AttributeError, BufferError, OverflowError, TypeError, ValueError):
+        return None
+    return None if message is None else (message, lengths)
+
+
+def _block_parts(specification: Any) -> tuple[Any, Any, Any, Any]:
+    """Return the buffer, counts, displacements and datatype; None for those that are not given."""
+    thing, *more = specification
+    kind = more.pop() if more and isinstance(more[-1], MPI.Datatype | str) else None
+    counts, displacements = (*more, None, None)[:2]
+    if isinstance(counts, tuple) and len(more) == 1:  # as mpi4py has it, in a tuple alone
+        counts, displacements = counts
+    return thing, counts, displacements, kind
 
 
 def _parts(specification: object) -> tuple[Any, Any, Any, Any]:

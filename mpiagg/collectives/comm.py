@@ -8,36 +8,35 @@ as a persistent request. What was worked out for a call is found again by what i
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from mpi4py import MPI
 
-from mpiagg.collectives import methods
+from mpiagg.collectives import forms, methods
 from mpiagg.collectives.methods import Method
-from mpiagg.collectives.requests import Prequest, Request
+from mpiagg.collectives.reducing import scattered_counts
 from mpiagg.common.arguments import check_flag
 from mpiagg.errors import RankFailedError
-from mpiagg.plans.background import threads_allowed
-from mpiagg.plans.bound import prepare
-from mpiagg.plans.calls import Barrier, Call, resolve
-from mpiagg.plans.choices import NATIVE, Memory
-from mpiagg.plans.plan import Plan
-from mpiagg.plans.recorded import Unread
+from mpiagg.plans.calls import Barrier
 from mpiagg.transport import CHECK, Channel, channel_of, free_channel_of, meet
 from mpiagg.transport.failures import all_agree, survivors
 
 if TYPE_CHECKING:
-    from mpi4py.typing import BufSpec, BufSpecB, InPlace
+    from mpi4py.typing import BufSpec, BufSpecB, BufSpecV, InPlace
     from typing_extensions import Self
+
+    Buffer = BufSpec | BufSpecB | BufSpecV | InPlace | None
 
 
 class Comm(MPI.Intracomm):
     """A private duplicate of a communicator, whose collectives are hand-written; the rest is mpi4py's own.
 
-    ``Allreduce``, ``Reduce``, ``Bcast``, ``Allgather``, ``Reduce_scatter_block``, ``Reduce_scatter`` and ``Barrier``,
-    their ``I...`` forms and their ``..._init`` forms take what mpi4py's take, mean the same and raise the same errors.
+    All collectives of MPI that take buffers, ``Barrier``, ``Bcast``, ``Gather(v)``, ``Scatter(v)``, ``Allgather(v)``,
+    ``Alltoall(v)``, ``Reduce``, ``Allreduce``, ``Reduce_scatter(_block)``, ``Scan`` and ``Exscan``, their
+    ``I...`` forms and their ``..._init`` forms take what mpi4py's take, mean the same and raise the same errors.
+    ``Alltoallw`` and the collectives of neighbours are mpi4py's own.
     Communicators made from this one are of its class too. ``Free`` gives back what belongs to it.
 
     Parameters
@@ -187,89 +186,6 @@ class Comm(MPI.Intracomm):
         else:
             call.run(None, None)
 
-    def Bcast(self, buf: BufSpec, root: int = 0) -> None:
-        """Send the root's data to all ranks."""
-        _run(methods.BCAST, (self, buf, root))
-
-    def Ibcast(self, buf: BufSpec, root: int = 0) -> MPI.Request:
-        """Start a :meth:`Bcast`."""
-        return _start(self, methods.BCAST, buf, root)
-
-    def Bcast_init(self, buf: BufSpec, root: int = 0, info: MPI.Info = MPI.INFO_NULL) -> MPI.Prequest:
-        """Prepare a :meth:`Bcast`."""
-        return _prepare(self, methods.BCAST, info, buf, root)
-
-    def Allgather(self, sendbuf: BufSpec | InPlace, recvbuf: BufSpecB) -> None:
-        """Send every rank's data to all ranks."""
-        _run(methods.ALLGATHER, (self, sendbuf, recvbuf))
-
-    def Iallgather(self, sendbuf: BufSpec | InPlace, recvbuf: BufSpecB) -> MPI.Request:
-        """Start a :meth:`Allgather`."""
-        return _start(self, methods.ALLGATHER, sendbuf, recvbuf)
-
-    def Allgather_init(
-        self, sendbuf: BufSpec | InPlace, recvbuf: BufSpecB, info: MPI.Info = MPI.INFO_NULL
-    ) -> MPI.Prequest:
-        """Prepare a :meth:`Allgather`."""
-        return _prepare(self, methods.ALLGATHER, info, sendbuf, recvbuf)
-
-    def Reduce(self, sendbuf: BufSpec | InPlace, recvbuf: BufSpec | None, op: MPI.Op = MPI.SUM, root: int = 0) -> None:
-        """Reduce to the root."""
-        _run(methods.REDUCE, (self, sendbuf, recvbuf, op, root))
-
-    def Ireduce(
-        self, sendbuf: BufSpec | InPlace, recvbuf: BufSpec | None, op: MPI.Op = MPI.SUM, root: int = 0
-    ) -> MPI.Request:
-        """Start a :meth:`Reduce`."""
-        return _start(self, methods.REDUCE, sendbuf, recvbuf, op, root)
-
-    def Reduce_init(
-        self,
-        sendbuf: BufSpec | InPlace,
-        recvbuf: BufSpec | None,
-        op: MPI.Op = MPI.SUM,
-        root: int = 0,
-        info: MPI.Info = MPI.INFO_NULL,
-    ) -> MPI.Prequest:
-        """Prepare a :meth:`Reduce`."""
-        return _prepare(self, methods.REDUCE, info, sendbuf, recvbuf, op, root)
-
-    def Allreduce(self, sendbuf: BufSpec | InPlace, recvbuf: BufSpec, op: MPI.Op = MPI.SUM) -> None:
-        """Reduce to all ranks."""
-        _run(methods.ALLREDUCE, (self, sendbuf, recvbuf, op))
-
-    def Iallreduce(self, sendbuf: BufSpec | InPlace, recvbuf: BufSpec, op: MPI.Op = MPI.SUM) -> MPI.Request:
-        """Start a :meth:`Allreduce`."""
-        return _start(self, methods.ALLREDUCE, sendbuf, recvbuf, op)
-
-    def Allreduce_init(
-        self, sendbuf: BufSpec | InPlace, recvbuf: BufSpec, op: MPI.Op = MPI.SUM, info: MPI.Info = MPI.INFO_NULL
-    ) -> MPI.Prequest:
-        """Prepare a :meth:`Allreduce`."""
-        return _prepare(self, methods.ALLREDUCE, info, sendbuf, recvbuf, op)
-
-    def Reduce_scatter_block(
-        self, sendbuf: BufSpecB | InPlace, recvbuf: BufSpec | BufSpecB, op: MPI.Op = MPI.SUM
-    ) -> None:
-        """Reduce, and give every rank a block of the same length."""
-        _run(methods.REDUCE_SCATTER_BLOCK, (self, sendbuf, recvbuf, op))
-
-    def Ireduce_scatter_block(
-        self, sendbuf: BufSpecB | InPlace, recvbuf: BufSpec | BufSpecB, op: MPI.Op = MPI.SUM
-    ) -> MPI.Request:
-        """Start a :meth:`Reduce_scatter_block`."""
-        return _start(self, methods.REDUCE_SCATTER_BLOCK, sendbuf, recvbuf, op)
-
-    def Reduce_scatter_block_init(
-        self,
-        sendbuf: BufSpecB | InPlace,
-        recvbuf: BufSpec | BufSpecB,
-        op: MPI.Op = MPI.SUM,
-        info: MPI.Info = MPI.INFO_NULL,
-    ) -> MPI.Prequest:
-        """Prepare a :meth:`Reduce_scatter_block`."""
-        return _prepare(self, methods.REDUCE_SCATTER_BLOCK, info, sendbuf, recvbuf, op)
-
     def Reduce_scatter(
         self,
         sendbuf: BufSpec | InPlace,
@@ -278,8 +194,8 @@ class Comm(MPI.Intracomm):
         op: MPI.Op = MPI.SUM,
     ) -> None:
         """Reduce, and give every rank a block of its own length."""
-        recvcounts = methods.scattered_counts(self, sendbuf, recvbuf, recvcounts)
-        _run(methods.REDUCE_SCATTER, (self, sendbuf, recvbuf, recvcounts, op))
+        recvcounts = scattered_counts(self, sendbuf, recvbuf, recvcounts)
+        forms.run(methods.REDUCE_SCATTER, (self, sendbuf, recvbuf, recvcounts, op))
 
     def Ireduce_scatter(
         self,
@@ -289,8 +205,8 @@ class Comm(MPI.Intracomm):
         op: MPI.Op = MPI.SUM,
     ) -> MPI.Request:
         """Start a :meth:`Reduce_scatter`."""
-        recvcounts = methods.scattered_counts(self, sendbuf, recvbuf, recvcounts)
-        return _start(self, methods.REDUCE_SCATTER, sendbuf, recvbuf, recvcounts, op)
+        recvcounts = scattered_counts(self, sendbuf, recvbuf, recvcounts)
+        return forms.started(self, methods.REDUCE_SCATTER, sendbuf, recvbuf, recvcounts, op)
 
     def Reduce_scatter_init(
         self,
@@ -301,99 +217,21 @@ class Comm(MPI.Intracomm):
         info: MPI.Info = MPI.INFO_NULL,
     ) -> MPI.Prequest:
         """Prepare a :meth:`Reduce_scatter`."""
-        recvcounts = methods.scattered_counts(self, sendbuf, recvbuf, recvcounts)
-        return _prepare(self, methods.REDUCE_SCATTER, info, sendbuf, recvbuf, recvcounts, op)
+        recvcounts = scattered_counts(self, sendbuf, recvbuf, recvcounts)
+        return forms.prepared(self, methods.REDUCE_SCATTER, info, sendbuf, recvbuf, recvcounts, op)
 
 
-def _run(method: Method, given: tuple[Any, ...]) -> None:
-    """Carry a method out at once; it is given the communicator and its arguments, as one tuple, which costs least."""
-    try:
-        calls = given[0]._channel.calls  # noqa: SLF001 - of the class above
-        call: Any = calls[method.key(given)]
-        if not call.given_as_it_is and method.exact is not method.key:
-            call.used = True
-            call = calls[method.exact(given)]
-        if CHECK:
-            call.check()
-    except (AttributeError, IndexError, KeyError, TypeError):
-        call = _resolved(method, given)
-    call.used = True
-    if call.given_as_it_is:
-        call.record(method.now, given)
-    else:
-        x, out = method.arrays(call.channel, call.dtype, given)
-        try:
-            call.run(x, out)
-        finally:
-            if call.once:
-                call.free()
+_ALIKE: Mapping[Callable[[Method], forms.Forms], tuple[Method, ...]] = {
+    forms.of_one_buffer: (methods.BCAST,),
+    forms.of_two_buffers: (methods.ALLGATHER, methods.ALLGATHERV, methods.ALLTOALL, methods.ALLTOALLV),
+    forms.with_root: (methods.GATHER, methods.GATHERV, methods.SCATTER, methods.SCATTERV),
+    forms.with_op: (methods.ALLREDUCE, methods.REDUCE_SCATTER_BLOCK, methods.SCAN, methods.EXSCAN),
+    forms.with_op_and_root: (methods.REDUCE,),
+}
 
-
-def _resolved(method: Method, given: tuple[Any, ...]) -> Any:
-    """Return the call of a method, and keep it for the next one that is given the same."""
-    comm = given[0]
-    if not comm:
-        method.now(*given)  # which says what is wrong
-    channel = comm._open()  # noqa: SLF001 - of the class above
-    asked = method.read(channel, *given[1:])
-    if asked is None:
-        if CHECK:
-            channel.agree(f"{method.name} of arguments for the MPI library alone")
-        return Unread(channel, method.name)
-    arrays = method.arrays(channel, asked.dtype, given)
-    operation = asked.operation(channel, arrays=arrays)
-    if CHECK:  # before anything is made that ranks make together
-        channel.agree(operation.in_words)
-    call = resolve(channel, operation, *arrays, quiet=True)
-    with suppress(AttributeError, IndexError, TypeError):  # what cannot be a key
-        key, exact = method.key(given), method.exact(given)
-        if key != exact and not call.given_as_it_is:
-            channel.calls.find(key, lambda: Call(channel, operation))  # which says no more than to look further
-        kept = channel.calls.find(key if call.given_as_it_is else exact, lambda: call)
-        if kept is not call and kept.__class__ is call.__class__:  # it was still there, only the way to it was not
-            call.free()
-            call = kept
-        call.once = kept is not call
-    return call
-
-
-def _start(comm: Comm, method: Method, *given: Any) -> MPI.Request:
-    """Start a method."""
-    plan = _plan(comm, method, given, Memory.NONE)
-    return method.start(comm, *given) if plan is None else Request(plan)
-
-
-def _prepare(comm: Comm, method: Method, info: MPI.Info, *given: Any) -> MPI.Prequest:
-    """Prepare a method; ranks that share memory wait for one another to set it up."""
-    plan = _plan(comm, method, given, Memory.TOGETHER)
-    return method.init(comm, *given, info) if plan is None else Prequest(plan)
-
-
-def _plan(comm: Comm, method: Method, given: tuple[Any, ...], memory: Memory) -> Plan[Any] | None:
-    """Return a plan that carries a method out, if a thread can drive it; None if that is for the MPI library.
-
-    All ranks ask for theirs in the same order.
-    """
-    if not comm or not threads_allowed():
-        return None
-    channel = comm._open()  # noqa: SLF001 - of the class above
-    key: Hashable = None
-    with suppress(AttributeError, IndexError, TypeError):  # what cannot be a key
-        key = memory, method.exact((comm, *given))
-    known: Any = channel.calls.get(key)
-    arrays: methods.Arrays | None = None
-    if known is None:
-        asked = method.read(channel, *given)
-        if asked is None:
-            return None
-        arrays = method.arrays(channel, asked.dtype, (comm, *given))
-        known = Call(channel, asked.operation(channel, memory, arrays=arrays, at_once=False))
-        if key is not None:
-            channel.calls.find(key, lambda: known)
-    known.used, operation = True, known.operation
-    if operation.choice.algorithm == NATIVE and known.dtype == operation.reduction.dtype:
-        return None
-    if arrays is None:
-        arrays = method.arrays(channel, known.dtype, (comm, *given))
-    tag = channel.tags.in_turn(operation.choice.lanes, operation.signature)
-    return prepare(channel, operation, *arrays, tag, memory=memory)
+for _make, _methods in _ALIKE.items():
+    for _method in _methods:
+        for _form, _given in zip(_make(_method), (_method.now, _method.start, _method.init), strict=True):
+            _form.__name__, _form.__doc__ = _given.__name__, _given.__doc__
+            _form.__qualname__ = f"Comm.{_given.__name__}"
+            setattr(Comm, _given.__name__, _form)

@@ -37,20 +37,11 @@ Arguments are checked first. Values of float16 and bfloat16 are combined in floa
 
 from __future__ import annotations
 
-from typing import Any
-
-import numpy as np
 import numpy.typing as npt
 from mpi4py import MPI
 
-from mpiagg.arrays import Array, as_input, device_of
-from mpiagg.collectives.array_calls import Arguments, Op, kept, key_of, meant
-from mpiagg.plans.bound import prepare
-from mpiagg.plans.operation import Operation
-from mpiagg.plans.plan import Plan
-from mpiagg.transport import CHECK, DEFAULT_TIMEOUT, Channel, channel_of, check_timeout, limited
-
-ArrayPlan = Plan[Any]  # whose result is an array, or None where a rank gets none
+from mpiagg.arrays import Array
+from mpiagg.collectives.array_calls import ArrayPlan, Op, planned, run
 
 
 def allreduce(
@@ -99,7 +90,7 @@ def allreduce(
     -----
     Long vectors take 2 (n-1)/n times their bytes on every link, the least there is; see ``docs/algorithms.md``.
     """
-    return _run(("allreduce", x, op, 0, out, algorithm, lanes, wire, reproducible), comm, timeout, check=check)
+    return run(("allreduce", x, op, 0, out, algorithm, lanes, wire, reproducible, None), comm, timeout, check=check)
 
 
 def reduce(
@@ -138,76 +129,7 @@ def reduce(
     ValueError, TypeError, StallError
         As :func:`allreduce`, and ValueError for a root out of range.
     """
-    return _run(("reduce", x, op, root, out, algorithm, lanes, None, reproducible), comm, timeout, check=check)
-
-
-def broadcast(
-    x: npt.ArrayLike,
-    *,
-    root: int = 0,
-    out: Array | None = None,
-    comm: MPI.Intracomm | None = None,
-    algorithm: str = "auto",
-    lanes: int | None = None,
-    timeout: float | None = None,
-    check: bool | None = None,
-    reproducible: bool | None = None,
-) -> Array:
-    """Give the root's array to all ranks.
-
-    Parameters
-    ----------
-    x : array_like
-        On the root the array to give; elsewhere any array of the same shape and dtype, whose values do not matter.
-    root : int
-        The rank that gives.
-    out, comm, algorithm, lanes, timeout, check
-        See :mod:`mpiagg.collectives.functions`.
-
-    Returns
-    -------
-    numpy.ndarray
-        The root's values: ``out`` if it was given.
-
-    Raises
-    ------
-    ValueError, TypeError, StallError
-        As :func:`allreduce`, and ValueError for a root out of range.
-    """
-    return _run(("broadcast", x, "sum", root, out, algorithm, lanes, None, reproducible), comm, timeout, check=check)
-
-
-def allgather(
-    x: npt.ArrayLike,
-    *,
-    out: Array | None = None,
-    comm: MPI.Intracomm | None = None,
-    algorithm: str = "auto",
-    lanes: int | None = None,
-    timeout: float | None = None,
-    check: bool | None = None,
-    reproducible: bool | None = None,
-) -> Array:
-    """Give the arrays of all ranks to all ranks.
-
-    Parameters
-    ----------
-    x : array_like
-        This rank's array, of the same shape and dtype on all ranks.
-    out, comm, algorithm, lanes, timeout, check
-        See :mod:`mpiagg.collectives.functions`.
-
-    Returns
-    -------
-    numpy.ndarray
-        An array of shape ``(size, *x.shape)``; row r is rank r's x.
-
-    Raises
-    ------
-    ValueError, TypeError, StallError
-        As :func:`allreduce`.
-    """
-    return _run(("allgather", x, "sum", 0, out, algorithm, lanes, None, reproducible), comm, timeout, check=check)
+    return run(("reduce", x, op, root, out, algorithm, lanes, None, reproducible, None), comm, timeout, check=check)
 
 
 def reduce_scatter(
@@ -242,7 +164,79 @@ def reduce_scatter(
     ValueError, TypeError, StallError
         As :func:`allreduce`, and ValueError for an array without dimensions.
     """
-    return _run(("reduce_scatter", x, op, 0, out, algorithm, lanes, None, reproducible), comm, timeout, check=check)
+    return run(
+        ("reduce_scatter", x, op, 0, out, algorithm, lanes, None, reproducible, None), comm, timeout, check=check
+    )
+
+
+def scan(
+    x: npt.ArrayLike,
+    op: Op = "sum",
+    *,
+    out: Array | None = None,
+    comm: MPI.Intracomm | None = None,
+    algorithm: str = "auto",
+    lanes: int | None = None,
+    timeout: float | None = None,
+    check: bool | None = None,
+    reproducible: bool | None = None,
+) -> Array:
+    """Reduce the arrays of ranks 0 to r, element by element, on every rank r.
+
+    Parameters
+    ----------
+    x, op
+        As for :func:`allreduce`, but for ``"avg"``.
+    out, comm, algorithm, lanes, timeout, check, reproducible
+        See :mod:`mpiagg.collectives.functions`.
+
+    Returns
+    -------
+    numpy.ndarray
+        The reduction of the arrays of this rank and all before it: ``out`` if it was given.
+
+    Raises
+    ------
+    ValueError, TypeError, StallError
+        As :func:`allreduce`.
+    """
+    return run(("scan", x, op, 0, out, algorithm, lanes, None, reproducible, None), comm, timeout, check=check)
+
+
+def exscan(
+    x: npt.ArrayLike,
+    op: Op = "sum",
+    *,
+    out: Array | None = None,
+    comm: MPI.Intracomm | None = None,
+    algorithm: str = "auto",
+    lanes: int | None = None,
+    timeout: float | None = None,
+    check: bool | None = None,
+    reproducible: bool | None = None,
+) -> Array | None:
+    """Reduce the arrays of ranks 0 to r-1, element by element, on every rank r but the first.
+
+    Parameters
+    ----------
+    x, op
+        As for :func:`scan`.
+    out : numpy.ndarray, optional
+        An array for the result; on rank 0 nothing is written to it.
+    comm, algorithm, lanes, timeout, check, reproducible
+        See :mod:`mpiagg.collectives.functions`.
+
+    Returns
+    -------
+    numpy.ndarray or None
+        The reduction of the arrays of all ranks before this one; None on rank 0, which has none before it.
+
+    Raises
+    ------
+    ValueError, TypeError, StallError
+        As :func:`allreduce`.
+    """
+    return run(("exscan", x, op, 0, out, algorithm, lanes, None, reproducible, None), comm, timeout, check=check)
 
 
 def allreduce_init(
@@ -271,7 +265,7 @@ def allreduce_init(
     MismatchError
         On all ranks, if the ranks disagree on any argument.
     """
-    return _prepare(("allreduce", x, op, 0, out, algorithm, lanes, wire, reproducible), comm, timeout)
+    return planned(("allreduce", x, op, 0, out, algorithm, lanes, wire, reproducible, None), comm, timeout)
 
 
 def reduce_init(
@@ -287,36 +281,7 @@ def reduce_init(
     reproducible: bool | None = None,
 ) -> ArrayPlan:
     """Plan a :func:`reduce`; collective. Raises what :func:`allreduce_init` does."""
-    return _prepare(("reduce", x, op, root, out, algorithm, lanes, None, reproducible), comm, timeout)
-
-
-def broadcast_init(
-    x: npt.ArrayLike,
-    *,
-    root: int = 0,
-    out: Array | None = None,
-    comm: MPI.Intracomm | None = None,
-    algorithm: str = "auto",
-    lanes: int | None = None,
-    timeout: float | None = None,
-    reproducible: bool | None = None,
-) -> ArrayPlan:
-    """Plan a :func:`broadcast`; collective. Raises what :func:`allreduce_init` does."""
-    return _prepare(("broadcast", x, "sum", root, out, algorithm, lanes, None, reproducible), comm, timeout)
-
-
-def allgather_init(
-    x: npt.ArrayLike,
-    *,
-    out: Array | None = None,
-    comm: MPI.Intracomm | None = None,
-    algorithm: str = "auto",
-    lanes: int | None = None,
-    timeout: float | None = None,
-    reproducible: bool | None = None,
-) -> ArrayPlan:
-    """Plan an :func:`allgather`; collective. Raises what :func:`allreduce_init` does."""
-    return _prepare(("allgather", x, "sum", 0, out, algorithm, lanes, None, reproducible), comm, timeout)
+    return planned(("reduce", x, op, root, out, algorithm, lanes, None, reproducible, None), comm, timeout)
 
 
 def reduce_scatter_init(
@@ -331,62 +296,34 @@ def reduce_scatter_init(
     reproducible: bool | None = None,
 ) -> ArrayPlan:
     """Plan a :func:`reduce_scatter`; collective. Raises what :func:`allreduce_init` does."""
-    return _prepare(("reduce_scatter", x, op, 0, out, algorithm, lanes, None, reproducible), comm, timeout)
+    return planned(("reduce_scatter", x, op, 0, out, algorithm, lanes, None, reproducible, None), comm, timeout)
 
 
-def _run(
-    arguments: Arguments, comm: MPI.Intracomm | None, timeout: float | None, *, check: bool | None
-) -> Array:  # or None, where a rank gets none: the functions for which that may be say so
-    if timeout is None:
-        return _run_within(DEFAULT_TIMEOUT, arguments, comm, check)
-    with limited(timeout):
-        return _run_within(timeout, arguments, comm, check)
+def scan_init(
+    x: npt.ArrayLike,
+    op: Op = "sum",
+    *,
+    out: Array | None = None,
+    comm: MPI.Intracomm | None = None,
+    algorithm: str = "auto",
+    lanes: int | None = None,
+    timeout: float | None = None,
+    reproducible: bool | None = None,
+) -> ArrayPlan:
+    """Plan a :func:`scan`; collective. Raises what :func:`allreduce_init` does."""
+    return planned(("scan", x, op, 0, out, algorithm, lanes, None, reproducible, None), comm, timeout)
 
 
-def _run_within(timeout: float, arguments: Arguments, comm: MPI.Intracomm | None, check: bool | None) -> Array:
-    # A communicator of our class has its channel at hand; that of one that was freed keeps no calls, and is not taken.
-    channel: Channel = getattr(comm, "_channel", None) or channel_of(comm)
-    if CHECK if check is None else check:
-
-        def say() -> str:  # before anything is made that ranks make together
-            check_timeout(timeout)
-            return meant(arguments, as_input(arguments[1]), channel)[0].in_words
-
-        channel = channel_of(comm)
-        channel.agree_on(say)
-    if timeout is not DEFAULT_TIMEOUT:
-        check_timeout(timeout)
-    given, out = arguments[1], arguments[4]
-    x: Any = given if given.__class__ is np.ndarray else as_input(given)
-    try:
-        call: Any = channel.calls[key_of(arguments, x)]
-    except (AttributeError, KeyError, TypeError):  # one that has not come before, or cannot be kept
-        call = kept(arguments, x, channel_of(comm))
-    call.used = True
-    if not call.has_result:
-        out = None
-    elif out is None:
-        out = device_of(x).empty(call.shape, x.dtype)
-    try:
-        call.run(x, out, timeout)
-    finally:
-        if call.once:
-            call.free()
-    return out  # type: ignore[return-value]  # as above
-
-
-def _prepare(arguments: Arguments, comm: MPI.Intracomm | None, timeout: float | None) -> ArrayPlan:
-    with limited(timeout):
-        channel = channel_of(comm)
-        good: list[tuple[Operation, Array, Array | None]] = []
-
-        def say() -> str:
-            check_timeout(timeout)
-            good.append(meant(arguments, as_input(arguments[1]), channel, at_once=False))
-            return good[0][0].in_words
-
-        channel.agree_on(say)
-        operation, x, out = good[0]
-        plan: ArrayPlan = prepare(channel, operation, x, out, tag=channel.tags.in_turn(operation.choice.lanes))
-        plan.timeout = check_timeout(timeout)
-        return plan
+def exscan_init(
+    x: npt.ArrayLike,
+    op: Op = "sum",
+    *,
+    out: Array | None = None,
+    comm: MPI.Intracomm | None = None,
+    algorithm: str = "auto",
+    lanes: int | None = None,
+    timeout: float | None = None,
+    reproducible: bool | None = None,
+) -> ArrayPlan:
+    """Plan an :func:`exscan`; collective. Raises what :func:`allreduce_init` does."""
+    return planned(("exscan", x, op, 0, out, algorithm, lanes, None, reproducible, None), comm, timeout)

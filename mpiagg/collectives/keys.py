@@ -36,12 +36,54 @@ def bcast(given: tuple[Any, ...]) -> Hashable:
     return "Bcast", _form(buf), root
 
 
-def allgather(given: tuple[Any, ...]) -> Hashable:
-    """Return what an all-gather depends on."""
+def of_two(name: str) -> Callable[[tuple[Any, ...]], Hashable]:
+    """Return the key of a collective that is given two buffers."""
+
+    def key(given: tuple[Any, ...]) -> Hashable:
+        _, sendbuf, recvbuf = given
+        if sendbuf.__class__ is np.ndarray is recvbuf.__class__:
+            return name, sendbuf.dtype, sendbuf.size, recvbuf.dtype, recvbuf.size
+        return name, _form(sendbuf), _form(recvbuf)
+
+    return key
+
+
+def rooted(name: str) -> Callable[[tuple[Any, ...]], Hashable]:
+    """Return the key of a gather or a scatter, in which only the root may have both buffers."""
+
+    def key(given: tuple[Any, ...]) -> Hashable:
+        _, sendbuf, recvbuf, root = given
+        sent = (sendbuf.dtype, sendbuf.size) if sendbuf.__class__ is np.ndarray else _form(sendbuf)
+        received = (recvbuf.dtype, recvbuf.size) if recvbuf.__class__ is np.ndarray else _form(recvbuf)
+        return name, root, sent, received
+
+    return key
+
+
+def allgatherv(given: tuple[Any, ...]) -> Hashable:
+    """Return what an all-gather of blocks depends on: all ranks know all counts, and choose by them."""
     _, sendbuf, recvbuf = given
-    if sendbuf.__class__ is np.ndarray is recvbuf.__class__:
-        return "Allgather", sendbuf.dtype, sendbuf.size, recvbuf.dtype, recvbuf.size
-    return "Allgather", _form(sendbuf), _form(recvbuf)
+    return "Allgatherv", _form(sendbuf), _form(recvbuf)
+
+
+def of_blocks(name: str) -> Callable[[tuple[Any, ...]], Hashable]:
+    """Return the key of a collective whose blocks have lengths of their own, on which no choice depends."""
+
+    def key(given: tuple[Any, ...]) -> Hashable:
+        _, sendbuf, recvbuf, *root = given
+        return name, _kind(sendbuf), _kind(recvbuf), *root
+
+    return key
+
+
+def of_all(name: str) -> Callable[[tuple[Any, ...]], Hashable]:
+    """Return the key of a collective of blocks by all that was passed, as our own algorithms want it."""
+
+    def key(given: tuple[Any, ...]) -> Hashable:
+        _, sendbuf, recvbuf, *root = given
+        return name, _form(sendbuf), _form(recvbuf), *[(part.__class__, part) for part in root]
+
+    return key
 
 
 def allreduce(given: tuple[Any, ...]) -> Hashable:
@@ -65,18 +107,37 @@ def reduce(given: tuple[Any, ...]) -> Hashable:
     return "Reduce", op.handle, root, _form(sendbuf), _form(recvbuf)
 
 
-def block(given: tuple[Any, ...]) -> Hashable:
-    """Return what a reduce-scatter in blocks of one length depends on."""
-    _, sendbuf, recvbuf, op = given
-    if sendbuf.__class__ is np.ndarray is recvbuf.__class__:
-        return "Reduce_scatter_block", op.handle, sendbuf.dtype, sendbuf.size, recvbuf.dtype, recvbuf.size
-    return "Reduce_scatter_block", op.handle, _form(sendbuf), _form(recvbuf)
+def with_op(name: str) -> Callable[[tuple[Any, ...]], Hashable]:
+    """Return the key of a reduction that is given two buffers, and an operator."""
+
+    def key(given: tuple[Any, ...]) -> Hashable:
+        _, sendbuf, recvbuf, op = given
+        if sendbuf.__class__ is np.ndarray is recvbuf.__class__:
+            return name, op.handle, sendbuf.dtype, sendbuf.size, recvbuf.dtype, recvbuf.size
+        return name, op.handle, _form(sendbuf), _form(recvbuf)
+
+    return key
 
 
 def scatter(given: tuple[Any, ...]) -> Hashable:
     """Return what a reduce-scatter depends on."""
     _, sendbuf, recvbuf, recvcounts, op = given
     return "Reduce_scatter", op.handle, tuple(recvcounts), _form(sendbuf), _form(recvbuf)
+
+
+def _kind(buffer: Any) -> Any:
+    """Return the dtype of a buffer specification with blocks."""
+    kind = buffer.__class__
+    if kind is list or kind is tuple:
+        thing = buffer[0]
+        if thing.__class__ is not np.ndarray:
+            raise TypeError
+        return thing.dtype, buffer[-1].handle if isinstance(buffer[-1], MPI.Datatype) else None
+    if kind is np.ndarray:
+        return buffer.dtype
+    if buffer is None or buffer is _IN_PLACE:
+        return kind
+    raise TypeError
 
 
 def _form(buffer: Any) -> Any:

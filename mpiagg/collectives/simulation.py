@@ -88,7 +88,7 @@ def simulate(
 
 def _run_lane(buffers: Sequence[Array], layout: Layout, choice: Choice, how: Reduction) -> None:
     """Run the ranks' schedules on their buffers, in place."""
-    lane = even_ranges(0, buffers[0].size, find_algorithm(choice.algorithm).chunks(layout))
+    lane = even_ranges(0, buffers[0].size, find_algorithm(choice.algorithm).chunks(Collective.ALLREDUCE, layout))
     images = None if choice.wire is None else _Images(codec(choice.wire))
     arrived: dict[tuple[int, int], deque[Array]] = {}
 

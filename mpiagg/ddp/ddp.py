@@ -14,7 +14,7 @@ from mpi4py import MPI
 from mpiagg.aggregation import Aggregation, AllReduce
 from mpiagg.aggregation.packing import Layout, layout_of
 from mpiagg.arrays import HOST, Array, device_of, settle
-from mpiagg.collectives.functions import broadcast
+from mpiagg.collectives.moving_functions import broadcast
 from mpiagg.common.arguments import check_flag, check_integer
 from mpiagg.ddp.adapters import Adapter, ArrayParameter, adapt, check_gradient
 from mpiagg.ddp.face import ModuleFace

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from bisect import bisect_right
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Final, NamedTuple
+from itertools import accumulate
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 
@@ -20,6 +22,35 @@ Run = tuple[int, int]
 
 Lane = Sequence[Run]
 """The range of every chunk of a schedule in the buffer."""
+
+Chunks = Lane | Mapping[int, Run]
+"""The same, or the range of each chunk that this rank names."""
+
+
+class Segments(NamedTuple):
+    """Arrays that are one buffer to a schedule, which lie apart: the elements of each are numbered from its start on.
+
+    Attributes
+    ----------
+    arrays : tuple of numpy.ndarray
+        One-dimensional and contiguous, of one dtype, on one device.
+    starts : tuple of int
+        Ascending; between two arrays there is one number that is no element's, so that no range is in both.
+    """
+
+    arrays: tuple[Array, ...]
+    starts: tuple[int, ...]
+
+    @classmethod
+    def of(cls, arrays: Sequence[Array]) -> Segments:
+        """Return some arrays with their elements numbered."""
+        return cls(tuple(arrays), tuple(accumulate((array.size + 1 for array in arrays[:-1]), initial=0)))
+
+    def piece(self, run: Run) -> tuple[Array, int, int]:
+        """Return in which array a range lies, and where in it."""
+        place = bisect_right(self.starts, run[0]) - 1
+        start = self.starts[place]
+        return self.arrays[place], run[0] - start, run[1] - start
 
 
 PIECE: Final = 2**20
@@ -46,8 +77,8 @@ class Wire:
 def bind(
     channel: Channel,
     schedule: Sequence[Round],
-    buffer: Array,
-    lanes: Sequence[Lane],
+    buffer: Array | Segments,
+    lanes: Sequence[Chunks],
     reduction: Reduction,
     *,
     label: str,
@@ -62,9 +93,9 @@ def bind(
         Where its messages travel.
     schedule : sequence of Round
         What this rank does.
-    buffer : numpy.ndarray
+    buffer : numpy.ndarray or Segments
         One-dimensional and contiguous; the schedule's chunks are ranges of it.
-    lanes : sequence of Lane
+    lanes : sequence of Chunks
         For each lane the ranges of its chunks. Lanes are independent runs of the same schedule on parts of the
         buffer, interleaved, so that one reduces while another's messages travel; each has a tag of its own.
     reduction : Reduction
@@ -76,16 +107,18 @@ def bind(
     wire : Wire, optional
         How values travel.
     """
-    device = accelerator_of(buffer)
-    cut = PIECE // buffer.itemsize if device is not None and not channel.aware and _divisible(wire) else None
+    vector = buffer if isinstance(buffer, Segments) else Segments.of([buffer])
+    first = vector.arrays[0]
+    device = accelerator_of(first)
+    cut = PIECE // first.itemsize if device is not None and not channel.aware and _divisible(wire) else None
     tracks = [[lane] for lane in lanes] if cut is None else _turns(lanes, cut)
     binders: list[_Binder] = []
     bound: list[tuple[BoundRound, ...]] = []
-    ports = [port_of(channel, tag + number, buffer, label) for number in range(len(tracks))]
+    ports = [port_of(channel, tag + number, first, label) for number in range(len(tracks))]
     for port, track in zip(ports, tracks, strict=True):
         rounds: list[BoundRound] = []
         for lane in track:
-            place = _Place(port, buffer, lane, reduction, label)
+            place = _Place(port, vector, lane, reduction, label)
             binders.append(_Binder(place) if wire is None else _WireBinder(place, wire))
             rounds += binders[-1].bind(schedule)
         bound.append(port.whole(rounds))
@@ -100,37 +133,43 @@ def _divisible(wire: Wire | None) -> bool:
     return wire is None or wire.codec.elementwise
 
 
-def _turns(lanes: Sequence[Lane], length: int) -> list[list[Lane]]:
+def _turns(lanes: Sequence[Chunks], length: int) -> list[list[Chunks]]:
     """Return lanes cut into lanes with chunks of some length at most, in at least two rows that take turns.
 
     Every chunk is cut, so that what is combined in which order stays as it is.
     """
-    pieces: list[Lane] = []
+    pieces: list[Chunks] = []
     for lane in lanes:
-        longest = max((stop - start for start, stop in lane), default=0)
-        parts = [even_ranges(start, stop, max(1, -(-longest // length))) for start, stop in lane]
-        pieces += (list(piece) for piece in zip(*parts, strict=True))
+        chunks = list(lane) if isinstance(lane, Mapping) else range(len(lane))
+        longest = max((lane[chunk][1] - lane[chunk][0] for chunk in chunks), default=0)
+        parts = [even_ranges(*lane[chunk], max(1, -(-longest // length))) for chunk in chunks]
+        pieces += (dict(zip(chunks, piece, strict=True)) for piece in zip(*parts, strict=True))
     rows = min(len(pieces), max(len(lanes), 2))
     return [pieces[row::rows] for row in range(rows)]
 
 
-def scratch_length(schedule: Sequence[Round], lanes: Sequence[Lane]) -> int:
+def scratch_length(schedule: Sequence[Round], lanes: Sequence[Chunks]) -> int:
     """Return how many elements of scratch a bound schedule has, where values travel as they are."""
     return sum(max((_arriving(lane, a_round) for a_round in schedule), default=0) for lane in lanes)
 
 
-def _arriving(lane: Lane, a_round: Round) -> int:
+def _arriving(lane: Chunks, a_round: Round) -> int:
     """Return how many elements arrive in a round that do not land in the buffer at once."""
-    return sum(stop - start for step in a_round if step.action.reduces for start, stop in _runs(lane, step))
+    return sum(stop - start for step in a_round if step.action.lands_aside for start, stop in _runs(lane, step))
 
 
-def _runs(lane: Lane, step: Step) -> Iterator[Run]:
-    """Yield the contiguous ranges of the buffer that a step's chunks make up, without the empty ones."""
+def _runs(lane: Chunks, step: Step) -> Iterator[Run]:
+    """Yield the contiguous ranges of the buffer that a step's chunks make up, without the empty ones.
+
+    Both ends of a message must find the same ones. Where chunks lie apart, they do so on each rank in another way: then
+    a chunk is a range.
+    """
     start = stop = 0
-    for first, last in lane[step.chunk : step.chunk + step.count]:
-        if first != stop and start < stop:
+    for chunk in range(step.chunk, step.chunk + step.count):
+        first, last = lane[chunk]
+        if (first != stop or isinstance(lane, Mapping)) and start < stop:
             yield start, stop
-        start, stop = (start if first == stop else first), last
+        start, stop = (start if first == stop and isinstance(lane, Sequence) else first), last
     if start < stop:
         yield start, stop
 
@@ -139,15 +178,20 @@ class _Place(NamedTuple):
     """Where a lane of a schedule runs."""
 
     port: Port
-    buffer: Array
-    lane: Lane
+    vector: Segments
+    lane: Chunks
     reduction: Reduction
     label: str
 
     @property
     def device(self) -> Device:
         """Where the buffer lies."""
-        return device_of(self.buffer)
+        return device_of(self.vector.arrays[0])
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """That of the buffer."""
+        return self.vector.arrays[0].dtype
 
 
 class _Draft(Draft):
@@ -169,7 +213,7 @@ class _Binder:
 
     def __init__(self, place: _Place) -> None:
         self.place = place
-        self.spare = place.device.empty(0, place.buffer.dtype)
+        self.spare = place.device.empty(0, place.dtype)
 
     @property
     def nbytes(self) -> int:
@@ -204,10 +248,10 @@ class _Binder:
 
     def _bind_send(self, draft: _Draft, index: int, step: Step, run: Run) -> None:
         del index
-        draft.add(step, self.place.buffer, *run)
+        draft.add(step, *self.place.vector.piece(run))
 
     def _bind_receive(self, draft: _Draft, step: Step, run: Run) -> None:
-        draft.add(step, self.place.buffer, *run)
+        draft.add(step, *self.place.vector.piece(run))
 
     def _bind_reduce(self, draft: _Draft, step: Step, run: Run, used: int) -> int:
         """Receive into the scratch from ``used`` on, and return how much of it that takes."""
@@ -219,6 +263,9 @@ class _Binder:
     def _combine(self, draft: _Draft, step: Step, run: Run, arrived: Array) -> None:
         """Reduce what has arrived into our own values, or keep it aside for the next that arrives."""
         own, combine = self._own(run), self.place.reduction.combine
+        if step.action is Action.REPLACE:
+            draft.folds.append(partial(self.place.device.convert, own, arrived))
+            return
         if run in draft.held:
             draft.folds.append(partial(combine, draft.held.pop(run), arrived, arrived))
         if step.action is Action.HOLD:
@@ -228,7 +275,8 @@ class _Binder:
             draft.folds.append(partial(combine, *pair, own))
 
     def _own(self, run: Run) -> Array:
-        return self.place.buffer[run[0] : run[1]]
+        array, start, stop = self.place.vector.piece(run)
+        return array[start:stop]
 
     def _runs(self, step: Step) -> Iterator[Run]:
         return _runs(self.place.lane, step)
@@ -250,7 +298,7 @@ class _WireBinder(_Binder):
         self.current: set[Run] = set()
         self.goes_on: set[tuple[int, int]] = set()
         # Two, for what is kept aside and what arrives next.
-        self.decoded = [place.device.empty(0, place.buffer.dtype)] * 2
+        self.decoded = [place.device.empty(0, place.dtype)] * 2
 
     @property
     def nbytes(self) -> int:
@@ -263,12 +311,12 @@ class _WireBinder(_Binder):
         steps = [step for a_round in schedule for step in a_round]
         for number, actions in enumerate(({Action.REDUCE, Action.HOLD}, {Action.HOLD})):
             lengths = (stop - start for step in steps if step.action in actions for start, stop in self._runs(step))
-            self.decoded[number] = self.place.device.empty(max(lengths, default=0), self.place.buffer.dtype)
+            self.decoded[number] = self.place.device.empty(max(lengths, default=0), self.place.dtype)
         return super().bind(schedule)
 
     def _scratch(self, schedule: Sequence[Round]) -> int:
         def arriving(a_round: Round) -> int:
-            runs = (run for step in a_round if step.action.reduces for run in self._runs(step))
+            runs = (run for step in a_round if step.action.lands_aside for run in self._runs(step))
             return sum(self.wire.codec.nbytes(stop - start) for start, stop in runs)
 
         return max(map(arriving, schedule), default=0)
@@ -339,7 +387,7 @@ def _going_on(schedule: Sequence[Round]) -> set[tuple[int, int]]:
         for step in schedule[index]:
             if step.action is not Action.SEND:
                 for chunk in range(step.chunk, step.chunk + step.count):
-                    combined[chunk] = step.action is not Action.RECEIVE
+                    combined[chunk] = step.action not in (Action.RECEIVE, Action.REPLACE)
         for step in schedule[index]:
             if step.action is Action.SEND:
                 found |= {(index, chunk) for chunk in range(step.chunk, step.chunk + step.count) if combined.get(chunk)}

@@ -9,6 +9,7 @@ from typing import Final
 from mpiagg.arrays import Accelerator, Array, accelerator_of, device_of, flat, same_memory
 from mpiagg.plans.binding import Wire, bind
 from mpiagg.plans.choices import BY_WAY_OF_HOST, NATIVE, NCCL, Memory
+from mpiagg.plans.moves import bind_moves, vectors_of
 from mpiagg.plans.native import bind_native
 from mpiagg.plans.nccl import bind_nccl
 from mpiagg.plans.on_node import OnNode, folds_as_it_is, serves
@@ -67,11 +68,27 @@ def bind_arrays(
     together = memory is Memory.TOGETHER
     if o.choice.algorithm == NATIVE and device is None and (vectors := _as_they_are(o, x, out)) is not None:
         return bind_native(channel.comm, o, *vectors)
+    if o.moves:
+        made = vectors_of(o, x, out)
+        return made.around(_bind_moves(channel, o, made.x, made.out, tag, memory))
     copying = partial(_copying, channel, o, x, out, together=together)
     if together and serves(channel, o, device):
         return _bind_on_node(OnNode(channel, o, x, out, copying, tag))
-    made = copying()
-    return made.around(bind_operation(channel, o, made.buffer, tag, memory=Memory.NONE))
+    copied = copying()
+    return copied.around(bind_operation(channel, o, copied.buffer, tag, memory=Memory.NONE))
+
+
+def _bind_moves(  # noqa: PLR0917 - what bind_arrays is given
+    channel: Channel, operation: Operation, x: Array | None, out: Array | None, tag: int, memory: Memory
+) -> Program:
+    """Return the program of an operation that moves chunks between two vectors."""
+    o = operation
+    if memory is Memory.TOGETHER and serves(channel, o, accelerator_of(x if out is None else out)):
+        return _bind_on_node(OnNode(channel, o, x, out, partial(_copying, channel, o, x, out, together=True), tag))
+    o = o if o.choice.elsewhere is None else replace(o, choice=o.choice.in_other_memory)
+    if o.choice.algorithm == NATIVE:
+        return bind_native(channel.comm, o, x, out)
+    return bind_moves(channel, o, x, out, channel.tags.shared(o.signature) if tag == SHARED_TAG else tag)
 
 
 def bind_operation(
@@ -101,6 +118,8 @@ def bind_operation(
         return bind_nccl(channel, o, buffer)
     if memory is Memory.TOGETHER and serves(channel, o, device):
         return _bind_on_node(OnNode(channel, o, x, out, lambda: Copying(buffer, None, None), tag))
+    if o.moves:
+        return _bind_moves(channel, o, x, out, tag, Memory.NONE)
     if device is not None and o.choice.elsewhere is not None:
         o = replace(o, choice=o.choice.in_other_memory)
     wire = None if o.choice.wire is None else Wire(device_of(buffer).codec(o.choice.wire), residual)
@@ -177,5 +196,6 @@ def _bind_by_way_of_host(  # noqa: PLR0917 - what bind_arrays and bind_operation
 
 def pinned(operation: Operation, device: Accelerator) -> Array:
     """Return a vector for an operation in the host's memory that the device copies from and to."""
-    vector: Array = device.pinned(operation.nbytes).view(operation.reduction.dtype)
+    dtype = operation.reduction.dtype
+    vector: Array = device.pinned(operation.length * dtype.itemsize).view(dtype)
     return vector

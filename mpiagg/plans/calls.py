@@ -50,8 +50,8 @@ class Call:
         That of the arrays.
     shape : tuple of int
         That of the result, for those who make it.
-    has_result : bool
-        Whether this rank gets one.
+    has_source, has_result : bool
+        Whether this rank has an input, and whether it gets a result.
     used : bool
         Whether it was used since the channel has last looked for calls to forget.
     once : bool
@@ -70,7 +70,7 @@ class Call:
         self.channel, self.operation, self.quiet = channel, operation, quiet
         self.dtype = operation.reduction.dtype if operation.form is None else operation.form.dtype
         self.shape: tuple[int, ...] = ()
-        self.has_result = True
+        self.has_source = self.has_result = True
         self.used = True
 
     @property

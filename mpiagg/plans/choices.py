@@ -25,6 +25,9 @@ PLANNED_NATIVE: Final = 8 * 2**10
 """Bytes up to which plans and requests are the MPI library's own where its blocking collective would be taken: its
 persistent and nonblocking ones may be far slower than that. Open MPI's persistent reduce of 16 MiB took 1.9 seconds."""
 
+STRAIGHT: Final = {Collective.GATHER: "direct", Collective.SCATTER: "direct", Collective.ALLTOALL: "pairwise"}
+"""The algorithms in which chunks go straight to their ranks, so that only these need to know how long they are."""
+
 BY_WAY_OF_HOST: Final = 64 * 2**10
 """Bytes up to which vectors of a device go by way of the host as a whole: two copies cost less then than waiting for
 the device in every round."""
@@ -86,6 +89,14 @@ def pick(name: str, lanes: int | None, case: Case, wire: str | None = None, devi
     if name in (NATIVE, NCCL):
         if wire is not None:
             raise ValueError(f"algorithm {name!r} sends values as they are, not with wire {wire!r}")
+        if name == NCCL and case.collective not in (
+            Collective.ALLREDUCE,
+            Collective.REDUCE,
+            Collective.BROADCAST,
+            Collective.ALLGATHER,
+            Collective.REDUCE_SCATTER,
+        ):
+            raise ValueError(f"algorithm 'nccl' does not serve {case.collective.value}")
         if name == NCCL and device is HOST:
             raise ValueError("algorithm 'nccl' is for arrays on CUDA devices")
         return Choice(name)

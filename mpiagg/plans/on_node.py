@@ -10,13 +10,14 @@ from typing import Final
 from mpiagg.arrays import Accelerator, Array, accelerator_of, convert, device_of
 from mpiagg.plans.binding import bind, scratch_length
 from mpiagg.plans.choices import NATIVE, NCCL, SEGMENT
+from mpiagg.plans.moves import bind_moves
 from mpiagg.plans.native import bind_native, called_at_once
 from mpiagg.plans.one_shot import ONE_SHOT, box_of
 from mpiagg.plans.operation import Operation
 from mpiagg.plans.places import Places
 from mpiagg.plans.ports import ask
 from mpiagg.plans.program import BoundRound, Call, Computing, Copying, Deferred, Program, in_turn
-from mpiagg.plans.sharing import Mail, Task, Vectors, gate_round, mail_rounds, owner_work
+from mpiagg.plans.sharing import Mail, Task, Vectors, exchange_work, gate_round, mail_rounds, owner_work
 from mpiagg.schedules import Action, Collective, Round, algorithm
 from mpiagg.transport import LINE, NOWHERE, SHARED_TAG, Block, Channel, Gate, Positions, SignedGate
 
@@ -33,7 +34,7 @@ def serves(channel: Channel, operation: Operation, device: Accelerator | None) -
     o = operation
     if channel.node.size == 1 or o.choice.wire is not None or o.choice.algorithm in (NATIVE, NCCL):
         return False
-    if o.entry.owned is None:
+    if o.entry.owned is None or o.ragged or (o.collective is Collective.ALLTOALL and o.choice.algorithm != SHARED):
         return False
     if device is not None and channel.memory.device is None:
         return False  # nobody has any device memory that others map
@@ -96,7 +97,8 @@ class OnNode:
         self.all_here = self.node.size == o.size
         short = o.nbytes <= min(ONE_SHOT, self.segment)
         elsewhere = o.choice.elsewhere if self.all_here else None  # other nodes have other memory
-        self.mailed = self.all_here and elsewhere is None and self.device is None
+        exchange = o.collective is Collective.ALLTOALL  # whose chunks, of all ranks, no mailbox has room for
+        self.mailed = self.all_here and elsewhere is None and self.device is None and not exchange
         self.messages = o
         if elsewhere is not None:
             self.messages = replace(o, choice=o.choice.in_other_memory)
@@ -207,7 +209,7 @@ class OnNode:
     def _scratch_bytes(self) -> int:
         """Return the memory that messages would need."""
         o = self.messages
-        if self.mailed or o.choice.algorithm == NATIVE:
+        if self.mailed or o.choice.algorithm == NATIVE or o.moves:
             return 0
         narrow = self.places.dtype != o.reduction.dtype
         length = scratch_length(o.schedule(), o.lanes()) + (o.length if narrow else 0)
@@ -218,6 +220,9 @@ class OnNode:
         if self.messages.choice.algorithm == NATIVE:
             return 0
         steps = [step for a_round in self.messages.schedule() for step in a_round if step.action is Action.SEND]
+        if self.operation.moves:
+            sent = [chunk for step in steps for chunk in range(step.chunk, step.chunk + step.count)]
+            return self.operation.reduction.dtype.itemsize * sum(self.operation.counts_of(sent))
         return self.operation.reduction.dtype.itemsize * sum(
             stop - start
             for lane in self.messages.lanes()
@@ -237,6 +242,8 @@ class OnNode:
         o = self.messages
         if o.choice.algorithm == NATIVE:
             return self._by_mpi()
+        if o.moves:
+            return bind_moves(self.channel, o, *self.places.given, self.tag)
         made = self.copying
         bound = partial(bind, self.channel, o.schedule(), lanes=o.lanes(), reduction=o.reduction, label=o.label)
         if made.buffer.dtype == o.reduction.dtype:
@@ -309,6 +316,9 @@ class OnNode:
     def _work(self, rounds: Sequence[Round], owned: range, vectors: Vectors) -> Call:
         """Return the call that does an owner's part of some rounds."""
         o = self.operation
+        if o.collective is Collective.ALLTOALL:
+            work = exchange_work(vectors, o.counts, o.rank)
+            return work if self.asking is None else self.asking.ask(work)
         if self.asking is None or self.device is None:
             return owner_work(rounds, owned, o.lanes(), o.reduction, vectors, self.segment)
         if o.collective is Collective.ALLREDUCE and self.all_here:

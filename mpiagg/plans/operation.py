@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -28,7 +29,8 @@ class Operation:
         All ranks, on their nodes.
     root : int
     counts : tuple of int
-        For all-gather and reduce-scatter the elements of each rank's chunk; else the elements of the vector, alone.
+        For all-gather, reduce-scatter, gather and scatter the elements of each rank's chunk; for an all-to-all those
+        that this rank sends to each; else the elements of the vector, alone.
     reduction : Reduction
         How values are combined, and in which dtype they travel.
     choice : Choice
@@ -37,6 +39,10 @@ class Operation:
         The operator, for the MPI library's own collectives.
     form : Form or None
         What the caller's vectors are, if they must be the same on all ranks beyond their length.
+    received : tuple of int
+        For an all-to-all the elements that this rank receives from each.
+    ragged : bool
+        Whether a rank knows the lengths of those chunks alone that it has before or after.
     """
 
     collective: Collective
@@ -48,6 +54,8 @@ class Operation:
     choice: Choice
     op: MPI.Op
     form: Form | None = None
+    received: tuple[int, ...] = ()
+    ragged: bool = False
 
     @cached_property
     def size(self) -> int:
@@ -56,8 +64,8 @@ class Operation:
 
     @cached_property
     def length(self) -> int:
-        """How many elements the buffer has."""
-        return sum(self.counts)
+        """How many elements the buffer has: of an all-to-all the input, and after it the output."""
+        return sum(self.counts) + sum(self.received)
 
     @property
     def label(self) -> str:
@@ -68,7 +76,8 @@ class Operation:
     @cached_property
     def in_words(self) -> str:
         """What all ranks must agree on."""
-        values = self.form or f"{self.length} {self.reduction.dtype}"
+        length = "any lengths of" if self.ragged else sum(self.counts)
+        values = self.form or f"{length} {self.reduction.dtype}"
         how = f", op {self.reduction.name}" if self.collective.reduces else ""
         where = f", root {self.root}" if self.collective.rooted else ""
         return f"{self.label}{self.choice.details} of {values}{how}{where}"
@@ -85,20 +94,22 @@ class Operation:
     @cached_property
     def source(self) -> slice | None:
         """Where in the buffer this rank's input goes; None if it has none."""
-        if self.collective is Collective.ALLGATHER:
+        if self.collective in (Collective.ALLGATHER, Collective.GATHER):
             return self.own_chunk
-        if self.collective is Collective.BROADCAST and self.rank != self.root:
+        if self.collective in (Collective.BROADCAST, Collective.SCATTER) and self.rank != self.root:
             return None
-        return slice(0, self.length)
+        return slice(0, sum(self.counts))
 
     @cached_property
     def target(self) -> slice | None:
         """Where in the buffer this rank's output lies; None if it has none."""
-        if self.collective is Collective.REDUCE_SCATTER:
+        if self.collective in (Collective.REDUCE_SCATTER, Collective.SCATTER):
             return self.own_chunk
-        if self.collective is Collective.REDUCE and self.rank != self.root:
+        if self.collective in (Collective.REDUCE, Collective.GATHER) and self.rank != self.root:
             return None
-        return slice(0, self.length)
+        if self.collective is Collective.EXSCAN and self.rank == 0:
+            return None
+        return slice(sum(self.counts) if self.received else 0, self.length)
 
     @cached_property
     def own_chunk(self) -> slice:
@@ -108,8 +119,34 @@ class Operation:
 
     @cached_property
     def nbytes(self) -> int:
-        """How many bytes the buffer has."""
-        return self.length * self.reduction.dtype.itemsize
+        """How many bytes the vector has that the operation is chosen by: of an all-to-all the input."""
+        return sum(self.counts) * self.reduction.dtype.itemsize
+
+    @cached_property
+    def moves(self) -> bool:
+        """Whether chunks go from an input to an output that are no vector together."""
+        return self.collective in (Collective.GATHER, Collective.SCATTER, Collective.ALLTOALL)
+
+    @cached_property
+    def had(self) -> range:
+        """The chunks that this rank has before."""
+        return self.collective.before(self.rank, self.size, self.entry.chunks(self.collective, self.layout), self.root)
+
+    @cached_property
+    def promised(self) -> range:
+        """The chunks that this rank must have after."""
+        return self.collective.after(self.rank, self.size, self.entry.chunks(self.collective, self.layout), self.root)
+
+    def counts_of(self, chunks: Iterable[int]) -> list[int]:
+        """Return the elements of some chunks, where each rank has one for itself, or for each other."""
+        if self.collective is not Collective.ALLTOALL:
+            return [self.counts[chunk] for chunk in chunks]
+        here = self.rank * self.size
+        # What is forwarded is as long as what this rank sends: where it is not, chunks go straight to their ranks.
+        return [
+            self.received[chunk - here] if 0 <= chunk - here < self.size else self.counts[chunk // self.size]
+            for chunk in chunks
+        ]
 
     @property
     def entry(self) -> Algorithm:
@@ -126,10 +163,10 @@ class Operation:
         Where ranks own chunks, every chunk is cut into lanes; elsewhere the buffer is, and every lane into chunks.
         """
         lanes = self.choice.lanes if lanes is None else lanes
-        if self.collective in (Collective.ALLGATHER, Collective.REDUCE_SCATTER):
+        if self.collective.chunks(self.size) == self.size == len(self.counts) and not self.received:
             parts = [even_ranges(start, stop, lanes) for start, stop in ranges(cuts_of(self.counts))]
             return [[part[lane] for part in parts] for lane in range(lanes)]
-        chunks = self.entry.chunks(self.layout)
+        chunks = self.entry.chunks(self.collective, self.layout)
         return [even_ranges(start, stop, chunks) for start, stop in even_ranges(0, self.length, lanes)]
 
 

@@ -61,6 +61,8 @@ class Places:
         """Find out from where others can read the input while they write results."""
         o, (source, target) = self._operation, self.given
         apart = source is not None and target is not None and _stay_apart(o, source, target)
+        if o.moves:
+            return
         if o.collective is Collective.REDUCE_SCATTER:
             if not apart:
                 self.source = self.target = None
@@ -110,20 +112,25 @@ class Places:
             return all(told.target != NOWHERE for told in positions)
         if o.collective is Collective.ALLREDUCE:
             return all(NOWHERE not in told for told in positions)
+        if o.collective is Collective.ALLTOALL:
+            return all(told.source != NOWHERE for told in positions)
         root = positions[self._node.ranks.index(o.root)] if o.collective.rooted else None
         if o.collective is Collective.BROADCAST:
             return all((told.source if told is root else told.target) != NOWHERE for told in positions)
+        if o.moves and root is not None:
+            return (root.target if o.collective is Collective.GATHER else root.source) != NOWHERE
         return all(told.source != NOWHERE for told in positions) and (root is None or root.target != NOWHERE)
 
     def vectors(self, positions: Sequence[Positions]) -> Vectors:
         """Return the vectors of all ranks of the node, this one's as they are kept here."""
         o, dtype, cuts = self._operation, self.dtype, cuts_of(self._operation.counts)
         # Of a gather's input and a scatter's output there is one chunk alone.
-        parted = {Collective.ALLGATHER: 0, Collective.REDUCE_SCATTER: 1}.get(o.collective)
+        gathers, scatters = {Collective.ALLGATHER, Collective.GATHER}, {Collective.REDUCE_SCATTER, Collective.SCATTER}
+        parted = 0 if o.collective in gathers else 1 if o.collective in scatters else None
         found: list[dict[int, Part]] = [{}, {}]
         for place, (rank, told) in enumerate(zip(self._node.ranks, positions, strict=True)):
             for kind, position in enumerate(told):
-                start, stop = (0, o.length) if kind != parted or self._in_place else (cuts[rank], cuts[rank + 1])
+                start, stop = (0, sum(o.counts)) if kind != parted or self._in_place else (cuts[rank], cuts[rank + 1])
                 own = (self.source, self.target)[kind] if rank == o.rank else None
                 if own is not None:
                     found[kind][rank] = Part(own, start)

@@ -129,6 +129,22 @@ def owner_work(  # noqa: PLR0917 - what there is to be said of them
     return _InTurn(calls)
 
 
+def exchange_work(vectors: Vectors, counts: Sequence[int], rank: int) -> Call:
+    """Return the call that takes what is for this rank from the inputs of all, in an all-to-all.
+
+    It begins with its own, and goes on with the rank after it, so that the ranks read from different ones.
+    """
+    target, start = vectors.target, sum(counts[:rank])
+    assert target is not None
+    convert = device_of(target.elements).convert
+    cuts = [0, *accumulate(counts)]
+    calls: list[Call] = []
+    for source in [*range(rank, len(counts)), *range(rank)]:
+        found = vectors.sources[source].block(start, start + counts[rank])
+        calls.append(partial(convert, target.block(cuts[source], cuts[source + 1]), found))
+    return _InTurn(calls)
+
+
 def _block_work(
     steps: Sequence[Step], reduction: Reduction, vectors: Vectors, block: tuple[int, int], aside: Array
 ) -> list[Call]:
@@ -262,7 +278,7 @@ def _calls(operands: Iterable[Operands], reduction: Reduction, aside: Array) -> 
                 calls.append(partial(reduction.finish, target))
         elif step.action is Action.SEND:
             calls.append(partial(np.copyto, other, value))
-        elif step.action is Action.RECEIVE:
+        elif step.action in (Action.RECEIVE, Action.REPLACE):
             calls.append(partial(np.copyto, target, other))
         else:
             received = other

@@ -10,7 +10,7 @@ from mpiagg.schedules.layout import Layout
 from mpiagg.schedules.model import Cluster, price
 from mpiagg.schedules.picture import picture
 from mpiagg.schedules.steps import MOST_LANES, Action, Collective, Round, Step, finish, hold, receive, reduce_from, send
-from mpiagg.schedules.table import TABLE, Algorithm, algorithm, algorithms, schedules
+from mpiagg.schedules.table import TABLE, Algorithm, algorithm, algorithms, forwards, schedules
 from mpiagg.schedules.walk import Message, RoundDone, walk
 
 __all__ = [
@@ -31,6 +31,7 @@ __all__ = [
     "check",
     "count",
     "finish",
+    "forwards",
     "hold",
     "picture",
     "price",

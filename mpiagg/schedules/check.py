@@ -29,7 +29,7 @@ class Count:
     sent, received, reduced : int
         Chunks sent, chunks received, and chunks combined with one of its own.
     scratch : int
-        The most chunks that one round receives for reduction: what a plan needs beside the buffer.
+        The most chunks that one round receives aside, to reduce them mostly: what a plan needs beside the buffer.
     """
 
     rounds: int
@@ -59,7 +59,7 @@ def count(rounds: Sequence[Round]) -> Count:
 
 def scratch_chunks(a_round: Round) -> int:
     """Return how many chunks a round receives that must not land in the buffer at once."""
-    return sum(step.count for step in a_round if step.action.reduces)
+    return sum(step.count for step in a_round if step.action.lands_aside)
 
 
 def check(
@@ -81,7 +81,7 @@ def check(
     """
     goal = Collective(collective)
     programs = schedules(name, goal, ranks, root)
-    prove(programs, goal, algorithm(name).chunks(ranks), root, rounded=rounded)
+    prove(programs, goal, algorithm(name).chunks(goal, ranks), root, rounded=rounded)
     return [count(program) for program in programs]
 
 
@@ -146,6 +146,7 @@ _USES = {
     Action.RECEIVE: "being received already",
     Action.REDUCE: "being reduced",
     Action.HOLD: "being reduced",
+    Action.REPLACE: "being replaced",
     Action.FINISH: "being finished",
 }
 
@@ -162,13 +163,9 @@ class _State:
         self.members = [0] + [1 << rank for rank in range(size)]
         self.finished = [False] * (size + 1)
         self.numbers: dict[tuple[int, int], int] = {}
-        self.held = [[self._initial(rank, chunk) for chunk in range(chunks)] for rank in range(size)]
+        self.held = [dict.fromkeys(collective.before(rank, size, chunks, root), 1 + rank) for rank in range(size)]
         self.arrived: dict[tuple[int, int], deque[list[int]]] = {}
         """By target and source what each step of a message has brought."""
-
-    def _initial(self, rank: int, chunk: int) -> int:
-        has = {Collective.BROADCAST: rank == self.root, Collective.ALLGATHER: rank == chunk}
-        return 1 + rank if has.get(self.collective, True) else 0
 
     def carry(self, message: Message) -> None:
         """Take what a message carries: the state of its sender before the round."""
@@ -176,7 +173,8 @@ class _State:
         self.arrived[message.target, message.source] = brought
 
     def _carried(self, message: Message, step: Step) -> list[int]:
-        content = self.held[message.source][step.chunk : step.chunk + step.count]
+        held, chunks = self.held[message.source], range(step.chunk, step.chunk + step.count)
+        content = [held.get(chunk, 0) for chunk in chunks]
         if 0 in content:
             chunk = step.chunk + content.index(0)
             raise ScheduleError(
@@ -187,7 +185,7 @@ class _State:
             )
         if self.rounded:
             content = [self._round(value) for value in content]
-            self.held[message.source][step.chunk : step.chunk + step.count] = content
+            held.update(zip(chunks, content, strict=True))
         return content
 
     def apply(self, done: RoundDone) -> None:
@@ -198,19 +196,20 @@ class _State:
             chunks = range(step.chunk, step.chunk + step.count)
             if step.action is Action.FINISH:
                 for chunk in chunks:
-                    finished = self._finish(held[chunk], done, chunk)
+                    finished = self._finish(held.get(chunk, 0), done, chunk)
                     held[chunk] = self._round(finished) if self.rounded else finished
             elif step.action.receives:
                 content = self.arrived[done.rank, step.peer].popleft()
                 for chunk, value in zip(chunks, content, strict=True):
-                    if step.action is Action.RECEIVE:
+                    if step.action in (Action.RECEIVE, Action.REPLACE):
                         held[chunk] = value
                         continue
                     received = self._reduce((aside.pop(chunk), value), done, chunk) if chunk in aside else value
                     if step.action is Action.HOLD:
                         aside[chunk] = received
                     else:
-                        pair = (received, held[chunk]) if step.received_first else (held[chunk], received)
+                        own = held.get(chunk, 0)
+                        pair = (received, own) if step.received_first else (own, received)
                         held[chunk] = self._reduce(pair, done, chunk)
         if aside:
             chunk = min(aside)
@@ -270,33 +269,21 @@ class _State:
 
     def conclude(self) -> None:
         """Compare the end with what the collective promises."""
-        for chunk in range(self.chunks):
-            first: int | None = None
-            for rank in range(self.size):
-                if not self._promised(rank, chunk):
-                    continue
-                value = self.held[rank][chunk]
-                self._check_end(value, rank, chunk)
-                if first is not None and value != first:
+        ends: dict[tuple[int, range], int] = {}
+        for rank, held in enumerate(self.held):
+            for chunk in self.collective.after(rank, self.size, self.chunks, self.root):
+                value = held.get(chunk, 0)
+                contributors = self.collective.contributors(rank, chunk, self.size, self.root)
+                self._check_end(value, rank, chunk, contributors)
+                if ends.setdefault((chunk, contributors), value) != value:
                     raise ScheduleError(
                         f"rank {rank} ends with another expression in chunk {chunk} than the ranks below it",
                         rank=rank,
                         chunk=chunk,
                     )
-                first = value
 
-    def _promised(self, rank: int, chunk: int) -> bool:
-        if self.collective is Collective.REDUCE:
-            return rank == self.root
-        if self.collective is Collective.REDUCE_SCATTER:
-            return rank == chunk
-        return True
-
-    def _check_end(self, value: int, rank: int, chunk: int) -> None:
-        if self.collective.reduces:
-            wanted = (1 << self.size) - 1
-        else:
-            wanted = 1 << (chunk if self.collective is Collective.ALLGATHER else self.root)
+    def _check_end(self, value: int, rank: int, chunk: int, contributors: range) -> None:
+        wanted = (1 << contributors.stop) - (1 << contributors.start)
         missing, surplus = wanted & ~self.members[value], self.members[value] & ~wanted
         for ranks, verb in ((missing, "without"), (surplus, "with")):
             if ranks:
@@ -305,5 +292,6 @@ class _State:
                     rank=rank,
                     chunk=chunk,
                 )
-        if self.collective.reduces and not self.finished[value]:
-            raise ScheduleError(f"rank {rank} ends with chunk {chunk} not finished", rank=rank, chunk=chunk)
+        if self.finished[value] != self.collective.finishes:
+            how = "not finished" if self.collective.finishes else "finished"
+            raise ScheduleError(f"rank {rank} ends with chunk {chunk} {how}", rank=rank, chunk=chunk)

@@ -10,6 +10,9 @@ allgather       1           n-1                  (n-1)/n B
 allreduce       2           2(n-1)               2 (n-1)/n B
 reduce          2           n, the root n-1      B, the root (n-1)/n B
 broadcast       2           n-2, the root 2n-2   (n-2)/n B, the root 2 (n-1)/n B
+gather          1           1, the root 0        B/n, the root 0
+scatter         1           0, the root n-1      0, the root (n-1)/n B
+alltoall        1           n-1                  (n-1)/n B
 ==============  ==========  ===================  =======================
 
 The fewest rounds with the fewest bytes, paid for with many messages at once: the choice for few ranks and fast
@@ -51,6 +54,24 @@ def reduce(rank: int, size: int) -> Iterator[Round]:
     """Reduce-scatter, then every rank hands its chunk to the root."""
     yield from reduce_scatter(rank, size)
     yield to_root(rank, size)
+
+
+def gather(rank: int, size: int) -> Iterator[Round]:
+    """Hand our chunk to the root."""
+    yield to_root(rank, size)
+
+
+def scatter(rank: int, size: int) -> Iterator[Round]:
+    """Take our chunk from the root."""
+    yield from_root(rank, size)
+
+
+def alltoall(rank: int, size: int) -> Iterator[Round]:
+    """Hand every rank what we have for it."""
+    yield Round(
+        *(send(peer, chunk=peer % size * size + rank) for peer in others(rank, size)),
+        *(receive(peer, chunk=rank * size + peer % size) for peer in others(rank, size)),
+    )
 
 
 def broadcast(rank: int, size: int) -> Iterator[Round]:

@@ -6,6 +6,7 @@ With N nodes of L ranks (n = N L), B bytes and chunks of B/n:
 collective      rounds                 bytes sent by a rank
 ==============  =====================  ============================================
 allreduce       2 + 2(N-1)             2 (L-1)/L B within the node, 2 (N-1)/n B across
+alltoall        2 + ceil((N-1)/L)      2 (L-1)/L B within the node at most, (N-1)/N B across
 ==============  =====================  ============================================
 
 Every rank of a node reduces its part of the node's vectors (``direct``), all-reduces that part with the ranks of
@@ -15,19 +16,25 @@ a flat ring sends 2 (n-1)/n B, and all its ranks send at once. Scratch: L-1 part
 Nodes that are not equally full have a leader each: the node reduces to it, the leaders all-reduce, and each shares
 what it has. Then a rank sends 2 B within the node at most, and its leader 2 (N-1)/N B across.
 
+In an all-to-all every two nodes exchange one message of L^2 chunks in each direction: the ranks of a node are leaders,
+each for every L-th of the other nodes, which bring what their node has for it together first and hand out what has come
+last. Where the chunks are short, that saves latencies: n-L messages of a rank across nodes become (N-1)/L.
+
 Source: the two-level all-reduce of any MPI library; for all ranks at once across nodes, Bayatpour et al., Scalable
-reduction collectives with data partitioning-based multi-leader design, SC 2017.
+reduction collectives with data partitioning-based multi-leader design, SC 2017; for the all-to-all with several
+leaders, arXiv:2601.17606.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from operator import index
+from typing import NamedTuple
 
 from mpiagg.schedules import direct, ring
 from mpiagg.schedules.layout import Layout
-from mpiagg.schedules.steps import Action, Parts, Round, within
+from mpiagg.schedules.steps import Action, Parts, Round, Step, receive, send, within
 
 
 def chunks(layout: Layout) -> int:
@@ -64,6 +71,56 @@ def allreduce_by_leaders(rank: int, layout: Layout) -> Iterator[Round]:
         leaders = _parts(layout, nodes)
         yield from within(ring.allreduce(node, nodes), lambda other: layout.rank_at(other, 0), nodes, leaders)
     yield from within(direct.broadcast(place, width), in_node, width, parts)
+
+
+def alltoall(rank: int, layout: Layout) -> Iterator[Round]:
+    """Bring together in the node what goes to each other node, exchange with the nodes, hand out in the node."""
+    node, size = _Node(layout, layout.node_of(rank)), layout.size
+    here, place = node.ranks(), index(layout.place_of(rank))
+
+    def exchange(sent: Callable[[int, int], Iterator[int]]) -> Iterator[Step]:
+        """Send the others of the node what ``sent(source, target)`` says, by their places, and receive what is ours."""
+        for far in range(1, len(here)):
+            to, source = (place + far) % len(here), (place - far) % len(here)
+            yield from (send(here[to], chunk=chunk) for chunk in sent(place, to))
+            yield from (receive(here[source], chunk=chunk) for chunk in sent(source, place))
+
+    yield Round(*exchange(node.to_leader))
+    for far in node.led(place):
+        to, source = node.ranks(far), node.ranks(-far)
+        yield Round(
+            *(send(to[place], chunk=target * size + mine) for target in to for mine in here),
+            *(receive(source[place], chunk=mine * size + other) for mine in here for other in source),
+        )
+    yield Round(*exchange(node.from_leader))
+
+
+class _Node(NamedTuple):
+    """A node in an all-to-all, whose ranks are leaders: each for some of the other nodes."""
+
+    layout: Layout
+    number: int
+
+    def ranks(self, far: int = 0) -> list[int]:
+        """Return the ranks of a node that is so far after this one."""
+        other = (self.number + far) % len(self.layout.nodes)
+        return [self.layout.rank_at(other, place) for place in range(index(self.layout.width(other)))]
+
+    def led(self, place: int) -> range:
+        """Return how far the nodes are that a rank at a place is the leader for: in both directions."""
+        leaders = self.layout.narrowest
+        return range(place or leaders, len(self.layout.nodes), leaders) if place < leaders else range(0)
+
+    def to_leader(self, source: int, leader: int) -> Iterator[int]:
+        """Yield the chunks that go from one place to another, or by way of it."""
+        mine, size = self.ranks()[source], self.layout.size
+        yield self.ranks()[leader] * size + mine
+        yield from (target * size + mine for far in self.led(leader) for target in self.ranks(far))
+
+    def from_leader(self, leader: int, target: int) -> Iterator[int]:
+        """Yield the chunks for one place that have come to another from other nodes."""
+        mine, size = self.ranks()[target], self.layout.size
+        yield from (mine * size + source for far in self.led(leader) for source in self.ranks(-far))
 
 
 def _parts(layout: Layout, number: int) -> Parts:

@@ -81,6 +81,11 @@ class Layout:
         """How many ranks the fullest node has."""
         return max(map(len, self.nodes))
 
+    @property
+    def narrowest(self) -> int:
+        """How many ranks the emptiest node has."""
+        return min(map(len, self.nodes))
+
     def __str__(self) -> str:
         """Say it in words: ``4 x 2`` is four nodes of two ranks, ``3 + 1`` a node of three and one of one."""
         sizes = [len(ranks) for ranks in self.nodes]

@@ -95,7 +95,7 @@ class Pricing:
                 break
         else:
             raise ScheduleError(f"messages of {name!r} for {goal.value} do not pass; check() says which")
-        self._chunks = entry.chunks(layout)
+        self._pieces = entry.pieces(goal, layout)
 
     def seconds(self, nbytes: float) -> float:
         """Return the price for a vector of ``nbytes``."""
@@ -110,11 +110,11 @@ class Pricing:
         slower = self._price(nbytes, self._links, self._gamma * (1 + _LITTLE))
         reduction = min(seconds - latency, max(0.0, slower - seconds) / _LITTLE)
         rounds = self._price(0, replace(self._links, alpha=1.0, node_alpha=1.0), 0)
-        busiest = self._clocks.busiest() * nbytes / self._chunks
+        busiest = self._clocks.busiest() * nbytes / self._pieces
         return Prediction(seconds, latency, seconds - latency - reduction, reduction, round(rounds), busiest)
 
     def _price(self, nbytes: float, links: Links, gamma: float) -> float:
-        return float(self._clocks.run(nbytes / self._chunks, links, gamma).max())
+        return float(self._clocks.run(nbytes / self._pieces, links, gamma).max())
 
 
 _LITTLE: Final = 1e-5

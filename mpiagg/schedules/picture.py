@@ -28,7 +28,7 @@ def picture(name: str, collective: Collective | str, ranks: Layout | int, root: 
     return "\n".join(lines)
 
 
-_SIGNS = {Action.SEND: ">", Action.RECEIVE: "<", Action.REDUCE: "+", Action.HOLD: "~"}
+_SIGNS = {Action.SEND: ">", Action.RECEIVE: "<", Action.REDUCE: "+", Action.HOLD: "~", Action.REPLACE: "="}
 
 
 def _cell(a_round: Round) -> str:

@@ -7,13 +7,17 @@ collective      rounds                messages of a rank    bytes sent by a rank
 ==============  ====================  ====================  ==================================
 allreduce       log2 m                log2 m                log2(m) B
 n not 2^k       2 more                1 more in a pair      (log2(m) + 1) B at most
+scan            ceil(log2 n)          ceil(log2 n) at most  ceil(log2 n) B at most
+exscan          1 + ceil(log2(n-1))   1 more at most        B more at most
 ==============  ====================  ====================  ==================================
 
 The fewest rounds there are: the choice for short vectors. Scratch: one vector.
-The lower rank's sum always stands on the left, so all ranks compute the same expression.
+The lower rank's sum always stands on the left, so all ranks compute the same expression. In a scan, a rank has the sum
+of 2^k ranks, up to itself, after round k.
 
 Source: Thakur, Rabenseifner and Gropp, Optimization of collective communication operations in MPICH,
-Int. J. High Perform. Comput. Appl. 19 (2005).
+Int. J. High Perform. Comput. Appl. 19 (2005). The scan: Hillis and Steele, Data parallel algorithms, Commun. ACM 29
+(1986).
 """
 
 from __future__ import annotations
@@ -33,3 +37,11 @@ def exchange(rank: int, size: int) -> Iterator[Round]:
 
 
 allreduce = on_a_power(exchange, chunks=lambda size: 1)  # noqa: ARG005 - the vector stays whole
+
+
+def scan(rank: int, size: int) -> Iterator[Round]:
+    """Round k: pass our sum on to the rank 2^k after us, and put that of the rank 2^k before us in front of ours."""
+    for distance in powers_below(size):
+        sent = [send(rank + distance)] if rank + distance < size else []
+        received = [reduce_from(rank - distance)] if rank >= distance else []
+        yield Round(*sent, *received)

@@ -10,6 +10,8 @@ allgather       n-1         n-1                      (n-1)/n B
 allreduce       2(n-1)      2(n-1)                   2 (n-1)/n B
 reduce          n           n, the root n-1          B, the root (n-1)/n B
 broadcast       n           n-1, the root 2(n-1)     (n-1)/n B, the root 2 (n-1)/n B
+scan            n-1         1, the last rank 0       B, the last rank 0
+exscan          n-1         2, the last two fewer    2 B, the last two ranks fewer
 ==============  ==========  =======================  ====================================
 
 (In one round of ``reduce`` and ``broadcast`` the root exchanges n-1 messages, with every other rank.)
@@ -52,6 +54,14 @@ def reduce(rank: int, size: int) -> Iterator[Round]:
     """Reduce-scatter, then every rank hands its chunk to the root."""
     yield from reduce_scatter(rank, size)
     yield to_root(rank, size)
+
+
+def scan(rank: int, size: int) -> Iterator[Round]:
+    """Add our vector to the sum of all before us, and pass that on: with many lanes, a pipeline."""
+    if rank > 0:
+        yield Round(reduce_from(rank - 1))
+    if rank + 1 < size:
+        yield Round(send(rank + 1))
 
 
 def broadcast(rank: int, size: int) -> Iterator[Round]:

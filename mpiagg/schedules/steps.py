@@ -10,7 +10,7 @@ which they stand. So what is sent in a round is always the state from before it.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Final, NamedTuple
 
@@ -27,17 +27,23 @@ class Action(Enum):
     RECEIVE = "receive"
     REDUCE = "reduce"
     HOLD = "hold"
+    REPLACE = "replace"
     FINISH = "finish"
 
     @property
     def receives(self) -> bool:
         """Whether something arrives."""
-        return self in (Action.RECEIVE, Action.REDUCE, Action.HOLD)
+        return self in (Action.RECEIVE, Action.REDUCE, Action.HOLD, Action.REPLACE)
 
     @property
     def reduces(self) -> bool:
-        """Whether what arrives is combined with what is there, and so cannot land in its place."""
+        """Whether what arrives is combined with what is there."""
         return self in (Action.REDUCE, Action.HOLD)
+
+    @property
+    def lands_aside(self) -> bool:
+        """Whether what arrives cannot land in its place at once: what is there is still needed."""
+        return self.reduces or self is Action.REPLACE
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +88,11 @@ def hold(peer: int, chunk: int = 0, count: int = 1) -> Step:
     return Step(Action.HOLD, peer, chunk, count)
 
 
+def replace_by(peer: int, chunk: int = 0, count: int = 1) -> Step:
+    """Receive chunks from ``peer``, in place of our own when the round is over: our own may be sent in it."""
+    return Step(Action.REPLACE, peer, chunk, count)
+
+
 def finish(chunk: int = 0, count: int = 1) -> Step:
     """Every rank's contribution is in: apply what the operator does last (the division of an average)."""
     return Step(Action.FINISH, -1, chunk, count)
@@ -109,15 +120,23 @@ class Round(tuple[Step, ...]):
 class Collective(str, Enum):
     """What a schedule promises, by its name in the field.
 
-    ==================  ======================================  ==================================
-    collective          before, on rank r                       after, on rank r
-    ==================  ======================================  ==================================
-    ``ALLREDUCE``       its own vector                          the reduction of all vectors
-    ``REDUCE``          its own vector                          on the root: the reduction
-    ``BROADCAST``       on the root: the vector                 the root's vector
-    ``ALLGATHER``       chunk r                                 every chunk
-    ``REDUCE_SCATTER``  its own vector                          chunk r of the reduction
-    ==================  ======================================  ==================================
+    ==================  =======================================  =========================================
+    collective          before, on rank r                        after, on rank r
+    ==================  =======================================  =========================================
+    ``ALLREDUCE``       its own vector                           the reduction of all vectors
+    ``REDUCE``          its own vector                           on the root: the reduction
+    ``BROADCAST``       on the root: the vector                  the root's vector
+    ``ALLGATHER``       chunk r                                  every chunk
+    ``REDUCE_SCATTER``  its own vector                           chunk r of the reduction
+    ``GATHER``          chunk r                                  on the root: every chunk
+    ``SCATTER``         on the root: the vector                  chunk r of the root's vector
+    ``ALLTOALL``        chunk t n + r, for every rank t          chunk r n + s, from every rank s
+    ``SCAN``            its own vector                           the reduction of ranks 0 to r
+    ``EXSCAN``          its own vector                           from rank 1 on: that of ranks 0 to r-1
+    ==================  =======================================  =========================================
+
+    A chunk keeps its number wherever it is: what goes from rank s to rank t in an all-to-all is chunk t n + s on every
+    rank that forwards it.
     """
 
     ALLREDUCE = "allreduce"
@@ -125,16 +144,74 @@ class Collective(str, Enum):
     BROADCAST = "broadcast"
     ALLGATHER = "allgather"
     REDUCE_SCATTER = "reduce_scatter"
+    GATHER = "gather"
+    SCATTER = "scatter"
+    ALLTOALL = "alltoall"
+    SCAN = "scan"
+    EXSCAN = "exscan"
 
     @property
     def reduces(self) -> bool:
         """Whether values of several ranks are combined."""
-        return self in (Collective.ALLREDUCE, Collective.REDUCE, Collective.REDUCE_SCATTER)
+        return self in _REDUCING
 
     @property
     def rooted(self) -> bool:
         """Whether one rank, the root, plays a part of its own."""
-        return self in (Collective.REDUCE, Collective.BROADCAST)
+        return self in (Collective.REDUCE, Collective.BROADCAST, Collective.GATHER, Collective.SCATTER)
+
+    @property
+    def finishes(self) -> bool:
+        """Whether the operator does something last, once every rank's contribution is in."""
+        return self.reduces and not self.prefix
+
+    @property
+    def prefix(self) -> bool:
+        """Whether a rank's result is of the ranks before it."""
+        return self in (Collective.SCAN, Collective.EXSCAN)
+
+    def chunks(self, size: int) -> int | None:
+        """Return how many chunks there are among all ranks; None where each algorithm cuts the vector as it likes."""
+        if self is Collective.ALLTOALL:
+            return size * size
+        if self.prefix:
+            return 1
+        return size if self in _A_CHUNK_A_RANK else None
+
+    def before(self, rank: int, size: int, chunks: int, root: int = 0) -> range:
+        """Return the chunks that a rank has before."""
+        if self in (Collective.ALLGATHER, Collective.GATHER):
+            return range(rank, rank + 1)
+        if self is Collective.ALLTOALL:
+            return range(rank, chunks, size)
+        return range(0 if self in (Collective.BROADCAST, Collective.SCATTER) and rank != root else chunks)
+
+    def after(self, rank: int, size: int, chunks: int, root: int = 0) -> range:
+        """Return the chunks that a rank must have after."""
+        if self in (Collective.REDUCE_SCATTER, Collective.SCATTER):
+            return range(rank, rank + 1)
+        if self is Collective.ALLTOALL:
+            return range(rank * size, (rank + 1) * size)
+        if self is Collective.EXSCAN:
+            return range(chunks if rank > 0 else 0)
+        return range(0 if self in (Collective.REDUCE, Collective.GATHER) and rank != root else chunks)
+
+    def contributors(self, rank: int, chunk: int, size: int, root: int = 0) -> range:
+        """Return the ranks whose contributions a chunk must have after, on a rank that must have it."""
+        if self.prefix:
+            return range(rank if self is Collective.EXSCAN else rank + 1)
+        if self.reduces:
+            return range(size)
+        source = root if self in (Collective.BROADCAST, Collective.SCATTER) else chunk % size
+        return range(source, source + 1)
+
+
+_REDUCING: Final = frozenset(
+    {Collective.ALLREDUCE, Collective.REDUCE, Collective.REDUCE_SCATTER, Collective.SCAN, Collective.EXSCAN}
+)
+_A_CHUNK_A_RANK: Final = frozenset(
+    {Collective.ALLGATHER, Collective.REDUCE_SCATTER, Collective.GATHER, Collective.SCATTER}
+)
 
 
 Generator = Callable[[int, int], Iterator[Round]]
@@ -166,6 +243,35 @@ def from_root(rank: int, size: int) -> Round:
 def to_root(rank: int, size: int) -> Round:
     """Hand the root the chunk of every rank."""
     return Round(*(receive(peer, chunk=peer) for peer in range(1, size))) if rank == 0 else Round(send(0, chunk=rank))
+
+
+def exclusive(scan: Generator) -> Generator:
+    """Make an exclusive scan of a scan: each vector goes to the next rank first, and from rank 1 on they are scanned.
+
+    It costs one more round, and one more message of a vector on every rank but the last.
+    """
+
+    def exscan(rank: int, size: int) -> Iterator[Round]:
+        to_next = [send(rank + 1)] if rank + 1 < size else []
+        if rank == 0:
+            yield Round(*to_next)
+            return
+        yield Round(*to_next, replace_by(rank - 1))
+        for a_round in scan(rank - 1, size - 1):
+            yield Round(*(replace(step, peer=step.peer + 1) for step in a_round))
+
+    return exscan
+
+
+def blocks(source: int, target: int, count: int, size: int) -> list[tuple[int, int]]:
+    """Return the chunks of an all-to-all that go from ``count`` ranks, from ``source`` on, to one: (chunk, count).
+
+    They lie together, but for those that run past the last rank to the first.
+    """
+    row, first = target % size * size, source % size
+    # In a run for many ranks the chunks wrap around on some of them; there they are one piece, as in `settled`.
+    until_end = count if isinstance(first, Ranks) else min(count, size - first)
+    return [(row + first, until_end), *([(row, count - until_end)] if until_end < count else [])]
 
 
 class Parts(NamedTuple):

@@ -14,6 +14,7 @@ from typing import Final, NamedTuple
 
 from mpiagg.schedules import (
     bine,
+    bruck,
     circulant,
     circulant_blocks,
     direct,
@@ -22,6 +23,7 @@ from mpiagg.schedules import (
     hierarchical,
     knomial,
     one_shot,
+    pairwise,
     parameter_server,
     pat,
     recursive_doubling,
@@ -32,7 +34,7 @@ from mpiagg.schedules import (
 )
 from mpiagg.schedules.layout import Layout
 from mpiagg.schedules.powers import largest_power
-from mpiagg.schedules.steps import Collective, Generator, Round, settled
+from mpiagg.schedules.steps import Collective, Generator, Round, exclusive, settled
 
 NodeAware = Callable[[int, Layout], Iterator[Round]]
 """A schedule that goes by the layout of the nodes: ``f(rank, layout)`` yields the rounds of one rank, for root 0."""
@@ -47,7 +49,7 @@ class Algorithm:
     name : str
         What ``algorithm=`` takes.
     cut : callable
-        How many chunks the ranks of a layout cut the buffer into.
+        How many chunks the ranks of a layout cut the vector into, where the collective does not say it.
     schedules : mapping
         A generator of rounds for every collective it serves.
     needs : str
@@ -63,9 +65,16 @@ class Algorithm:
     needs: str
     owned: Callable[[int, Layout], range] | None = None
 
-    def chunks(self, ranks: Layout | int) -> int:
-        """Return how many chunks the buffer is cut into; a number of ranks is a node of so many."""
-        return self.cut(Layout.of_ranks(ranks))
+    def chunks(self, collective: Collective, ranks: Layout | int) -> int:
+        """Return how many chunks there are among all ranks; a number of ranks is a node of so many."""
+        layout = Layout.of_ranks(ranks)
+        fixed = collective.chunks(layout.size)
+        return self.cut(layout) if fixed is None else fixed
+
+    def pieces(self, collective: Collective, ranks: Layout | int) -> int:
+        """Return how many chunks a vector has: of an all-to-all's, those that one rank has before."""
+        layout = Layout.of_ranks(ranks)
+        return layout.size if collective is Collective.ALLTOALL else self.chunks(collective, layout)
 
     def generator(self, collective: Collective) -> NodeAware:
         """Return the generator of rounds for a collective.
@@ -89,7 +98,7 @@ class Algorithm:
             If the algorithm does not serve the collective.
         """
         layout = Layout.of_ranks(ranks)
-        chunks = self.cut(layout)
+        chunks = self.chunks(collective, layout)
         rounds = self.generator(collective)((rank - root) % layout.size, layout)
         return [
             Round(*(piece for step in steps for piece in settled(step, layout.size, chunks, root)))
@@ -125,6 +134,8 @@ def _whole(size: int) -> int:
 
 _ALL_REDUCE, _REDUCE, _BROADCAST = Collective.ALLREDUCE, Collective.REDUCE, Collective.BROADCAST
 _ALL_GATHER, _REDUCE_SCATTER = Collective.ALLGATHER, Collective.REDUCE_SCATTER
+_GATHER, _SCATTER, _ALL_TO_ALL = Collective.GATHER, Collective.SCATTER, Collective.ALLTOALL
+_SCAN, _EXSCAN = Collective.SCAN, Collective.EXSCAN
 
 
 def _knomial(name: str, radix: int) -> Algorithm:
@@ -144,6 +155,10 @@ def _circulant_blocks(name: str, blocks: int) -> Algorithm:
     return _flat(name, lambda size: blocks, circulant_blocks.generators(blocks), "scratch of one block")  # noqa: ARG005
 
 
+def _bruck(name: str, radix: int) -> Algorithm:
+    return _flat(name, _one_a_rank, {_ALL_TO_ALL: bruck.alltoall(radix)}, "scratch for the chunks that are forwarded")
+
+
 class Numbered(NamedTuple):
     """Algorithms with a number in them, a radix or a number of blocks: ``name-8`` has 8, ``name`` the usual one."""
 
@@ -158,6 +173,7 @@ NUMBERED: Mapping[str, Numbered] = {
     "recursive_multiplying": Numbered(_recursive_multiplying, 4, 2, 64),
     "double_tree": Numbered(_double_tree, 16, 1, 1024),
     "circulant_blocks": Numbered(_circulant_blocks, 32, 1, 1024),
+    "bruck": Numbered(_bruck, 2, 2, 64),
 }
 
 
@@ -167,6 +183,9 @@ _DIRECT: Mapping[Collective, Generator] = {
     _BROADCAST: direct.broadcast,
     _ALL_GATHER: direct.allgather,
     _REDUCE_SCATTER: direct.reduce_scatter,
+    _GATHER: direct.gather,
+    _SCATTER: direct.scatter,
+    _ALL_TO_ALL: direct.alltoall,
 }
 
 TABLE: Mapping[str, Algorithm] = {
@@ -181,6 +200,8 @@ TABLE: Mapping[str, Algorithm] = {
                 _BROADCAST: ring.broadcast,
                 _ALL_GATHER: ring.allgather,
                 _REDUCE_SCATTER: ring.reduce_scatter,
+                _SCAN: ring.scan,
+                _EXSCAN: exclusive(ring.scan),
             },
             "scratch of one chunk",
         ),
@@ -203,7 +224,11 @@ TABLE: Mapping[str, Algorithm] = {
         _flat(
             "recursive_doubling",
             _whole,
-            {_ALL_REDUCE: recursive_doubling.allreduce},
+            {
+                _ALL_REDUCE: recursive_doubling.allreduce,
+                _SCAN: recursive_doubling.scan,
+                _EXSCAN: exclusive(recursive_doubling.scan),
+            },
             "scratch of one vector",
         ),
         _flat(
@@ -240,6 +265,7 @@ TABLE: Mapping[str, Algorithm] = {
             {_ALL_REDUCE: bine.allreduce, _REDUCE: bine.reduce, _BROADCAST: bine.broadcast},
             "scratch of one vector on inner ranks",
         ),
+        _flat("pairwise", _one_a_rank, {_ALL_TO_ALL: pairwise.alltoall}, "no scratch"),
         *(numbered.make(name, numbered.usual) for name, numbered in NUMBERED.items()),
         _flat("direct", _one_a_rank, _DIRECT, "scratch of n-1 chunks"),
         _flat("one_shot", _whole, {_ALL_REDUCE: one_shot.allreduce}, "scratch of n-1 vectors"),
@@ -253,7 +279,7 @@ TABLE: Mapping[str, Algorithm] = {
         Algorithm(
             "hierarchical",
             hierarchical.chunks,
-            {_ALL_REDUCE: hierarchical.allreduce},
+            {_ALL_REDUCE: hierarchical.allreduce, _ALL_TO_ALL: hierarchical.alltoall},
             "scratch of L-1 parts, L ranks being on a node; none within a node in registered memory",
             hierarchical.owned,
         ),
@@ -281,6 +307,21 @@ def algorithm(name: str, others: Sequence[str] = ()) -> Algorithm:
     if found is None:
         raise ValueError(f"unknown algorithm {name!r}; known: {', '.join([*others, *TABLE])}")
     return found
+
+
+@lru_cache(maxsize=64)
+def forwards(name: str, collective: Collective) -> bool:
+    """Return whether ranks pass chunks on that they neither have before nor must have after."""
+    layout = Layout.of([2, 2, 2])
+    chunks = algorithm(name).chunks(collective, layout)
+    return any(
+        chunk not in collective.before(rank, layout.size, chunks)
+        and chunk not in collective.after(rank, layout.size, chunks)
+        for rank, program in enumerate(schedules(name, collective, layout))
+        for a_round in program
+        for step in a_round
+        for chunk in range(step.chunk, step.chunk + step.count)
+    )
 
 
 _NUMBER: Final = re.compile("0|[1-9][0-9]{0,5}")

@@ -10,7 +10,8 @@ What the model leaves out is put right here, in words:
   send messages. They start several at once, of the first three n-1, for which the model takes one latency; on four
   nodes each of these messages was measured to cost about a third of one.
 - Two lanes pay every latency twice, and hide half of the reduction behind the other lane's transfer. Within a node
-  they hide nothing: the processor that reduces is the one that moves the bytes.
+  they hide nothing: the processor that reduces is the one that moves the bytes. A chain of ranks (``ring``, in a scan)
+  is a pipeline of its lanes.
 - Through shared memory, a round is a gate, and bytes are copied once, where messages copy them in and out.
 - Vectors that not all lie there must be copied into it and out of it. Up to 1 MiB that was measured to be faster than
   messages. Longer vectors are reduced by messages: where the cores of two ranks share a cache, copies would still take
@@ -61,13 +62,25 @@ _CROWDING: Final = ("direct", "one_shot", "parameter_server", "knomial", "recurs
 """Algorithms in which a rank has several messages at once: the model has their latencies pass at the same time."""
 
 
+_IN_TURN: Final = (("knomial", Collective.GATHER), ("knomial", Collective.SCATTER))
+"""Of those, what takes them as they come: all that reaches the root shares its link anyway."""
+
+
 def candidates(collective: Collective, spread: Spread, memory: Memory) -> list[Choice]:
     """Return what can be taken, the simplest first."""
-    found = [Choice("shared")] if (spread, memory) == (Spread.ONE_NODE, Memory.TOGETHER) else []
+    on_node = (spread, memory) == (Spread.ONE_NODE, Memory.TOGETHER) and "shared" in algorithms(collective)
+    found = [Choice("shared")] if on_node else []
+    crowding = [name for name in _CROWDING if (name, collective) not in _IN_TURN]
     for name in algorithms(collective):
-        if name not in (*_CROWDING, "shared") and (name != "hierarchical" or spread is Spread.SEVERAL):
-            found += [Choice(name, lanes) for lanes in ((1,) if spread is Spread.ONE_NODE else (1, 2))]
+        if name not in (*crowding, "shared") and (name != "hierarchical" or spread is Spread.SEVERAL):
+            several = (1, 4, 16) if _is_chain(name, collective) else (1, 2)
+            found += [Choice(name, lanes) for lanes in ((1,) if spread is Spread.ONE_NODE else several)]
     return found
+
+
+def _is_chain(name: str, collective: Collective) -> bool:
+    """Whether ranks are under way one after the other, but for lanes, which make a pipeline of them."""
+    return name == "ring" and collective.prefix
 
 
 class Prices:
@@ -82,7 +95,7 @@ class Prices:
             (Pricing(name, collective, layout, shared if name == "shared" else cluster), numbers)
             for name, numbers in lanes.items()
         ]
-        self._names = tuple(lanes)
+        self._names, self._collective = tuple(lanes), collective
         self._known: dict[int, dict[Choice, float]] = {}
 
     def seconds(self, nbytes: int) -> dict[Choice, float]:
@@ -91,18 +104,22 @@ class Prices:
             self._known[nbytes] = {
                 Choice(name, lanes): seconds
                 for name, (pricing, numbers) in zip(self._names, self._pricings, strict=True)
-                for lanes, seconds in _with_lanes(pricing, nbytes, numbers)
+                for lanes, seconds in _with_lanes(pricing, nbytes, numbers, chain=_is_chain(name, self._collective))
             }
         return self._known[nbytes]
 
 
-def _with_lanes(pricing: Pricing, nbytes: int, numbers: Sequence[int]) -> Iterator[tuple[int, float]]:
+def _with_lanes(pricing: Pricing, nbytes: int, numbers: Sequence[int], *, chain: bool) -> Iterator[tuple[int, float]]:
     """Yield the price with so many lanes, for each of the numbers."""
     if list(numbers) == [1]:
         yield 1, pricing.seconds(nbytes)
         return
     found = pricing.predict(nbytes)
     for lanes in numbers:
+        if chain:
+            stages = (found.rounds + lanes - 1) / max(1, found.rounds)
+            yield lanes, stages * (found.latency + (found.bandwidth + found.reduction) / lanes)
+            continue
         yield lanes, lanes * found.latency + found.bandwidth + found.reduction / lanes
 
 
@@ -122,18 +139,31 @@ def measured() -> Iterator[Row]:
     They are for cases in which it may be taken; for others there are the rows that follow. On a node of two ranks, and
     of four on two processors, with MPICH 5.0 and Open MPI 5.0 (``bench/calls.py --all-algorithms``): up to some KiB the
     library's own takes least time. Longer vectors take about half of its time through memory that the ranks share. From
-    where the model has messages, ``"auto"`` keeps to the library's own, but for two cases in which that takes three to
-    eight times as long as a ring: reductions to one rank of MPICH, and reduce-scatters of Open MPI.
+    where the model has messages, ``"auto"`` keeps to the library's own, but for cases in which that takes three to
+    eight times as long as a ring: reductions to one rank and scans of MPICH, and reduce-scatters of Open MPI.
     """
     native, shared = Choice(NATIVE), Choice("shared")
     one_node: dict[str, Any] = {"spread": Spread.ONE_NODE, "memory": Memory.TOGETHER}
     by_ring, by_mpi = shared._replace(elsewhere="ring"), shared._replace(elsewhere=NATIVE)
     for collective in Collective:
         for spread, memory in ((Spread.ONE_EACH, None), (Spread.SEVERAL, None), (Spread.ONE_NODE, Memory.NONE)):
-            most = NETWORK_NATIVE if collective is Collective.ALLREDUCE and memory is None else None
+            if collective is Collective.ALLTOALL and spread is Spread.SEVERAL:  # 0.7 to 0.9 of the library's time
+                yield Row(collective, native, None, 4, spread)
+                yield Row(collective, Choice("hierarchical"), 4 * NODE_NATIVE, spread=spread)
+            ours = collective is Collective.ALLREDUCE or collective.prefix
+            most = NETWORK_NATIVE if ours and memory is None else None
             yield Row(collective, native, most, spread=spread, memory=memory)
         if collective is Collective.ALLREDUCE:
             yield Row(collective, native, NODE_NATIVE // 16, **one_node)
+            continue
+        if collective.prefix:  # MPICH's takes three times as long as a chain, and from 16 MiB on ten times
+            yield Row(collective, native, NODE_NATIVE // 2, **one_node, library="MPICH")
+            yield Row(collective, Choice("ring"), **one_node, library="MPICH")
+            yield Row(collective, native, **one_node)
+            continue
+        if collective in (Collective.GATHER, Collective.SCATTER, Collective.ALLTOALL):
+            yield Row(collective, native, NODE_NATIVE, **one_node)
+            yield Row(collective, by_mpi, **one_node)
             continue
         yield Row(collective, native, NODE_NATIVE, 2, **one_node)
         yield Row(collective, shared, 4 * NODE_NATIVE, 2, **one_node)
@@ -152,7 +182,9 @@ def measured() -> Iterator[Row]:
 def _merged(collective: Collective, spread: Spread, memory: Memory | None) -> Iterator[Row]:
     """Yield the rows for a collective, a spread and a memory, without those that the next ones make superfluous."""
     ladders = []
-    for fewer, ranks in pairwise((0, *RANKS)):
+    # An all-to-all has a message for every two ranks: prices for the most ranks would take minutes.
+    most_ranks = RANKS[:-1] if collective is Collective.ALLTOALL else RANKS
+    for fewer, ranks in pairwise((0, *most_ranks)):
         numbers = sorted({fewer + 1, ranks - ranks // 4, ranks})
         # Nodes mostly have even numbers of ranks. Where there is an algorithm that goes by nodes, others count, too.
         if spread is Spread.SEVERAL and "hierarchical" in algorithms(collective):
@@ -163,7 +195,7 @@ def _merged(collective: Collective, spread: Spread, memory: Memory | None) -> It
     for ladder, group in groupby(ladders, lambda entry: entry[1]):
         most = list(group)[-1][0]
         for nbytes, choice in ladder:
-            yield Row(collective, choice, nbytes, None if most == RANKS[-1] else most, spread, memory)
+            yield Row(collective, choice, nbytes, None if most == most_ranks[-1] else most, spread, memory)
 
 
 def _layouts(ranks: int, spread: Spread) -> list[Layout]:

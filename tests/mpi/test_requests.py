@@ -94,7 +94,7 @@ def test_they_are_ours_and_mpi4pys(comm):
 
 
 def test_without_threads_they_are_the_librarys(comm, monkeypatch):
-    monkeypatch.setattr("mpiagg.collectives.comm.threads_allowed", lambda: False)
+    monkeypatch.setattr("mpiagg.collectives.forms.threads_allowed", lambda: False)
     total = np.array([1])
     request = comm.Iallreduce(MPI.IN_PLACE, total)
     assert type(request) is MPI.Request

@@ -19,6 +19,7 @@ from mpiagg.schedules import (
     Count,
     Layout,
     Round,
+    algorithms,
     check,
     hold,
     prove,
@@ -374,6 +375,76 @@ def hierarchical_on_one_node(place, n):
     return both(direct_reduce_scatter, direct_allgather)(place, n)
 
 
+def moved_to_root(place, n):
+    return Count(1, 1, 1, 0, 0, 0) if place else Count(min(1, n - 1), 0, 0, n - 1, 0, 0)
+
+
+def moved_from_root(place, n):
+    return Count(1, 0, 0, 1, 0, 0) if place else Count(min(1, n - 1), n - 1, n - 1, 0, 0, 0)
+
+
+def knomial_family(place, n, radix=4):
+    """How many ranks hang below a rank, itself with them: those whose low digits lead to it."""
+
+    def parent(rank):
+        distance = 1
+        while rank % (distance * radix) == 0:
+            distance *= radix
+        return rank - rank % (distance * radix)
+
+    found = 0
+    for rank in range(n):
+        above = rank
+        while above not in (0, place):
+            above = parent(above)
+        found += above == place
+    return found
+
+
+def knomial_gather(place, n):
+    found, family = knomial_reduce(place, n), knomial_family(place, n)
+    return replace(found, sent=family if place else 0, received=family - 1, reduced=0, scratch=0)
+
+
+def knomial_scatter(place, n):
+    found, family = knomial_broadcast(place, n), knomial_family(place, n)
+    return replace(found, sent=family - 1, received=family if place else 0)
+
+
+def pairwise_alltoall(place, n):
+    del place
+    return Count(n - 1, n - 1, n - 1, n - 1, 0, 0)
+
+
+def bruck_alltoall(place, n):
+    del place
+    hops = sum(distance.bit_count() for distance in range(n))
+    return Count(ceil_log2(n), ceil_log2(n), hops, hops, 0, 0)
+
+
+def chain(place, n):
+    before, after = int(place > 0), int(place + 1 < n)
+    return Count(before + after, after, after, before, before, before)
+
+
+def doubling_scan(place, n):
+    distances = [1 << power for power in range(ceil_log2(n))]
+    sent, received = sum(place + d < n for d in distances), sum(place >= d for d in distances)
+    rounds = sum(place + d < n or place >= d for d in distances)
+    return Count(rounds, sent, sent, received, received, min(1, received))
+
+
+def shifted(scan):
+    """An exclusive scan: each vector goes to the next rank, and all but the first rank scan what has come."""
+
+    def formula(place, n):
+        before, after = int(place > 0), int(place + 1 < n)
+        shift = Count(max(before, after), after, after, before, 0, before)
+        return added(shift, scan(place - 1, n - 1)) if place else shift
+
+    return formula
+
+
 FORMULAS = {
     ("ring", "reduce_scatter"): ring_reduce_scatter,
     ("ring", "allgather"): ring_allgather,
@@ -416,6 +487,18 @@ FORMULAS = {
     ("direct", "broadcast"): direct_broadcast,
     ("one_shot", "allreduce"): one_shot_allreduce,
     ("hierarchical", "allreduce"): hierarchical_on_one_node,
+    ("hierarchical", "alltoall"): direct_allgather,
+    ("direct", "alltoall"): direct_allgather,
+    ("direct", "gather"): moved_to_root,
+    ("direct", "scatter"): moved_from_root,
+    ("knomial", "gather"): knomial_gather,
+    ("knomial", "scatter"): knomial_scatter,
+    ("pairwise", "alltoall"): pairwise_alltoall,
+    ("bruck", "alltoall"): bruck_alltoall,
+    ("ring", "scan"): chain,
+    ("ring", "exscan"): shifted(chain),
+    ("recursive_doubling", "scan"): doubling_scan,
+    ("recursive_doubling", "exscan"): shifted(doubling_scan),
 }
 """What the docstrings of the algorithms say, in chunks; ``place`` is the rank as counted from the root."""
 
@@ -446,13 +529,39 @@ def test_every_served_collective_has_a_formula():
 
 
 @pytest.mark.parametrize("collective", Collective)
-def test_every_collective_is_served_by_the_ring(collective):
-    assert collective in TABLE["ring"].schedules
+def test_every_collective_is_served(collective):
+    assert algorithms(collective)
 
 
 def test_shared_memory_is_another_way_for_the_same_schedules():
     assert schedules("shared", Collective.ALLREDUCE, 5) == schedules("direct", Collective.ALLREDUCE, 5)
-    assert set(TABLE["shared"].schedules) == set(TABLE["direct"].schedules) == set(Collective)
+    assert set(TABLE["shared"].schedules) == set(TABLE["direct"].schedules)
+    assert set(Collective) - set(TABLE["direct"].schedules) == {Collective.SCAN, Collective.EXSCAN}
+
+
+@pytest.mark.parametrize("n", [5, 16, 17, *thorough(64)])
+@pytest.mark.parametrize("radix", [3, 4, 16])
+def test_bruck_of_any_radix_sends_a_chunk_once_for_each_digit_of_its_way(n, radix):
+    def digits(number):
+        return 0 if number == 0 else digits(number // radix) + (number % radix > 0)
+
+    for found in check(f"bruck-{radix}", "alltoall", n):
+        assert found.sent == sum(map(digits, range(n)))
+
+
+@pytest.mark.parametrize("sizes", [[2, 2], [4, 4, 4], [3, 1, 2, 2], [1, 5], [2] * 8])
+def test_two_nodes_exchange_one_message_in_an_all_to_all(sizes):
+    layout = Layout.of(sizes)
+    check("hierarchical", "alltoall", layout)
+    found = defaultdict(int)
+    for rank, program in enumerate(schedules("hierarchical", Collective.ALLTOALL, layout)):
+        for a_round in program:
+            for steps in a_round.messages:
+                ends = layout.node_of(rank), layout.node_of(steps[0].peer)
+                if steps[0].action is Action.SEND and ends[0] != ends[1]:
+                    found[ends] += 1
+                    assert sum(step.count for step in steps) == sizes[ends[0]] * sizes[ends[1]]
+    assert found == {(one, other): 1 for one in range(len(sizes)) for other in range(len(sizes)) if one != other}
 
 
 def test_one_shot_and_direct_compute_the_same_fold():

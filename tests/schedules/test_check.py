@@ -278,7 +278,7 @@ def test_an_allreduce_is_no_broadcast():
 @pytest.mark.parametrize(("name", "collective"), [(name, c) for name, entry in TABLE.items() for c in entry.schedules])
 @pytest.mark.parametrize("n", [2, 3, 5])
 def test_every_single_step_is_needed_and_every_chunk_matters(name, collective, n):
-    chunks = TABLE[name].chunks(n)
+    chunks = TABLE[name].chunks(collective, n)
     for rank, program in enumerate(schedules(name, collective, n)):
         for index, a_round in enumerate(program):
             for slot, step in enumerate(a_round):
@@ -321,9 +321,9 @@ def test_a_sender_that_keeps_what_it_has_not_sent_ends_otherwise(monkeypatch):
     carry = _State.carry
 
     def keeping(state, message):
-        before = list(state.held[message.source])
+        before = dict(state.held[message.source])
         carry(state, message)
-        state.held[message.source][:] = before
+        state.held[message.source] = before
 
     monkeypatch.setattr(_State, "carry", keeping)
     check("recursive_doubling", "allreduce", 4)

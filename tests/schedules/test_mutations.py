@@ -2,17 +2,18 @@
 
 from collections import defaultdict, deque
 from dataclasses import replace
+from itertools import product
 
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from mpiagg.errors import ScheduleError
-from mpiagg.schedules import TABLE, Action, Collective, Round, prove, schedules
+from mpiagg.schedules import TABLE, Action, Collective, Round, finish, prove, schedules
 
 SERVED = [(name, collective) for name, entry in TABLE.items() for collective in entry.schedules]
 NOTHING = (-(10**9), 0)
-INWARD = (Action.RECEIVE, Action.REDUCE, Action.HOLD)
+INWARD = (Action.RECEIVE, Action.REDUCE, Action.HOLD, Action.REPLACE)
 
 
 def execute(programs, collective, chunks):
@@ -21,7 +22,7 @@ def execute(programs, collective, chunks):
     Returns every rank's chunks, or None if some rank cannot go on. It shares nothing with the walk under test.
     """
     n = len(programs)
-    held = [[start(collective, rank, chunk) for chunk in range(chunks)] for rank in range(n)]
+    held = [[start(collective, rank, chunk, n) for chunk in range(chunks)] for rank in range(n)]
     channels = defaultdict(deque)
     position, posted = [0] * n, [False] * n
     moved = True
@@ -49,9 +50,11 @@ def added(left, right):
     return left[0] + right[0], left[1] + right[1]
 
 
-def start(collective, rank, chunk):
-    has = {Collective.BROADCAST: rank == 0, Collective.ALLGATHER: rank == chunk}
-    return (100**rank, 0) if has.get(collective, True) else NOTHING
+def start(collective, rank, chunk, n):
+    if collective is Collective.ALLTOALL:
+        return (chunk + 1, 0) if chunk % n == rank else NOTHING
+    has = {"broadcast": rank == 0, "scatter": rank == 0, "allgather": rank == chunk, "gather": rank == chunk}
+    return (100**rank, 0) if has.get(collective.value, True) else NOTHING
 
 
 def complete(steps, held, take):
@@ -62,7 +65,7 @@ def complete(steps, held, take):
     if any(step.chunk + step.count > len(held) for step in steps):
         return False
     for message, step in zip(arrived, steps, strict=True):
-        if step.action is Action.RECEIVE:
+        if step.action in (Action.RECEIVE, Action.REPLACE):
             held[step.chunk : step.chunk + step.count] = message
     aside = defaultdict(lambda: (0, 0))
     for message, step in zip(arrived, steps, strict=True):
@@ -79,16 +82,22 @@ def complete(steps, held, take):
 
 def promised(collective, n, chunks):
     """The (rank, chunk) that must hold a value at the end, and the value."""
-    for rank in range(n):
-        for chunk in range(chunks):
-            if collective is Collective.ALLGATHER:
-                yield rank, chunk, (100**chunk, 0)
-            elif collective is Collective.BROADCAST:
-                yield rank, chunk, (1, 0)
-            elif collective is Collective.ALLREDUCE or rank == (
-                chunk if collective is Collective.REDUCE_SCATTER else 0
-            ):
-                yield rank, chunk, (sum(100**r for r in range(n)), 1)
+    for rank, chunk in product(range(n), range(chunks)):
+        everything, at_root, own = (sum(100**r for r in range(n)), 1), rank == 0, rank == chunk
+        there, held = {
+            "allreduce": (True, everything),
+            "reduce": (at_root, everything),
+            "reduce_scatter": (own, everything),
+            "broadcast": (True, (1, 0)),
+            "scatter": (own, (1, 0)),
+            "allgather": (True, (100 ** (chunk % n), 0)),
+            "gather": (at_root, (100 ** (chunk % n), 0)),
+            "alltoall": (chunk // n == rank, (chunk + 1, 0)),
+            "scan": (True, (sum(100**r for r in range(rank + 1)), 0)),
+            "exscan": (not at_root, (sum(100**r for r in range(rank)), 0)),
+        }[collective.value]
+        if there:
+            yield rank, chunk, held
 
 
 def works(programs, collective, chunks):
@@ -108,7 +117,7 @@ def accepted(programs, collective, chunks):
 @pytest.mark.parametrize(("name", "collective"), SERVED)
 @pytest.mark.parametrize("n", [1, 2, 3, 4, 6, 7])
 def test_the_schedules_themselves_work(name, collective, n):
-    assert works(schedules(name, collective, n), collective, TABLE[name].chunks(n))
+    assert works(schedules(name, collective, n), collective, TABLE[name].chunks(collective, n))
 
 
 @st.composite
@@ -116,7 +125,7 @@ def mutants(draw):
     """A schedule of the table with one to three changes, each on one rank or on all alike."""
     name, collective = draw(st.sampled_from(SERVED))
     n = draw(st.integers(2, 6))
-    chunks = TABLE[name].chunks(n)
+    chunks = TABLE[name].chunks(collective, n)
     programs = schedules(name, collective, n)
     for _ in range(draw(st.integers(1, 3))):
         change = draw(st.sampled_from(CHANGES))
@@ -179,6 +188,15 @@ def reduce_instead_of_replace(program, index, slot, *_):
     changed_step(program, index, slot, action=Action.REDUCE)
 
 
+def replace_when_the_round_is_over(program, index, slot, *_):
+    changed_step(program, index, slot, action=Action.REPLACE)
+
+
+def add_finish(program, index, slot, n, chunks):
+    del n
+    program[index] = Round(*program[index], finish(slot % chunks))
+
+
 def hold_instead_of_reduce(program, index, slot, *_):
     changed_step(program, index, slot, action=Action.HOLD)
 
@@ -198,8 +216,10 @@ CHANGES = [
     change_peer,
     replace_instead_of_reduce,
     reduce_instead_of_replace,
+    replace_when_the_round_is_over,
     hold_instead_of_reduce,
     turn_side,
+    add_finish,
 ]
 
 

@@ -30,10 +30,12 @@ def test_the_names():
         "pat",
         "swing",
         "bine",
+        "pairwise",
         "knomial",
         "recursive_multiplying",
         "double_tree",
         "circulant_blocks",
+        "bruck",
         "direct",
         "one_shot",
         "shared",
@@ -47,11 +49,16 @@ TREES = ("bine", "knomial", "double_tree", "circulant_blocks")
 @pytest.mark.parametrize(
     ("collective", "names"),
     [
-        ("allreduce", tuple(name for name in algorithms() if name != "circulant_blocks")),
+        ("allreduce", tuple(name for name in algorithms() if name not in {"circulant_blocks", "pairwise", "bruck"})),
         ("reduce", ("ring", "tree", "parameter_server", *TREES, "direct", "shared")),
         ("broadcast", ("ring", "tree", "parameter_server", *TREES, "direct", "shared")),
         ("allgather", ("ring", "circulant", "pat", "swing", "direct", "shared")),
         ("reduce_scatter", ("ring", "circulant", "pat", "swing", "direct", "shared")),
+        ("gather", ("knomial", "direct", "shared")),
+        ("scatter", ("knomial", "direct", "shared")),
+        ("alltoall", ("pairwise", "bruck", "direct", "shared", "hierarchical")),
+        ("scan", ("ring", "recursive_doubling")),
+        ("exscan", ("ring", "recursive_doubling")),
     ],
 )
 def test_who_serves_what(collective, names):
@@ -67,7 +74,8 @@ def test_an_unknown_name_lists_the_known(name):
 
 
 @pytest.mark.parametrize(
-    "name", ["knomial-2", "knomial-7", "recursive_multiplying-3", "double_tree-1", "circulant_blocks-5"]
+    "name",
+    ["knomial-2", "knomial-7", "bruck-2", "bruck-7", "recursive_multiplying-3", "double_tree-1", "circulant_blocks-5"],
 )
 @pytest.mark.parametrize("n", [1, 2, 5, 13])
 def test_a_number_behind_a_name_is_its_radix_or_how_many_blocks_there_are(name, n):
@@ -76,8 +84,8 @@ def test_a_number_behind_a_name_is_its_radix_or_how_many_blocks_there_are(name, 
     for collective in algorithm(name).schedules:
         check(name, collective, n, rounded=True)
         if kind in {"double_tree", "circulant_blocks"}:
-            assert algorithm(name).chunks(n) == int(number) * (2 if kind == "double_tree" else 1)
-        elif n == 13:
+            assert algorithm(name).chunks(collective, n) == int(number) * (2 if kind == "double_tree" else 1)
+        elif n == 13 and kind != "bruck":
             rounds = [a_round for program in schedules(name, collective, n) for a_round in program]
             assert max(len(a_round.messages) for a_round in rounds) >= int(number) - 1
     assert name not in algorithms()
@@ -100,7 +108,8 @@ def test_a_number_out_of_range_is_refused(name):
 def test_an_algorithm_says_who_else_serves_what_it_does_not(name):
     for collective in set(Collective) - set(TABLE[name].schedules):
         with pytest.raises(
-            ValueError, match=f"^algorithm '{name}' does not serve {collective.value}; these do: ring, "
+            ValueError,
+            match=f"^algorithm '{name}' does not serve {collective.value}; these do: {algorithms(collective)[0]}, ",
         ):
             TABLE[name].schedule(collective, 0, 2)
 
@@ -116,7 +125,7 @@ def test_peers_and_chunks_are_settled():
         for collective in entry.schedules:
             for rank, program in enumerate(schedules(name, collective, 7, root=3 if collective.rooted else 0)):
                 for step in (step for a_round in program for step in a_round):
-                    assert 0 <= step.chunk < step.chunk + step.count <= entry.chunks(7)
+                    assert 0 <= step.chunk < step.chunk + step.count <= entry.chunks(collective, 7)
                     if step.action is Action.FINISH:
                         assert step.peer == -1
                     else:
@@ -148,5 +157,11 @@ def test_what_goes_to_one_rank_in_a_round_is_one_message():
 
 
 def test_which_collectives_reduce_and_which_have_a_root():
-    assert {c.value for c in Collective if c.reduces} == {"allreduce", "reduce", "reduce_scatter"}
-    assert {c.value for c in Collective if c.rooted} == {"reduce", "broadcast"}
+    assert {c.value for c in Collective if c.reduces} == {
+        "allreduce",
+        "reduce",
+        "reduce_scatter",
+        "scan",
+        "exscan",
+    }
+    assert {c.value for c in Collective if c.rooted} == {"reduce", "broadcast", "gather", "scatter"}

@@ -110,7 +110,7 @@ WRONG = [
     ({**CONTENT, "rows": {}}, "Expected `array`, got `object` - at `$.rows`"),
     ({**CONTENT, "rows": [ROW] * (MOST_ROWS + 1)}, "Expected `array` of length <= 10000 - at `$.rows`"),
     ({**CONTENT, "rows": [ROW, 5]}, "Expected `object`, got `int` - at `$.rows[1]`"),
-    (changed(collective="alltoall"), "Invalid enum value 'alltoall' - at `$.rows[1].collective`"),
+    (changed(collective="alltoallw"), "Invalid enum value 'alltoallw' - at `$.rows[1].collective`"),
     (changed(collective=None), "missing required field `collective` - at `$.rows[1]`"),
     (changed(algorithm="rung"), "unknown algorithm 'rung'; known: ring, tree"),
     (changed(algorithm="native"), NOWHERE),

@@ -129,7 +129,7 @@ def test_the_default_is_what_was_measured_to_be_best():
     def takes(nbytes, *sizes, collective=Collective.ALLREDUCE, memory=Memory.TOGETHER):
         return str(Settings().found(Case(collective, nbytes, Layout.of(sizes), memory)).choice)
 
-    for collective in Collective:
+    for collective in (c for c in Collective if not c.prefix):
         mailed = 2**20 if collective.reduces else 2**16
         for ranks in (2, 3, 8, 64):
             for nbytes in (0, 64, mailed):

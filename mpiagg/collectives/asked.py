@@ -1,0 +1,126 @@
+"""What the arguments of a communicator's method ask for, and what the readers of arguments have in common."""
+
+from __future__ import annotations
+
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+from mpi4py import MPI
+
+from mpiagg.arrays import Array, Form, Reduction, device_of
+from mpiagg.collectives.buffers import read
+from mpiagg.plans.choices import NATIVE, STRAIGHT, Case, Choice, Memory, pick, takes_native
+from mpiagg.plans.operation import Operation
+from mpiagg.schedules import Collective
+from mpiagg.transport import Channel
+
+Arrays = tuple[Array | None, Array | None]
+
+BYTES: Final = Reduction(np.bitwise_or, np.dtype(np.uint8), "bor")
+"""How bytes travel that are only moved."""
+
+
+class Asked(NamedTuple):
+    """What a method's arguments ask for.
+
+    Attributes
+    ----------
+    collective : Collective
+    counts : tuple of int
+        As an operation has them.
+    reduction : Reduction
+    root : int
+    op : MPI.Op
+        The operator, for the MPI library's own collective.
+    half : numpy.dtype or None
+        The dtype of arrays of half precision that are reduced, in another.
+    ours : bool
+        Whether it is not for the MPI library, which has no such numbers, or combines them in half precision.
+    received : tuple of int
+        As an operation has them.
+    moved : bool
+        Whether chunks go to or come from one rank or each, as they are: which values result does not depend on how. One
+        rank may describe them so that they can be read here and another otherwise; so only registered memory, of which
+        all know, takes them from the MPI library.
+    ragged : bool
+        As an operation has it.
+    """
+
+    collective: Collective
+    counts: tuple[int, ...]
+    reduction: Reduction
+    root: int = 0
+    op: MPI.Op = MPI.SUM
+    half: np.dtype[Any] | None = None
+    ours: bool = False
+    received: tuple[int, ...] = ()
+    moved: bool = False
+    ragged: bool = False
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """That of the arrays."""
+        return self.reduction.dtype if self.half is None else self.half
+
+    def operation(
+        self, channel: Channel, memory: Memory = Memory.TOGETHER, *, arrays: Arrays, at_once: bool = True
+    ) -> Operation:
+        """Return the operation, by the algorithm that the tables choose for it, to be run at once or planned."""
+        x, out = arrays
+        device = device_of(x if out is None else out)
+        # Ranks choose the same: where they do not know the same lengths, by none.
+        nbytes = 0 if self.ragged else sum(self.counts) * self.reduction.dtype.itemsize
+        native = takes_native(self.collective, self.reduction, nbytes, minima=True, at_once=at_once or self.moved)
+        native = native and not ((channel.reproducible and not self.moved) or self.ours)
+        case = Case(self.collective, nbytes, channel.layout, memory, channel.library if native else None)
+        choice = pick("auto", None, case, device=device)
+        if self.moved and native and not self._in_shared_memory(channel, choice, memory, at_once=at_once):
+            choice = Choice(NATIVE)
+        elif self.ragged and self.ours:
+            choice = Choice(STRAIGHT[self.collective])
+        form = None if self.half is None else Form(self.half, (sum(self.counts),), device)
+        return Operation(
+            self.collective,
+            channel.rank,
+            channel.layout,
+            self.root,
+            self.counts,
+            self.reduction,
+            choice,
+            self.op,
+            form,
+            self.received,
+            self.ragged,
+        )
+
+    def _in_shared_memory(self, channel: Channel, choice: Choice, memory: Memory, *, at_once: bool) -> bool:
+        """Whether a choice is for arrays in registered memory, of which there is some, or may be at another call."""
+        here = memory is Memory.TOGETHER and len(channel.layout.nodes) == 1 and not self.ragged
+        return here and choice.elsewhere == NATIVE and (at_once or channel.memory.host.leased)
+
+
+def flat(buffer: Any, dtype: np.dtype[Any], *, writable: bool, blocks: int = 1) -> Array:
+    """Return a buffer specification that can be read, as a vector in the user's memory."""
+    if buffer.__class__ is np.ndarray and buffer.flags.c_contiguous:
+        vector: Array = buffer if buffer.ndim == 1 else buffer.reshape(-1)
+        return vector if vector.dtype == dtype else vector.view(dtype)
+    message = read(buffer, writable=writable, blocks=blocks)
+    assert message is not None
+    return message.memory.view(dtype)
+
+
+def check_devices(x: Array | None, out: Array | None) -> Arrays:
+    """Return the arrays; raise TypeError if they are on two devices."""
+    if x.__class__ is np.ndarray is out.__class__:
+        return x, out
+    if x is not None and out is not None and device_of(x) is not device_of(out):
+        if not out.size:  # None, with a count of 0
+            return x, None
+        here, there = device_of(x).name, device_of(out).name
+        raise TypeError(f"the buffers of a call are on one device, not on {here} and {there}")
+    return x, out
+
+
+def is_rank(channel: Channel, root: object) -> bool:
+    """Return whether a root is a rank of the communicator."""
+    return isinstance(root, int | np.integer) and 0 <= int(root) < channel.size

@@ -1,0 +1,217 @@
+"""Collectives for arrays of which ranks have different numbers of rows: see :mod:`mpiagg.collectives.functions`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from operator import index
+
+import numpy as np
+import numpy.typing as npt
+from mpi4py import MPI
+
+from mpiagg.arrays import Array, as_input
+from mpiagg.collectives.array_calls import ArrayPlan, Counts, planned, run
+from mpiagg.collectives.moving_functions import allgather, alltoall
+from mpiagg.transport import CHECK, channel_of, limited
+
+
+def alltoallv(
+    x: npt.ArrayLike,
+    sendcounts: Sequence[int],
+    recvcounts: Sequence[int] | None = None,
+    *,
+    out: Array | None = None,
+    comm: MPI.Intracomm | None = None,
+    algorithm: str = "auto",
+    lanes: int | None = None,
+    timeout: float | None = None,
+    check: bool | None = None,
+    reproducible: bool | None = None,
+) -> Array:
+    """Give each rank some rows of every rank's array.
+
+    Parameters
+    ----------
+    x : array_like
+        This rank's array, of the same dtype and shape on all ranks but for the first axis: the rows for rank 0, then
+        those for rank 1, and so on.
+    sendcounts : sequence of int
+        How many rows there are for each rank.
+    recvcounts : sequence of int, optional
+        How many rows come from each rank. Without it the ranks tell one another first, by an :func:`alltoall` of one
+        number for each.
+    out, comm, algorithm, lanes, timeout, check, reproducible
+        See :mod:`mpiagg.collectives.functions`. Algorithms that forward chunks are not for this one. With ``check`` the
+        counts of all ranks are compared.
+
+    Returns
+    -------
+    numpy.ndarray
+        The rows from rank 0, then those from rank 1, and so on: ``out`` if it was given.
+
+    Raises
+    ------
+    ValueError, TypeError, StallError
+        As :func:`allreduce`, and ValueError for counts that do not fit.
+
+    Examples
+    --------
+    Tokens go to the ranks of their experts, and come back (``docs/examples/mixture_of_experts.py``)::
+
+        there = mpiagg.alltoallv(tokens[order], counts)
+    """
+    counts = _exchanged(sendcounts, recvcounts, comm, timeout, check=check)
+    given = ("alltoall", x, "sum", 0, out, algorithm, lanes, None, reproducible, counts)
+    return run(given, comm, timeout, check=check)
+
+
+def allgatherv(
+    x: npt.ArrayLike,
+    recvcounts: Sequence[int] | None = None,
+    *,
+    out: Array | None = None,
+    comm: MPI.Intracomm | None = None,
+    algorithm: str = "auto",
+    lanes: int | None = None,
+    timeout: float | None = None,
+    check: bool | None = None,
+    reproducible: bool | None = None,
+) -> Array:
+    """Give the rows of all ranks to all ranks.
+
+    Parameters
+    ----------
+    x : array_like
+        This rank's array, of the same dtype and shape on all ranks but for the first axis.
+    recvcounts : sequence of int, optional
+        How many rows each rank has. Without it the ranks tell one another first, by an :func:`allgather` of one number.
+    out, comm, algorithm, lanes, timeout, check, reproducible
+        See :mod:`mpiagg.collectives.functions`.
+
+    Returns
+    -------
+    numpy.ndarray
+        The rows of rank 0, then those of rank 1, and so on: ``out`` if it was given.
+
+    Raises
+    ------
+    ValueError, TypeError, StallError
+        As :func:`allreduce`, and ValueError for counts that do not fit.
+    """
+    counts = _gathered(x, recvcounts, comm, timeout, check=check)
+    given = ("allgather", x, "sum", 0, out, algorithm, lanes, None, reproducible, counts)
+    return run(given, comm, timeout, check=check)
+
+
+def alltoallv_init(
+    x: npt.ArrayLike,
+    sendcounts: Sequence[int],
+    recvcounts: Sequence[int] | None = None,
+    *,
+    out: Array | None = None,
+    comm: MPI.Intracomm | None = None,
+    algorithm: str = "auto",
+    lanes: int | None = None,
+    timeout: float | None = None,
+    reproducible: bool | None = None,
+) -> ArrayPlan:
+    """Plan an :func:`alltoallv`; collective. Raises what :func:`allreduce_init` does."""
+    counts = _exchanged(sendcounts, recvcounts, comm, timeout, check=True)
+    return planned(("alltoall", x, "sum", 0, out, algorithm, lanes, None, reproducible, counts), comm, timeout)
+
+
+def allgatherv_init(
+    x: npt.ArrayLike,
+    recvcounts: Sequence[int] | None = None,
+    *,
+    out: Array | None = None,
+    comm: MPI.Intracomm | None = None,
+    algorithm: str = "auto",
+    lanes: int | None = None,
+    timeout: float | None = None,
+    reproducible: bool | None = None,
+) -> ArrayPlan:
+    """Plan an :func:`allgatherv`; collective. Raises what :func:`allreduce_init` does."""
+    counts = _gathered(x, recvcounts, comm, timeout, check=True)
+    return planned(("allgather", x, "sum", 0, out, algorithm, lanes, None, reproducible, counts), comm, timeout)
+
+
+def _exchanged(
+    sendcounts: Sequence[int],
+    recvcounts: Sequence[int] | None,
+    comm: MPI.Intracomm | None,
+    timeout: float | None,
+    *,
+    check: bool | None,
+) -> Counts:
+    """Return how many rows go to each rank, and come from each."""
+    found: list[tuple[int, ...]] = []
+
+    def ask() -> Array:
+        return alltoall(np.array(found[0]), comm=comm, timeout=timeout, check=check)
+
+    def say() -> str:
+        found.append(_counts("sendcounts", sendcounts, channel_of(comm).size))
+        return "alltoallv"
+
+    received = _told(say, ask, recvcounts, comm, timeout, check=check)
+    return found[0], received
+
+
+def _gathered(
+    x: npt.ArrayLike,
+    recvcounts: Sequence[int] | None,
+    comm: MPI.Intracomm | None,
+    timeout: float | None,
+    *,
+    check: bool | None,
+) -> Counts:
+    """Return how many rows come from each rank."""
+
+    def ask() -> Array:
+        shape = as_input(x).shape
+        return allgather(np.int64(shape[0] if shape else 1), comm=comm, timeout=timeout, check=check)
+
+    return (), _told(lambda: "allgatherv", ask, recvcounts, comm, timeout, check=check)
+
+
+def _told(
+    say: Callable[[], str],
+    ask: Callable[[], Array],
+    recvcounts: Sequence[int] | None,
+    comm: MPI.Intracomm | None,
+    timeout: float | None,
+    *,
+    check: bool | None,
+) -> tuple[int, ...]:
+    """Return the rows that come from each rank: as they are given, or as the ranks tell one another.
+
+    With ``check`` they do so in any case, and a bad argument on one of them is an error on all.
+    """
+    channel, checked, given = channel_of(comm), CHECK if check is None else check, None
+
+    def both() -> str:
+        nonlocal given
+        given = None if recvcounts is None else _counts("recvcounts", recvcounts, channel.size)
+        return say()
+
+    def compared() -> str:
+        if given not in (None, told):
+            raise ValueError(f"recvcounts are {given}, and the other ranks send {told}")
+        return "recvcounts"
+
+    with limited(timeout):
+        if not checked:
+            both()
+            return given if given is not None else tuple(ask().tolist())
+        channel.agree_on(both)
+        told = tuple(ask().tolist())
+        channel.agree_on(compared)
+        return told
+
+
+def _counts(name: str, counts: Sequence[int], size: int) -> tuple[int, ...]:
+    found = tuple(map(index, counts))
+    if len(found) != size or min(found) < 0:
+        raise ValueError(f"{name} must be {size} numbers of rows, one for each rank; they are {found}")
+    return found

@@ -1,0 +1,279 @@
+"""Collectives for arrays that move values as they are: see :mod:`mpiagg.collectives.functions`."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+from mpi4py import MPI
+
+from mpiagg.arrays import Array
+from mpiagg.collectives.array_calls import ArrayPlan, planned, run
+from mpiagg.transport import channel_of
+
+
+def broadcast(
+    x: npt.ArrayLike,
+    *,
+    root: int = 0,
+    out: Array | None = None,
+    comm: MPI.Intracomm | None = None,
+    algorithm: str = "auto",
+    lanes: int | None = None,
+    timeout: float | None = None,
+    check: bool | None = None,
+    reproducible: bool | None = None,
+) -> Array:
+    """Give the root's array to all ranks.
+
+    Parameters
+    ----------
+    x : array_like
+        On the root the array to give; elsewhere any array of the same shape and dtype, whose values do not matter.
+    root : int
+        The rank that gives.
+    out, comm, algorithm, lanes, timeout, check
+        See :mod:`mpiagg.collectives.functions`.
+
+    Returns
+    -------
+    numpy.ndarray
+        The root's values: ``out`` if it was given.
+
+    Raises
+    ------
+    ValueError, TypeError, StallError
+        As :func:`allreduce`, and ValueError for a root out of range.
+    """
+    return run(
+        ("broadcast", x, "sum", root, out, algorithm, lanes, None, reproducible, None), comm, timeout, check=check
+    )
+
+
+def allgather(
+    x: npt.ArrayLike,
+    *,
+    out: Array | None = None,
+    comm: MPI.Intracomm | None = None,
+    algorithm: str = "auto",
+    lanes: int | None = None,
+    timeout: float | None = None,
+    check: bool | None = None,
+    reproducible: bool | None = None,
+) -> Array:
+    """Give the arrays of all ranks to all ranks.
+
+    Parameters
+    ----------
+    x : array_like
+        This rank's array, of the same shape and dtype on all ranks.
+    out, comm, algorithm, lanes, timeout, check
+        See :mod:`mpiagg.collectives.functions`.
+
+    Returns
+    -------
+    numpy.ndarray
+        An array of shape ``(size, *x.shape)``; row r is rank r's x.
+
+    Raises
+    ------
+    ValueError, TypeError, StallError
+        As :func:`allreduce`.
+    """
+    return run(("allgather", x, "sum", 0, out, algorithm, lanes, None, reproducible, None), comm, timeout, check=check)
+
+
+def gather(
+    x: npt.ArrayLike,
+    *,
+    root: int = 0,
+    out: Array | None = None,
+    comm: MPI.Intracomm | None = None,
+    algorithm: str = "auto",
+    lanes: int | None = None,
+    timeout: float | None = None,
+    check: bool | None = None,
+    reproducible: bool | None = None,
+) -> Array | None:
+    """Give the arrays of all ranks to the root.
+
+    Parameters
+    ----------
+    x : array_like
+        This rank's array, of the same shape and dtype on all ranks.
+    root : int
+        The rank that gets them.
+    out : numpy.ndarray, optional
+        On the root, an array for the result; elsewhere nothing is written to it.
+    comm, algorithm, lanes, timeout, check, reproducible
+        See :mod:`mpiagg.collectives.functions`.
+
+    Returns
+    -------
+    numpy.ndarray or None
+        On the root an array of shape ``(size, *x.shape)``, whose row r is rank r's x; None elsewhere.
+
+    Raises
+    ------
+    ValueError, TypeError, StallError
+        As :func:`allreduce`, and ValueError for a root out of range.
+
+    Examples
+    --------
+    >>> rows = mpiagg.gather(np.full(3, rank), root=0)  # doctest: +SKIP
+    """
+    return run(("gather", x, "sum", root, out, algorithm, lanes, None, reproducible, None), comm, timeout, check=check)
+
+
+def scatter(
+    x: npt.ArrayLike | None,
+    *,
+    root: int = 0,
+    out: Array | None = None,
+    comm: MPI.Intracomm | None = None,
+    algorithm: str = "auto",
+    lanes: int | None = None,
+    timeout: float | None = None,
+    check: bool | None = None,
+    reproducible: bool | None = None,
+) -> Array:
+    """Give each rank its row of the root's array.
+
+    Parameters
+    ----------
+    x : array_like or None
+        On the root an array of ``size`` rows, row r for rank r. Elsewhere any array of the same shape and dtype, whose
+        values do not matter; or None, if there is an ``out`` to tell the shape of a row.
+    root : int
+        The rank that gives.
+    out, comm, algorithm, lanes, timeout, check, reproducible
+        See :mod:`mpiagg.collectives.functions`.
+
+    Returns
+    -------
+    numpy.ndarray
+        This rank's row, of shape ``x.shape[1:]``: ``out`` if it was given.
+
+    Raises
+    ------
+    ValueError, TypeError, StallError
+        As :func:`allreduce`, and ValueError for a root out of range, or an array of another number of rows.
+    """
+    x = _rows_of(x, out, comm)
+    return run(("scatter", x, "sum", root, out, algorithm, lanes, None, reproducible, None), comm, timeout, check=check)
+
+
+def alltoall(
+    x: npt.ArrayLike,
+    *,
+    out: Array | None = None,
+    comm: MPI.Intracomm | None = None,
+    algorithm: str = "auto",
+    lanes: int | None = None,
+    timeout: float | None = None,
+    check: bool | None = None,
+    reproducible: bool | None = None,
+) -> Array:
+    """Give each rank its part of every rank's array.
+
+    Parameters
+    ----------
+    x : array_like
+        This rank's array, of the same shape and dtype on all ranks. Its first axis is cut into ``size`` equal parts,
+        part r for rank r.
+    out, comm, algorithm, lanes, timeout, check, reproducible
+        See :mod:`mpiagg.collectives.functions`.
+
+    Returns
+    -------
+    numpy.ndarray
+        An array of x's shape, whose part s is what rank s had for this rank: ``out`` if it was given.
+
+    Raises
+    ------
+    ValueError, TypeError, StallError
+        As :func:`allreduce`, and ValueError for a first axis that cannot be cut so.
+    """
+    return run(("alltoall", x, "sum", 0, out, algorithm, lanes, None, reproducible, None), comm, timeout, check=check)
+
+
+def broadcast_init(
+    x: npt.ArrayLike,
+    *,
+    root: int = 0,
+    out: Array | None = None,
+    comm: MPI.Intracomm | None = None,
+    algorithm: str = "auto",
+    lanes: int | None = None,
+    timeout: float | None = None,
+    reproducible: bool | None = None,
+) -> ArrayPlan:
+    """Plan a :func:`broadcast`; collective. Raises what :func:`allreduce_init` does."""
+    return planned(("broadcast", x, "sum", root, out, algorithm, lanes, None, reproducible, None), comm, timeout)
+
+
+def allgather_init(
+    x: npt.ArrayLike,
+    *,
+    out: Array | None = None,
+    comm: MPI.Intracomm | None = None,
+    algorithm: str = "auto",
+    lanes: int | None = None,
+    timeout: float | None = None,
+    reproducible: bool | None = None,
+) -> ArrayPlan:
+    """Plan an :func:`allgather`; collective. Raises what :func:`allreduce_init` does."""
+    return planned(("allgather", x, "sum", 0, out, algorithm, lanes, None, reproducible, None), comm, timeout)
+
+
+def gather_init(
+    x: npt.ArrayLike,
+    *,
+    root: int = 0,
+    out: Array | None = None,
+    comm: MPI.Intracomm | None = None,
+    algorithm: str = "auto",
+    lanes: int | None = None,
+    timeout: float | None = None,
+    reproducible: bool | None = None,
+) -> ArrayPlan:
+    """Plan a :func:`gather`; collective. Raises what :func:`allreduce_init` does."""
+    return planned(("gather", x, "sum", root, out, algorithm, lanes, None, reproducible, None), comm, timeout)
+
+
+def scatter_init(
+    x: npt.ArrayLike | None,
+    *,
+    root: int = 0,
+    out: Array | None = None,
+    comm: MPI.Intracomm | None = None,
+    algorithm: str = "auto",
+    lanes: int | None = None,
+    timeout: float | None = None,
+    reproducible: bool | None = None,
+) -> ArrayPlan:
+    """Plan a :func:`scatter`; collective. Raises what :func:`allreduce_init` does."""
+    x = _rows_of(x, out, comm)
+    return planned(("scatter", x, "sum", root, out, algorithm, lanes, None, reproducible, None), comm, timeout)
+
+
+def alltoall_init(
+    x: npt.ArrayLike,
+    *,
+    out: Array | None = None,
+    comm: MPI.Intracomm | None = None,
+    algorithm: str = "auto",
+    lanes: int | None = None,
+    timeout: float | None = None,
+    reproducible: bool | None = None,
+) -> ArrayPlan:
+    """Plan an :func:`alltoall`; collective. Raises what :func:`allreduce_init` does."""
+    return planned(("alltoall", x, "sum", 0, out, algorithm, lanes, None, reproducible, None), comm, timeout)
+
+
+def _rows_of(x: npt.ArrayLike | None, out: Array | None, comm: MPI.Intracomm | None) -> npt.ArrayLike:
+    """Return what is to be scattered, or on ranks that have nothing an array of that shape, which is not read."""
+    if x is not None:
+        return x
+    if out is None:
+        raise ValueError("scatter takes an array, or without one an out that tells the shape of a row")
+    return np.broadcast_to(out, (channel_of(comm).size, *out.shape))

@@ -1,0 +1,125 @@
+"""Collectives that hand chunks from an input to an output: each is sent and received where it lies.
+
+Chunks that this rank only forwards lie in scratch; one that it has before and after is copied.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from functools import partial
+from typing import Any, NamedTuple
+
+from mpiagg.arrays import Array, cuts_of, device_of, even_ranges, flat, overlap, ranges, same_memory
+from mpiagg.plans.binding import Run, Segments, bind
+from mpiagg.plans.operation import Operation
+from mpiagg.plans.program import Call, Program, in_turn
+from mpiagg.schedules import Collective
+from mpiagg.transport import Channel
+
+
+class Vectors(NamedTuple):
+    """The input and the output as vectors that have nothing in common, but for a chunk that lies where it stays.
+
+    Attributes
+    ----------
+    x, out : numpy.ndarray or None
+        The arrays that were given, or others in their places.
+    load, store : callable or None
+        What copies between these and those.
+    nbytes : int
+        The memory that was taken for them.
+    """
+
+    x: Array | None
+    out: Array | None
+    load: Call | None
+    store: Call | None
+    nbytes: int
+
+    def around(self, program: Program) -> Program:
+        """Return a program between the vectors with the copies before and after it."""
+        whole = in_turn(self.load, program, self.store)
+        return replace(whole, nbytes=whole.nbytes + self.nbytes)
+
+
+def vectors_of(operation: Operation, x: Array | None, out: Array | None) -> Vectors:
+    """Return the arrays of an operation, of any layout, as vectors."""
+    source, target = (None if part is None else flat(part) for part in (x, out))
+    load = store = None
+    nbytes = 0
+    if out is not None and target is None:
+        device = device_of(out)
+        target = device.empty(out.size, out.dtype)
+        store = partial(device.convert, out, target.reshape(out.shape))
+        nbytes += out.nbytes
+    in_the_way = source is not None and target is not None and overlap(source, target)
+    if x is not None and (source is None or (in_the_way and not _stays(operation, source, target))):
+        device = device_of(x)
+        source = device.empty(x.size, x.dtype)
+        load = partial(device.convert, source.reshape(x.shape), x)
+        nbytes += x.nbytes
+    return Vectors(source, target, load, store, nbytes)
+
+
+def _stays(o: Operation, source: Any, target: Any) -> bool:
+    """Whether an input that overlaps the output is one chunk that lies where it stays, or the output is."""
+    if o.collective is Collective.ALLTOALL:
+        return False
+    gathers = o.collective is Collective.GATHER
+    return same_memory(source, target[o.own_chunk]) if gathers else same_memory(source[o.own_chunk], target)
+
+
+def kept(operation: Operation, source: Array | None, target: Array | None) -> Call | None:
+    """Return the call that copies what this rank has before and after from the input to the output."""
+    o = operation
+    if source is None or target is None:  # of a scatter the root's chunk may stay where it is
+        return None
+    before, after = _runs(o.had, o), _runs(o.promised, o)
+    for chunk in before.keys() & after.keys():  # one, or none
+        sent, received = source[slice(*before[chunk])], target[slice(*after[chunk])]
+        if sent.size and not same_memory(sent, received):
+            return partial(device_of(target).convert, received, sent)
+    return None
+
+
+def bind_moves(channel: Channel, operation: Operation, source: Array | None, target: Array | None, tag: int) -> Program:
+    """Return the program of a gather, a scatter or an all-to-all by messages.
+
+    Parameters
+    ----------
+    channel : Channel
+    operation : Operation
+    source, target : numpy.ndarray or None
+        The input and the output, as :func:`vectors_of` returns them; None where this rank has none.
+    tag : int
+        Of the messages.
+    """
+    o, lanes = operation, operation.choice.lanes
+    schedule = o.schedule()
+    named = {c for a_round in schedule for step in a_round for c in range(step.chunk, step.chunk + step.count)}
+    before, after = _runs(o.had, o), _runs(o.promised, o)
+    forwarded = _runs(sorted(named - before.keys() - after.keys()), o)
+    length = max((stop for _, stop in forwarded.values()), default=0)
+    scratch = device_of(source if target is None else target).empty(length, o.reduction.dtype)
+    # The last one counts: what a rank has before and after is in no message.
+    parts = [
+        (part, runs) for part, runs in ((target, after), (source, before), (scratch, forwarded)) if part is not None
+    ]
+    vector = Segments.of([part for part, _ in parts])
+    places = {
+        chunk: (start + first, start + last)
+        for start, (_, runs) in zip(vector.starts, parts, strict=True)
+        for chunk, (first, last) in runs.items()
+    }
+    cut = {chunk: even_ranges(*places[chunk], lanes) for chunk in sorted(named)}
+    by_lane = [{chunk: ranges[lane] for chunk, ranges in cut.items()} for lane in range(lanes)]
+    program = bind(channel, schedule, vector, by_lane, o.reduction, label=o.label, tag=tag)
+    whole = in_turn(kept(o, source, target), program)
+    return replace(whole, nbytes=whole.nbytes + scratch.nbytes)
+
+
+def _runs(chunks: Iterable[int], operation: Operation) -> Mapping[int, Run]:
+    """Return the range of each chunk, where they lie one after the other."""
+    chunks = list(chunks)
+    return dict(zip(chunks, ranges(cuts_of(operation.counts_of(chunks))), strict=True))

@@ -1,0 +1,237 @@
+"""Gather, scatter, all-to-all and scans of a communicator, in all their forms, beside mpi4py's own."""
+
+import numpy as np
+import pytest
+from mpi4py import MPI
+
+import mpiagg
+
+pytestmark = pytest.mark.mpi
+
+FORMS = ["now", "start", "init"]
+LENGTHS = [0, 1, 5, 4000] if MPI.COMM_WORLD.size <= 4 else [0, 5]  # ranks that outnumber the cores take long
+
+
+@pytest.fixture(params=[False, True], ids=["auto", "reproducible"])
+def ours(world, request):
+    comm = mpiagg.Comm(world, reproducible=request.param)
+    yield comm
+    comm.Free()
+
+
+def call(comm, form, name, *arguments):
+    """Make a call in one of its forms, twice."""
+    for _ in range(2):
+        if form == "now":
+            assert getattr(comm, name)(*arguments) is None
+        elif form == "start":
+            getattr(comm, f"I{name.lower()}")(*arguments).Wait()
+    if form == "init":
+        request = getattr(comm, f"{name}_init")(*arguments)
+        for _ in range(2):
+            request.Start()
+            request.Wait()
+        request.Free()
+
+
+def numbers(size, length, dtype="float64"):
+    return np.random.default_rng(length).integers(-9, 9, (size, size, length)).astype(dtype)
+
+
+def both(ours, world, form, name, make, *more):
+    """Return the output of a call of ours and of mpi4py's; ``make`` returns its buffers and the array of the output."""
+    found = []
+    for comm in (ours, world):
+        *buffers, out = make()
+        if comm is ours:
+            call(comm, form, name, *buffers, *more)
+        else:
+            getattr(comm, name)(*buffers, *more)
+        found.append(out)
+    return found
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("dtype", ["float64", "int32", "uint8"])
+def test_alltoall(ours, world, rank, size, form, dtype):  # noqa: PLR0917 - fixtures and parameters
+    for length in LENGTHS:
+        rows = numbers(size, length, dtype)
+
+        def apart(rows=rows):
+            out = np.full_like(rows[rank], 77)
+            return rows[rank].copy(), out, out
+
+        def typed(rows=rows):
+            out = np.full(rows[rank].size + 1, 77, rows.dtype)
+            kind = MPI.Datatype.fromcode(rows.dtype.char)
+            return [rows[rank], kind], [out, rows.shape[2], kind], out
+
+        one, other = both(ours, world, form, "Alltoall", apart)
+        assert np.array_equal(one, other)
+        assert np.array_equal(one, rows[:, rank])
+        one, other = both(ours, world, form, "Alltoall", typed)
+        assert np.array_equal(one, other)
+        if form == "now":  # what is sent in place is not what it was, the second time
+            out = rows[rank].copy()
+            ours.Alltoall(MPI.IN_PLACE, out)
+            assert np.array_equal(out, rows[:, rank])
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_gather_and_scatter(ours, world, rank, size, form):
+    for length in LENGTHS:
+        rows = numbers(size, length)
+        for root in sorted({0, size - 1}):
+            at_root = rank == root
+
+            def gathered(rows=rows, at_root=at_root):
+                out = np.full_like(rows[rank], 77) if at_root else None
+                return rows[rank, 0].copy(), out, out
+
+            def gathered_in_place(rows=rows, at_root=at_root):
+                out = np.full_like(rows[rank], 77) if at_root else None
+                if out is not None:
+                    out[rank] = rows[rank, 0]
+                return MPI.IN_PLACE if at_root else rows[rank, 0].copy(), out, out
+
+            def scattered(rows=rows, at_root=at_root):
+                out = np.full_like(rows[rank, 0], 77)
+                return rows[rank].copy() if at_root else None, out, out
+
+            def scattered_in_place(rows=rows, at_root=at_root):
+                x = rows[rank].copy()
+                x.flags.writeable = False  # nothing is written to the root's
+                out = np.full_like(x[0], 77)
+                return x if at_root else None, MPI.IN_PLACE if at_root else out, x if at_root else out
+
+            for name, make in (("Gather", gathered), ("Gather", gathered_in_place), ("Scatter", scattered)):
+                one, other = both(ours, world, form, name, make, root)
+                assert (one is None) if other is None else np.array_equal(one, other), (name, length)
+            one, other = both(ours, world, form, "Scatter", scattered_in_place, root)
+            assert np.array_equal(one, other)
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("op", [MPI.SUM, MPI.MAX, MPI.PROD], ids=["sum", "max", "prod"])
+@pytest.mark.parametrize("dtype", ["float64", "int32"])
+def test_scans(ours, world, rank, size, form, op, dtype):  # noqa: PLR0917 - fixtures and parameters
+    for length in LENGTHS:
+        rows = numbers(size, length, dtype)
+
+        def apart(rows=rows):
+            out = np.full_like(rows[rank, 0], 77)
+            return rows[rank, 0].copy(), out, out
+
+        for name in ("Scan", "Exscan"):
+            one, other = both(ours, world, form, name, apart, op)
+            assert np.array_equal(one, other) or (rank == 0 and name == "Exscan")
+            if form == "now":
+                out = rows[rank, 0].copy()
+                getattr(ours, name)(MPI.IN_PLACE, out, op)
+                assert np.array_equal(out, other) or (rank == 0 and name == "Exscan")
+
+
+def test_half_precision_is_scanned_in_float32(ours, rank, size):
+    rows = numbers(size, 5, "float16")
+    out = np.empty_like(rows[rank, 0])
+    ours.Scan(rows[rank, 0], out)
+    assert np.array_equal(out, np.add.accumulate(rows[:, 0].astype("float32"), axis=0)[rank].astype("float16"))
+
+
+def blocks(size, seed):
+    counts = 2 * np.random.default_rng(seed).integers(0, 4, (size, size))
+    rows = [[np.arange(float(counts[s, t])) + 100 * s + 10 * t for t in range(size)] for s in range(size)]
+    return counts.tolist(), rows
+
+
+def spread(counts, gap):
+    """Return displacements with gaps between blocks, and the length of all."""
+    starts = [sum(counts[:place]) + gap * place for place in range(len(counts))]
+    return starts, sum(counts) + gap * len(counts)
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("gap", [0, 3])
+def test_alltoallv(ours, world, rank, size, form, gap):  # noqa: PLR0917 - fixtures and parameters
+    for seed in range(3):
+        counts, rows = blocks(size, seed)
+        received = [counts[source][rank] for source in range(size)]
+        starts, length = spread(received, gap)
+
+        def make(counts=counts, rows=rows, received=received, starts=starts, length=length):
+            out = np.full(length, 77.0)
+            target = [out, (received, starts)] if gap else [out, received]
+            return [np.concatenate(rows[rank]), counts[rank], MPI.DOUBLE], target, out
+
+        one, other = both(ours, world, form, "Alltoallv", make)
+        assert np.array_equal(one, other)
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("gap", [0, 3])
+def test_gatherv_scatterv_and_allgatherv(ours, world, rank, size, form, gap):  # noqa: PLR0917 - fixtures and parameters
+    for seed in range(3):
+        counts, rows = blocks(size, seed)
+        first = [counts[source][0] for source in range(size)]
+        starts, length = spread(first, gap)
+
+        def gathered(root=None, first=first, rows=rows, starts=starts, length=length):
+            out = np.full(length, 77.0) if root in (None, rank) else None
+            target = None if out is None else [out, (first, starts)] if gap else [out, first]
+            return rows[rank][0], target, out
+
+        one, other = both(ours, world, form, "Allgatherv", gathered)
+        assert np.array_equal(one, other)
+        for root in sorted({0, size - 1}):
+            one, other = both(ours, world, form, "Gatherv", lambda root=root: gathered(root), root)
+            assert (one is None) if other is None else np.array_equal(one, other)
+
+            def scattered(root=root, counts=counts, rows=rows):
+                out = np.full(counts[root][rank], 77.0)
+                return [np.concatenate(rows[root]), counts[root]] if rank == root else None, out, out
+
+            one, other = both(ours, world, form, "Scatterv", scattered, root)
+            assert np.array_equal(one, other)
+            assert np.array_equal(one, rows[root][rank])
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("length", [4, 300])
+def test_each_rank_describes_its_data_as_it_likes(ours, rank, size, form, length):
+    """Rank 0 has columns of a matrix, by a derived datatype; the others have what follows one another."""
+    column = MPI.DOUBLE.Create_vector(length, 1, size).Create_resized(0, 8).Commit()
+    mine, matrix = np.full(length, float(rank)), np.zeros((length, size))
+    wanted = np.tile(np.arange(float(size)), (length, 1))
+    call(ours, form, "Gather", mine, [matrix, 1, column] if rank == 0 else None, 0)
+    assert rank or np.array_equal(matrix, wanted)
+    call(ours, form, "Scatter", [wanted, 1, column] if rank == 0 else None, mine, 0)
+    assert np.all(mine == rank)
+    rows = np.full((size, length), float(rank))
+    if rank == 0:
+        call(ours, form, "Alltoall", rows, [matrix, 1, column])
+        assert np.array_equal(matrix, wanted)
+    else:
+        call(ours, form, "Alltoall", rows, out := np.zeros((size, length)))
+        assert np.array_equal(out, wanted.T)
+    gap = 2 if rank == 0 else 0
+    starts, whole = spread([length] * size, gap)
+    out = np.full(whole, -1.0)
+    call(ours, form, "Allgatherv", mine, [out, ([length] * size, starts)])
+    assert all(np.all(out[start : start + length] == peer) for peer, start in enumerate(starts))
+    column.Free()
+
+
+def test_errors_are_mpi4pys(ours, size):
+    with pytest.raises(MPI.Exception):
+        ours.Scan(np.zeros(3), np.zeros(3), MPI.REPLACE)
+    with pytest.raises((MPI.Exception, ValueError)):
+        ours.Gather(np.zeros(3), np.zeros(3 * size), root=size)
+    with pytest.raises(TypeError):
+        ours.Alltoall("text", np.zeros(size))
+
+
+def test_the_methods_are_named_as_mpi4pys(ours):
+    for name in ("Alltoall", "Ialltoallv", "Gather_init", "Bcast", "Iscan", "Exscan_init", "Reduce"):
+        method, given = getattr(type(ours), name), getattr(MPI.Intracomm, name)
+        assert (method.__name__, method.__doc__) == (given.__name__, given.__doc__)
+        assert method is not given

@@ -1,0 +1,266 @@
+"""Gather, scatter, all-to-all and scans of arrays: what every rank gets, by every algorithm, wherever they lie."""
+
+import numpy as np
+import pytest
+from mpi4py import MPI
+
+import mpiagg
+from mpiagg.errors import MismatchError
+
+pytestmark = pytest.mark.mpi
+
+LENGTHS = [0, 1, 3, 1000, 20_011]
+if MPI.COMM_WORLD.size > 4:  # ranks that outnumber the cores take long
+    LENGTHS = [0, 3, 20_011]
+WAYS = [*mpiagg.algorithms("alltoall"), "bruck-3", "auto", "native"]
+ROOTED = [*mpiagg.algorithms("gather"), "knomial-2", "auto", "native"]
+SCANS = [*mpiagg.algorithms("scan"), "auto", "native"]
+
+
+@pytest.fixture
+def table(size):
+    """Return a function that makes the rows that each rank has for each: ``table(length)[source, target]``."""
+
+    def table(length, dtype="float32"):
+        return np.random.default_rng(length).integers(-9, 9, (size, size, length)).astype(dtype)
+
+    return table
+
+
+@pytest.fixture(params=["anywhere", "registered"])
+def array(request, comm):
+    """Return a function that makes an array with some values, in memory that ranks share or not."""
+
+    def array(values):
+        if request.param == "anywhere":
+            return values.copy()
+        registered = mpiagg.empty(values.shape, values.dtype, comm=comm)
+        registered[...] = values
+        return registered
+
+    return array
+
+
+def runs(function, planned, *arguments, out, **keywords):
+    """Yield what a collective returns: into a new array, into one that is given, and by a plan that runs twice."""
+    lanes = {"lanes": 1 if keywords["algorithm"] == "native" else 3}
+    yield function(*arguments, **keywords)
+    yield function(*arguments, out=out, **keywords)
+    yield function(*arguments, out=out, **keywords)
+    yield function(*arguments, **keywords, **lanes)
+    with planned(*arguments, out=out, **keywords, **lanes) as plan:
+        for _ in range(2):
+            if out is not None:
+                out[...] = 77
+            yield plan()
+
+
+def same(result, wanted):
+    if wanted is None:
+        return result is None
+    return result.shape == wanted.shape and result.dtype == wanted.dtype and np.array_equal(result, wanted)
+
+
+@pytest.mark.parametrize("algorithm", WAYS)
+def test_alltoall_gives_each_rank_its_part(comm, rank, table, array, algorithm):
+    for length in LENGTHS:
+        rows = table(length)
+        x, out = array(rows[rank]), array(rows[rank] * 0)
+        for result in runs(mpiagg.alltoall, mpiagg.alltoall_init, x, out=out, comm=comm, algorithm=algorithm):
+            assert same(result, rows[:, rank]), (length, result)
+        assert np.array_equal(x, rows[rank])
+        mpiagg.alltoall(x, out=x, comm=comm, algorithm=algorithm)
+        assert np.array_equal(x, rows[:, rank])
+
+
+@pytest.mark.parametrize("algorithm", ROOTED)
+def test_gather_and_scatter_are_each_others_inverse(comm, rank, size, table, array, algorithm):  # noqa: PLR0917 - fixtures and parameters
+    for length in LENGTHS:
+        rows = table(length)
+        x, out = array(rows[rank]), array(rows[rank] * 0)
+        for root in sorted({0, size - 1}):
+            at_root = out if rank == root else None
+            keywords = {"root": root, "comm": comm, "algorithm": algorithm}
+            wanted = rows[:, 0] if rank == root else None
+            for result in runs(mpiagg.gather, mpiagg.gather_init, x[0], out=at_root, **keywords):
+                assert same(result, wanted), (length, result)
+            if rank == root:  # where its own row lies in its place already
+                out[...], out[root] = 77, x[0]
+                assert same(mpiagg.gather(out[root], out=out, **keywords), wanted)
+            else:
+                mpiagg.gather(x[0], **keywords)
+            for result in runs(mpiagg.scatter, mpiagg.scatter_init, x, out=out[0], **keywords):
+                assert same(result, rows[root, rank]), (length, result)
+            given = x if rank == root else None
+            assert same(mpiagg.scatter(given, out=out[0], **keywords), rows[root, rank])
+        assert np.array_equal(x, rows[rank])
+
+
+@pytest.mark.parametrize("algorithm", SCANS)
+@pytest.mark.parametrize(("op", "function"), [("sum", np.add), ("max", np.maximum), (MPI.MIN, np.minimum)])
+def test_scans_are_of_the_ranks_before(comm, rank, table, array, algorithm, op, function):  # noqa: PLR0917 - fixtures and parameters
+    for length in LENGTHS:
+        rows = table(length)
+        prefixes = function.accumulate(rows[:, 0], axis=0)
+        before = prefixes[rank - 1] if rank else None
+        x, out = array(rows[rank, 0]), array(rows[rank, 0] * 0)
+        keywords = {"comm": comm, "algorithm": algorithm}
+        for result in runs(mpiagg.scan, mpiagg.scan_init, x, op, out=out, **keywords):
+            assert same(result, prefixes[rank]), (length, result)
+        out[...] = 77
+        for result in runs(mpiagg.exscan, mpiagg.exscan_init, x, op, out=out, **keywords):
+            assert same(result, before), (length, result)
+        assert rank or np.all(out == 77)
+        assert np.array_equal(x, rows[rank, 0])
+        mpiagg.scan(x, op, out=x, **keywords)
+        assert np.array_equal(x, prefixes[rank])
+
+
+def test_scans_by_our_algorithms_have_the_bits_of_their_schedules(comm, rank, size, bits):
+    rng = np.random.default_rng(3)
+    vectors = (rng.standard_normal((size, 1000)) * 10.0 ** rng.integers(-8, 8, (size, 1000))).astype(np.float32)
+    left = np.add.accumulate(vectors, axis=0)[rank]
+    assert bits(mpiagg.scan(vectors[rank], comm=comm, algorithm="ring")) == bits(left)
+
+    def doubled(first, last):  # the window of a power of two, and what is before it in front
+        if last - first == 1:
+            return vectors[first]
+        width = 1 << ((last - first - 1).bit_length() - 1)
+        return doubled(first, last - width) + doubled(last - width, last)
+
+    assert bits(mpiagg.scan(vectors[rank], comm=comm, algorithm="recursive_doubling")) == bits(doubled(0, rank + 1))
+
+
+@pytest.mark.parametrize("dtype", ["float16", "complex128", "bool", "int8", "longdouble"])
+def test_any_dtype_is_moved(comm, rank, size, dtype):
+    rows = np.arange(size * size * 4).reshape(size, size, 4).astype(dtype)
+    for algorithm in ("auto", "native", "bruck", "shared"):
+        assert same(mpiagg.alltoall(rows[rank], comm=comm, algorithm=algorithm), rows[:, rank])
+    for algorithm in ("auto", "native", "knomial"):
+        found = mpiagg.gather(rows[rank], comm=comm, algorithm=algorithm)
+        assert same(found, rows if rank == 0 else None)
+        assert same(mpiagg.scatter(rows[0], comm=comm, algorithm=algorithm), rows[0, rank])
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32"])
+@pytest.mark.parametrize("algorithm", ["auto", "native", "knomial"])
+def test_what_others_than_the_root_pass_to_a_scatter_does_not_matter(comm, rank, size, dtype, algorithm):
+    rows = np.arange(size * 3).reshape(size, 3).astype(dtype)
+    for _ in range(2):
+        x = rows.copy() if rank == 0 else np.zeros_like(rows)
+        assert same(mpiagg.scatter(x, out=x[rank], comm=comm, algorithm=algorithm), rows[rank])
+        strided = np.zeros((size, 3, 2), dtype)[..., 0]
+        strided[...] = rows if rank == 0 else 0
+        assert same(mpiagg.scatter(strided, out=np.zeros(3, dtype), comm=comm, algorithm=algorithm), rows[rank])
+
+
+@pytest.mark.parametrize("algorithm", WAYS)
+def test_each_rank_may_work_in_place_or_not(comm, rank, size, table, algorithm):
+    for length in LENGTHS:
+        rows = table(length)
+        for alone in range(min(size, 2)):
+            x = rows[rank].copy()
+            result = mpiagg.alltoall(x, out=x if rank == alone else None, comm=comm, algorithm=algorithm)
+            assert same(result, rows[:, rank])
+
+
+def test_arrays_of_any_layout(comm, rank, size):
+    rows = np.arange(size * size * 6).reshape(size, size, 2, 3)
+    for algorithm in ("auto", "native", "pairwise", "shared"):
+        x, out = np.asfortranarray(rows[rank]), np.zeros((size, 2, 6), rows.dtype)[..., ::2]
+        assert same(mpiagg.alltoall(x, out=out, comm=comm, algorithm=algorithm), rows[:, rank])
+        with mpiagg.alltoall_init(x, out=out, comm=comm, algorithm=algorithm) as plan:
+            out[...] = 0
+            assert same(plan(), rows[:, rank])
+
+
+def ragged(size, seed):
+    """Return how many rows go from each rank to each, and all these rows."""
+    counts = np.random.default_rng(seed).integers(0, 4, (size, size))
+    rows = [
+        [np.arange(counts[s, t] * 2.0).reshape(-1, 2) + 1000 * s + 100 * t for t in range(size)] for s in range(size)
+    ]
+    return counts, rows
+
+
+@pytest.mark.parametrize("algorithm", ["auto", "native", "pairwise", "direct"])
+def test_alltoallv_gives_each_rank_its_rows(comm, rank, size, algorithm):
+    for seed in range(5):
+        counts, rows = ragged(size, seed)
+        x = np.concatenate(rows[rank])
+        wanted = np.concatenate([rows[source][rank] for source in range(size)])
+        keywords = {"comm": comm, "algorithm": algorithm}
+        for received in (None, counts[:, rank]):
+            for more in ({}, {"out": np.empty_like(wanted)}, {"check": True}):
+                assert same(mpiagg.alltoallv(x, counts[rank], received, **more, **keywords), wanted)
+            with mpiagg.alltoallv_init(x, counts[rank], received, **keywords) as plan:
+                assert same(plan(), wanted)
+
+
+@pytest.mark.parametrize("algorithm", [*mpiagg.algorithms("allgather"), "auto", "native"])
+def test_allgatherv_gives_all_rows_to_all(comm, rank, size, algorithm):
+    for seed in range(3):
+        counts, rows = ragged(size, seed)
+        x, wanted = rows[rank][0], np.concatenate([rows[source][0] for source in range(size)])
+        keywords = {"comm": comm, "algorithm": algorithm}
+        for received in (None, counts[:, 0]):
+            for more in ({}, {"out": np.empty_like(wanted)}, {"check": True}):
+                assert same(mpiagg.allgatherv(x, received, **more, **keywords), wanted)
+            with mpiagg.allgatherv_init(x, received, **keywords) as plan:
+                assert same(plan(), wanted)
+
+
+def test_what_is_wrong_is_refused(comm, size):
+    x = np.zeros((size, 2))
+    with pytest.raises(ValueError, match="alltoall cuts the first axis"):
+        mpiagg.alltoall(np.zeros(size * 2 + 1 if size > 1 else ()), comm=comm)
+    with pytest.raises(ValueError, match=f"scatter takes an array of {size} rows"):
+        mpiagg.scatter(np.zeros(size + 1), comm=comm)
+    with pytest.raises(ValueError, match="scatter takes an array, or without one an out"):
+        mpiagg.scatter(None, comm=comm)
+    for function in (mpiagg.scan, mpiagg.exscan):
+        with pytest.raises(ValueError, match="has no op 'avg'"):
+            function(x, "avg", comm=comm)
+    with pytest.raises(ValueError, match="sendcounts must be"):
+        mpiagg.alltoallv(x, [1] * (size + 1), comm=comm)
+    with pytest.raises(ValueError, match="the counts are of"):
+        mpiagg.alltoallv(x, [3] * size, [3] * size, comm=comm)
+    for algorithm in ("bruck", "bruck-3", "hierarchical"):
+        with pytest.raises(ValueError, match="forwards chunks"):
+            mpiagg.alltoallv(x, [1] * size, [1] * size, comm=comm, algorithm=algorithm)
+    with pytest.raises(ValueError, match="does not serve alltoall"):
+        mpiagg.alltoall(x, comm=comm, algorithm="ring")
+
+
+def test_counts_that_differ_are_an_error_on_all_ranks(comm, rank, size):
+    if size == 1:
+        return
+    x = np.zeros((size, 2))
+    received = [2 if rank == 0 and source == 1 else 1 for source in range(size)]
+    with pytest.raises((ValueError, MismatchError), match="recvcounts"):
+        mpiagg.alltoallv(x, [1] * size, received, comm=comm, check=True)
+    with pytest.raises((ValueError, MismatchError), match="sendcounts must be"):
+        mpiagg.alltoallv(x, [1] * (size + (rank == 0)), comm=comm, check=True)
+    assert same(mpiagg.alltoallv(x, [1] * size, [1] * size, comm=comm, check=True), x)
+
+
+def test_ranks_that_disagree_are_told(comm, rank, size):
+    if size == 1:
+        return
+    for function in (mpiagg.gather, mpiagg.scatter):
+        with pytest.raises(MismatchError, match="root"):
+            function(np.zeros((size, 2)), root=rank % 2, comm=comm, check=True)
+    with pytest.raises(MismatchError):
+        mpiagg.alltoall(np.zeros((size, 2 + rank)), comm=comm, check=True)
+
+
+def test_alltoall_in_registered_memory_needs_no_messages(comm, rank, size, table):
+    if size == 1:
+        return
+    rows = table(50_000)
+    x, out = (mpiagg.empty(rows[rank].shape, rows.dtype, comm=comm) for _ in range(2))
+    x[...] = rows[rank]
+    with mpiagg.alltoall_init(x, out=out, comm=comm) as plan:
+        assert plan.sent_bytes == (size - 1) * rows[0, 0].nbytes
+        assert plan.nbytes < rows[0, 0].nbytes
+        assert same(plan(), rows[:, rank])
