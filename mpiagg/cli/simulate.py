@@ -187,10 +187,9 @@ def simulate(plot: Path | None, json_file: Path | None, **options: Any) -> None:
     if plot is not None and question.layout.size == 1:
         raise click.UsageError("--plot is for two ranks and more: one alone takes no time")
     figure = None if plot is None else _figure()
-    try:
-        found = {name: question.pricing(name).predict(question.nbytes) for name in question.names}
-    except ValueError as error:
-        raise click.UsageError(str(error)) from None
+    predictions = {name: _predicted(question, name, alone=options["algorithm"] != ALL) for name in question.names}
+    found = {name: prediction for name, prediction in predictions.items() if prediction is not None}
+    question = replace(question, names=tuple(found))
     job.console().print(_table(question, found))
     if json_file is not None:
         json_file.write_text(json.dumps(_record(question, found), indent=1) + "\n")
@@ -198,6 +197,23 @@ def simulate(plot: Path | None, json_file: Path | None, **options: Any) -> None:
         _draw(figure, question)
         figure.savefig(plot, dpi=120, format="png")
         click.echo(f"Saved the plot to {plot}")
+
+
+def _predicted(question: Question, name: str, *, alone: bool) -> Prediction | None:
+    """Return what an algorithm takes; None if that cannot be said, which is an error where it is ``alone``.
+
+    Raises
+    ------
+    click.UsageError
+        If it cannot be said of an algorithm that is asked for by its name.
+    """
+    try:
+        return question.pricing(name).predict(question.nbytes)
+    except ValueError as error:
+        if alone:
+            raise click.UsageError(str(error)) from None
+        click.echo(f"Left out: {error}", err=True)
+        return None
 
 
 def _question(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from enum import Enum
 from itertools import groupby
@@ -91,7 +91,16 @@ def posts_of(
     """
     size, first = layout.size, 0
     by_post, by_end, met = [], [], [np.zeros((6, 0), np.int64)]
-    for group, posts in _groups(entry, collective, layout, together=together):
+    most = MOST_ENDS if together is Together.NOTHING else 4 * MOST_ENDS
+
+    def check(ends: int) -> None:
+        if ends > most:
+            raise ValueError(
+                f"{entry.name} on {size:,} ranks has too many messages of too many kinds; "
+                f"at most {most // 2:,} can be priced"
+            )
+
+    for group, posts in _groups(entry, collective, layout, check, together=together):
         ranks = (group + root) % size
         shape = len(group), len(posts)
         of_sets = [bool(post.to_all) for post in posts]
@@ -111,12 +120,7 @@ def posts_of(
         firsts = first + shape[1] * np.arange(shape[0])
         met += [_meeting(posts[index], group, size, root, firsts + index) for index in np.flatnonzero(of_sets)]
         first += shape[0] * shape[1]
-        most = MOST_ENDS if together is Together.NOTHING else 4 * MOST_ENDS
-        if sum(len(peers) for peers, *_ in by_end) > most:
-            raise ValueError(
-                f"{entry.name} on {size:,} ranks has too many messages of too many kinds; "
-                f"at most {most // 2:,} can be priced"
-            )
+        check(sum(len(peers) for peers, *_ in by_end))
     *columns, width = (np.concatenate(arrays) for arrays in zip(*by_post, strict=True))
     ends_of_all = (np.concatenate(arrays) for arrays in zip(*by_end, strict=True))
     start, meeting = np.append(0, np.cumsum(width)), Meeting(*np.concatenate(met, axis=1))
@@ -124,27 +128,33 @@ def posts_of(
 
 
 def _groups(
-    entry: Algorithm, collective: Collective, layout: Layout, *, together: Together
+    entry: Algorithm, collective: Collective, layout: Layout, check: Callable[[int], None], *, together: Together
 ) -> Iterator[tuple[Numbers, list[Post]]]:
-    """Yield ranks, counted from the root, that go on alike, and their posts."""
+    """Yield ranks, counted from the root, that go on alike, and their posts; ``check`` how many ends these have."""
     ranks = np.arange(layout.size)
     waiting = [*ranks[:, np.newaxis]] if together is Together.NOTHING else [ranks]
     while waiting:
         group = waiting.pop()
         try:
             if together is Together.NOTHING:
-                posts = _posts(entry.schedule(collective, int(group[0]), layout))
+                posts = list(_posts(entry.schedule(collective, int(group[0]), layout)))
             else:
                 rounds = entry.generator(collective)(cast("int", Ranks.of(group)), layout)
-                posts = _posts(map(_Peers(group, layout.size).named_alike, rounds))
-            yield group, _merged(posts, len(group)) if together is Together.ROUNDS else posts
+                found = _posts(map(_Peers(group, layout.size).named_alike, rounds))
+                found = _repeated(found) if together is Together.ROUNDS else found
+                posts, ends = [], 0
+                for post in found:  # as they come, since there may be far too many
+                    ends += 0 if post.to_all else len(post.messages) * (len(group) if len(group) > 1 else 0)
+                    check(ends)
+                    posts.append(post)
+            yield group, _in_turn(posts) if together is Together.ROUNDS and len(group) == 1 else posts
         except Split as split:
             waiting += [group[part] for part in split.parts]
 
 
-def _posts(rounds: Iterable[Round]) -> list[Post]:
-    """Return the posts of rounds with messages."""
-    return [
+def _posts(rounds: Iterable[Round]) -> Iterator[Post]:
+    """Yield the posts of rounds with messages."""
+    return (
         Post(
             [
                 (
@@ -158,19 +168,18 @@ def _posts(rounds: Iterable[Round]) -> list[Post]:
         )
         for messages in (a_round.messages for a_round in rounds)
         if messages
-    ]
+    )
 
 
-def _merged(rounds: Sequence[Post], ranks: int) -> list[Post]:
-    """Take rounds together that follow one another: the same ones, and those in which one rank has one message."""
-    posts: list[Post] = []
-    for post in rounds:
-        if posts and post.messages == posts[-1].messages:
-            posts[-1] = posts[-1]._replace(times=posts[-1].times + 1)
-        else:
-            posts.append(post)
-    if ranks > 1:
-        return posts
+def _repeated(posts: Iterable[Post]) -> Iterator[Post]:
+    """Take posts together that follow one another and have the same messages."""
+    for _, same in groupby(posts, lambda post: post.messages):
+        first = next(same)
+        yield first._replace(times=sum((1 for _ in same), start=1))  # noqa: B031 - the rest of the same
+
+
+def _in_turn(posts: Sequence[Post]) -> list[Post]:
+    """Take posts of one rank together that follow one another and have one message each."""
 
     def kind(post: Post) -> Any:
         (sends, _, *counts), *more = post.messages
