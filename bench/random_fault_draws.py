@@ -215,13 +215,32 @@ def blamed(fault: str, outcome: Outcome) -> set[int]:
         for told in re.findall(words, outcome.printed):
             if words in _DISAGREE:
                 # Those who say something else than most; all of them, where no side is larger.
-                sides = [[int(rank) for rank in re.findall(r"\d+", part.split(":")[0])] for part in told.split("; ")]
+                sides = _sides(told)
                 most = max(map(len, sides))
                 large = [side for side in sides if len(side) == most]
                 found.update(rank for side in sides if len(large) > 1 or side not in large for rank in side)
             else:
                 found.add(int(told))
     return found
+
+
+def _sides(told: str) -> list[list[int]]:
+    """Return the ranks of each side of a disagreement."""
+    return [[int(rank) for rank in re.findall(r"\d+", part.split(":")[0])] for part in told.split("; ")]
+
+
+def _undecided(job: Job, outcome: Outcome) -> bool:
+    """Whether the ranks that disagreed were as many on each side, since others had not come yet."""
+    assert job.draw is not None
+    told = [
+        told
+        for words in FAULTS[job.draw.fault].words
+        if words in _DISAGREE
+        for told in re.findall(words, outcome.printed)
+    ]
+    return any(
+        len({len(side) for side in sides}) == 1 and sum(map(len, sides)) < job.ranks for sides in map(_sides, told)
+    )
 
 
 def complaints(job: Job, outcome: Outcome, right: Outcome) -> list[str]:
@@ -253,6 +272,8 @@ def complaints(job: Job, outcome: Outcome, right: Outcome) -> list[str]:
     if unnamed(job, outcome) and not named:
         return found
     everybody = FAULTS[job.draw.fault].said_by_all
+    if job.draw.rank in named and _undecided(job, outcome):
+        return found
     if named != (set(range(job.ranks)) if everybody else {job.draw.rank}):
         wanted = "all ranks were to say so" if everybody else f"rank {job.draw.rank} was to blame"
         found.append(f"{wanted}, and blamed were: {sorted(named) or 'none'}")

@@ -9,6 +9,7 @@ from mpi4py import MPI
 
 from mpiagg.arrays import Array, Form, Reduction, device_of
 from mpiagg.collectives.buffers import read
+from mpiagg.plans.bound import STAGED_BYTES
 from mpiagg.plans.choices import NATIVE, STRAIGHT, Case, Choice, Memory, pick, takes_native
 from mpiagg.plans.operation import Operation
 from mpiagg.schedules import Collective
@@ -74,7 +75,10 @@ class Asked(NamedTuple):
         native = native and not ((channel.reproducible and not self.moved) or self.ours)
         case = Case(self.collective, nbytes, channel.layout, memory, channel.library if native else None)
         choice = pick("auto", None, case, device=device)
-        if self.moved and native and not self._in_shared_memory(channel, choice, memory, at_once=at_once):
+        shared = memory is Memory.TOGETHER and (at_once or channel.memory.host.leased)
+        # Shorter ones are copied into memory that the ranks share anyway, which they would have to come together for.
+        shared = shared and choice.elsewhere == NATIVE and nbytes > STAGED_BYTES and len(channel.layout.nodes) == 1
+        if self.moved and native and not shared:
             choice = Choice(NATIVE)
         elif self.ragged and self.ours:
             choice = Choice(STRAIGHT[self.collective])
@@ -92,11 +96,6 @@ class Asked(NamedTuple):
             self.received,
             self.ragged,
         )
-
-    def _in_shared_memory(self, channel: Channel, choice: Choice, memory: Memory, *, at_once: bool) -> bool:
-        """Whether a choice is for arrays in registered memory, of which there is some, or may be at another call."""
-        here = memory is Memory.TOGETHER and len(channel.layout.nodes) == 1 and not self.ragged
-        return here and choice.elsewhere == NATIVE and (at_once or channel.memory.host.leased)
 
 
 def flat(buffer: Any, dtype: np.dtype[Any], *, writable: bool, blocks: int = 1) -> Array:

@@ -31,7 +31,7 @@ Forms = tuple[Callable[..., Any], Callable[..., Any], Callable[..., Any]]
 def run(method: Method, given: tuple[Any, ...]) -> None:
     """Carry a method out at once; it is given the communicator and its arguments, as one tuple, which costs least."""
     try:
-        calls = given[0]._channel.calls  # noqa: SLF001 - of the class above
+        calls = given[0]._channel.calls  # noqa: SLF001 - of Comm, whose methods these are
         call: Any = calls[method.key(given)]
         if not call.given_as_it_is and method.exact is not method.key:
             call.used = True
@@ -57,7 +57,7 @@ def _resolved(method: Method, given: tuple[Any, ...]) -> Any:
     comm = given[0]
     if not comm:
         method.now(*given)  # which says what is wrong
-    channel = comm._open()  # noqa: SLF001 - of the class above
+    channel = comm._open()  # noqa: SLF001 - of Comm, whose methods these are
     asked = method.read(channel, *given[1:])
     if asked is None:
         if CHECK:
@@ -99,7 +99,7 @@ def _plan(comm: Comm, method: Method, given: tuple[Any, ...], memory: Memory) ->
     """
     if not comm or not threads_allowed():
         return None
-    channel = comm._open()  # noqa: SLF001 - of the class above
+    channel = comm._open()  # noqa: SLF001 - of Comm, whose methods these are
     key: Hashable = None
     with suppress(AttributeError, IndexError, TypeError):  # what cannot be a key
         key = memory, channel.memory.host.leased, method.exact((comm, *given))

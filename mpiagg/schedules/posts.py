@@ -144,8 +144,8 @@ def _groups(
                 found = _repeated(found) if together is Together.ROUNDS else found
                 posts, ends = [], 0
                 for post in found:  # as they come, since there may be far too many
-                    ends += 0 if post.to_all else len(post.messages) * (len(group) if len(group) > 1 else 0)
-                    check(ends)
+                    if len(group) > 1 and not post.to_all:
+                        check(ends := ends + len(group) * len(post.messages))
                     posts.append(post)
             yield group, _in_turn(posts) if together is Together.ROUNDS and len(group) == 1 else posts
         except Split as split:

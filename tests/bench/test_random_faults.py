@@ -104,6 +104,15 @@ def test_bad_outcomes(outcome, words):
     assert words in "; ".join(complaints(JOB, outcome, RIGHT))
 
 
+def test_two_that_disagree_before_the_others_have_come_are_both_named():
+    words = (
+        "mpiagg: rank {} of 3, on node, raised MismatchError: ranks disagree in operation 5: rank 1: a sum; {}: a max\n"
+    )
+    assert complaints(job("extra"), RAISED._replace(printed=words.format(1, "rank 0")), RIGHT) == []
+    assert complaints(job("extra"), RAISED._replace(printed=words.format(1, "ranks 0, 2")), RIGHT) == []
+    assert complaints(job("extra"), RAISED._replace(printed=words.replace("1", "2").format(2, "rank 0")), RIGHT)
+
+
 def test_what_is_only_late_must_come_to_its_end():
     assert "as it should have" in complaints(job("delay"), RAISED, RIGHT)[0]
 

@@ -196,7 +196,7 @@ def test_gatherv_scatterv_and_allgatherv(ours, world, rank, size, form, gap):  #
 
 
 @pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("length", [4, 300])
+@pytest.mark.parametrize("length", [4, 300, 5000])
 def test_each_rank_describes_its_data_as_it_likes(ours, rank, size, form, length):
     """Rank 0 has columns of a matrix, by a derived datatype; the others have what follows one another."""
     column = MPI.DOUBLE.Create_vector(length, 1, size).Create_resized(0, 8).Commit()
