@@ -121,7 +121,7 @@ WRONG = [
     ),
     *((changed(order=order), "- at `$.operations[1].order`") for order in (0, True, "2")),
     (changed(what=None), "Expected `str`, got `null` - at `$.operations[1].what`"),
-    *((changed(collective=word), "- at `$.operations[1].collective`") for word in ("alltoall", 1, [])),
+    *((changed(collective=word), "- at `$.operations[1].collective`") for word in ("alltoallw", 1, [])),
     (changed(nbytes=1.5), "- at `$.operations[1].nbytes`"),
     *((changed(state=state), "- at `$.operations[1].state`") for state in ("over", [], None)),
     (changed(end=None), "end must be null if, and only if, the state is running - at `$.operations[1]`"),
