@@ -71,7 +71,7 @@ class Gloo:
 
 def unserved(collective: Collective, dtype: np.dtype[Any], op: str) -> str | None:
     """Return what keeps Gloo from a collective on arrays of a dtype, in words; None if nothing does."""
-    if collective not in _SERVED:
+    if collective.moves or collective.prefix:
         return f"Gloo is not measured for {collective.value}"
     if dtype.name not in _DTYPES:
         return f"Gloo has no {dtype.name}"
@@ -79,14 +79,6 @@ def unserved(collective: Collective, dtype: np.dtype[Any], op: str) -> str | Non
         return "Gloo has no products of complex numbers"
     return None
 
-
-_SERVED: Final = (
-    Collective.ALLREDUCE,
-    Collective.REDUCE,
-    Collective.BROADCAST,
-    Collective.ALLGATHER,
-    Collective.REDUCE_SCATTER,
-)
 
 _DTYPES: Final = (
     *("float16", "bfloat16", "float32", "float64", "complex64", "complex128"),

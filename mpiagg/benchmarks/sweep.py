@@ -39,9 +39,6 @@ REGISTERED: Final = "registered"
 GAINING: Final = (Collective.ALLREDUCE, Collective.BROADCAST, Collective.ALLGATHER)
 """The collectives that gain by such memory."""
 
-APART: Final = (Collective.GATHER, Collective.SCATTER, Collective.ALLTOALL, Collective.EXSCAN)
-"""The collectives whose input and output are two vectors."""
-
 Builder = Callable[[Task], Competitor]
 
 
@@ -130,7 +127,7 @@ class Sweep:
 
     def _count(self, nbytes: int) -> int:
         count = max(1, nbytes // self._dtype.itemsize)
-        if self._collective in (Collective.ALLGATHER, Collective.GATHER, Collective.SCATTER, Collective.ALLTOALL):
+        if self._collective is Collective.ALLGATHER or self._collective.moves:
             # Every rank gives as much as the others.
             count = max(1, count // self.comm.size) * self.comm.size
         return count
@@ -138,7 +135,7 @@ class Sweep:
     def _shared_memory(self) -> Array:
         """Return memory for the longest vector."""
         longest = max(map(self._count, self.flags.lengths()))
-        if self._collective in APART:
+        if self._collective.moves or self._collective is Collective.EXSCAN:  # of which input and output are two
             longest *= 2
         try:
             return registered_zeros(self.comm, longest, self._dtype, self.device or HOST)

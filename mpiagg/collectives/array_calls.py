@@ -96,7 +96,7 @@ def _exchange(arguments: Arguments, x: Any, channel: Channel, timeout: float) ->
         return None
     call: Any = channel.calls.get(_ragged_key(x))
     sent, received = counts
-    if call is None or x.__class__ is not np.ndarray or not x.flags.c_contiguous or len(x) != sum(sent):
+    if call is None or x.__class__ is not np.ndarray or not x.flags.c_contiguous or x.shape[:1] != (sum(sent),):
         return None
     shape, width = (sum(received), *x.shape[1:]), math.prod(x.shape[1:])
     if out is None:

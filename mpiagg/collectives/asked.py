@@ -75,10 +75,10 @@ class Asked(NamedTuple):
         native = native and not ((channel.reproducible and not self.moved) or self.ours)
         case = Case(self.collective, nbytes, channel.layout, memory, channel.library if native else None)
         choice = pick("auto", None, case, device=device)
-        shared = memory is Memory.TOGETHER and (at_once or channel.memory.host.leased)
+        registered = memory is Memory.TOGETHER and (at_once or channel.memory.host.leased)
         # Shorter ones are copied into memory that the ranks share anyway, which they would have to come together for.
-        shared = shared and choice.elsewhere == NATIVE and nbytes > STAGED_BYTES and len(channel.layout.nodes) == 1
-        if self.moved and native and not shared:
+        long = choice.elsewhere == NATIVE and nbytes > STAGED_BYTES and len(channel.layout.nodes) == 1
+        if self.moved and native and not (registered and long):
             choice = Choice(NATIVE)
         elif self.ragged and self.ours:
             choice = Choice(STRAIGHT[self.collective])

@@ -24,10 +24,8 @@ from mpiagg.transport import CHECK, Channel, channel_of, free_channel_of, meet
 from mpiagg.transport.failures import all_agree, survivors
 
 if TYPE_CHECKING:
-    from mpi4py.typing import BufSpec, BufSpecB, BufSpecV, InPlace
+    from mpi4py.typing import BufSpec, InPlace
     from typing_extensions import Self
-
-    Buffer = BufSpec | BufSpecB | BufSpecV | InPlace | None
 
 
 class Comm(MPI.Intracomm):

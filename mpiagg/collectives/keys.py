@@ -60,12 +60,6 @@ def rooted(name: str) -> Callable[[tuple[Any, ...]], Hashable]:
     return key
 
 
-def allgatherv(given: tuple[Any, ...]) -> Hashable:
-    """Return what an all-gather of blocks depends on: all ranks know all counts, and choose by them."""
-    _, sendbuf, recvbuf = given
-    return "Allgatherv", _form(sendbuf), _form(recvbuf)
-
-
 def of_blocks(name: str) -> Callable[[tuple[Any, ...]], Hashable]:
     """Return the key of a collective whose blocks have lengths of their own, on which no choice depends."""
 

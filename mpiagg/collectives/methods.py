@@ -49,111 +49,62 @@ def _method(  # noqa: PLR0917 - what a Method has
     collective: str,
     name: str,
     key: Callable[..., Hashable],
-    exact: Callable[..., Hashable],
     read: Callable[..., Asked | None],
     arrays: Callable[..., Arrays],
+    exact: Callable[..., Hashable] | None = None,
 ) -> Method:
     """Return the collective method of a name, with mpi4py's own in its three forms."""
     forms = (name, f"I{name[0].lower()}{name[1:]}", f"{name}_init")
     now, start, init = (getattr(MPI.Intracomm, form) for form in forms)
-    return Method(collective, now, start, init, key, exact, read, arrays)
+    return Method(collective, now, start, init, key, exact or keys.exact(key), read, arrays)
 
 
-BCAST: Final = _method("broadcast", "Bcast", keys.bcast, keys.exact(keys.bcast), moving.bcast_read, moving.bcast_arrays)
+_BY_ALL = keys.of_all("Allgatherv")
+
+BCAST: Final = _method("broadcast", "Bcast", keys.bcast, moving.bcast_read, moving.bcast_arrays)
 ALLGATHER: Final = _method(
-    "allgather",
-    "Allgather",
-    keys.of_two("Allgather"),
-    keys.exact(keys.of_two("Allgather")),
-    moving.allgather_read,
-    moving.allgather_arrays,
+    "allgather", "Allgather", keys.of_two("Allgather"), moving.allgather_read, moving.allgather_arrays
 )
 ALLREDUCE: Final = _method(
-    "allreduce", "Allreduce", keys.allreduce, keys.allreduce, reducing.allreduce_read, reducing.allreduce_arrays
+    "allreduce", "Allreduce", keys.allreduce, reducing.allreduce_read, reducing.allreduce_arrays, keys.allreduce
 )
-REDUCE: Final = _method(
-    "reduce", "Reduce", keys.reduce, keys.exact(keys.reduce), reducing.reduce_read, reducing.reduce_arrays
-)
+REDUCE: Final = _method("reduce", "Reduce", keys.reduce, reducing.reduce_read, reducing.reduce_arrays)
 REDUCE_SCATTER_BLOCK: Final = _method(
     "reduce_scatter",
     "Reduce_scatter_block",
     keys.with_op("Reduce_scatter_block"),
-    keys.exact(keys.with_op("Reduce_scatter_block")),
     reducing.block_read,
     reducing.block_arrays,
 )
 REDUCE_SCATTER: Final = _method(
-    "reduce_scatter",
-    "Reduce_scatter",
-    keys.scatter,
-    keys.exact(keys.scatter),
-    reducing.scatter_read,
-    reducing.scatter_arrays,
+    "reduce_scatter", "Reduce_scatter", keys.scatter, reducing.scatter_read, reducing.scatter_arrays
 )
 ALLGATHERV: Final = _method(
-    "allgather",
-    "Allgatherv",
-    keys.allgatherv,
-    keys.allgatherv,
-    moving.allgatherv_read,
-    moving.allgatherv_arrays,
+    "allgather", "Allgatherv", _BY_ALL, moving.allgatherv_read, moving.allgatherv_arrays, _BY_ALL
 )
-GATHER: Final = _method(
-    "gather",
-    "Gather",
-    keys.rooted("Gather"),
-    keys.exact(keys.rooted("Gather")),
-    moving.gather_read,
-    moving.gather_arrays,
-)
+GATHER: Final = _method("gather", "Gather", keys.rooted("Gather"), moving.gather_read, moving.gather_arrays)
 GATHERV: Final = _method(
-    "gather", "Gatherv", keys.of_blocks("Gatherv"), keys.of_all("Gatherv"), moving.gatherv_read, moving.gatherv_arrays
+    "gather", "Gatherv", keys.of_blocks("Gatherv"), moving.gatherv_read, moving.gatherv_arrays, keys.of_all("Gatherv")
 )
 SCATTER: Final = _method(
-    "scatter",
-    "Scatter",
-    keys.rooted("Scatter"),
-    keys.exact(keys.rooted("Scatter")),
-    moving.scatter_from_read,
-    moving.scatter_from_arrays,
+    "scatter", "Scatter", keys.rooted("Scatter"), moving.scatter_from_read, moving.scatter_from_arrays
 )
 SCATTERV: Final = _method(
     "scatter",
     "Scatterv",
     keys.of_blocks("Scatterv"),
-    keys.of_all("Scatterv"),
     moving.scatterv_read,
     moving.scatterv_arrays,
+    keys.of_all("Scatterv"),
 )
-ALLTOALL: Final = _method(
-    "alltoall",
-    "Alltoall",
-    keys.of_two("Alltoall"),
-    keys.exact(keys.of_two("Alltoall")),
-    moving.alltoall_read,
-    moving.alltoall_arrays,
-)
+ALLTOALL: Final = _method("alltoall", "Alltoall", keys.of_two("Alltoall"), moving.alltoall_read, moving.alltoall_arrays)
 ALLTOALLV: Final = _method(
     "alltoall",
     "Alltoallv",
     keys.of_blocks("Alltoallv"),
-    keys.of_all("Alltoallv"),
     moving.alltoallv_read,
     moving.alltoallv_arrays,
+    keys.of_all("Alltoallv"),
 )
-SCAN: Final = _method(
-    "scan",
-    "Scan",
-    keys.with_op("Scan"),
-    keys.exact(keys.with_op("Scan")),
-    reducing.scan_read,
-    reducing.allreduce_arrays,
-)
-EXSCAN: Final = _method(
-    "exscan",
-    "Exscan",
-    keys.with_op("Exscan"),
-    keys.exact(keys.with_op("Exscan")),
-    reducing.exscan_read,
-    reducing.exscan_arrays,
-)
+SCAN: Final = _method("scan", "Scan", keys.with_op("Scan"), reducing.scan_read, reducing.allreduce_arrays)
+EXSCAN: Final = _method("exscan", "Exscan", keys.with_op("Exscan"), reducing.exscan_read, reducing.exscan_arrays)

@@ -164,12 +164,15 @@ def _runs(lane: Chunks, step: Step) -> Iterator[Run]:
     Both ends of a message must find the same ones. Where chunks lie apart, they do so on each rank in another way: then
     a chunk is a range.
     """
+    ranges = [lane[chunk] for chunk in range(step.chunk, step.chunk + step.count)]
+    if isinstance(lane, Mapping):
+        yield from ((first, last) for first, last in ranges if first < last)
+        return
     start = stop = 0
-    for chunk in range(step.chunk, step.chunk + step.count):
-        first, last = lane[chunk]
-        if (first != stop or isinstance(lane, Mapping)) and start < stop:
+    for first, last in ranges:
+        if first != stop and start < stop:
             yield start, stop
-        start, stop = (start if first == stop and isinstance(lane, Sequence) else first), last
+        start, stop = (start if first == stop else first), last
     if start < stop:
         yield start, stop
 

@@ -68,7 +68,7 @@ def bind_arrays(
     together = memory is Memory.TOGETHER
     if o.choice.algorithm == NATIVE and device is None and (vectors := _as_they_are(o, x, out)) is not None:
         return bind_native(channel.comm, o, *vectors)
-    if o.moves:
+    if o.collective.moves:
         made = vectors_of(o, x, out)
         return made.around(_bind_moves(channel, o, made.x, made.out, tag, memory))
     copying = partial(_copying, channel, o, x, out, together=together)
@@ -118,7 +118,7 @@ def bind_operation(
         return bind_nccl(channel, o, buffer)
     if memory is Memory.TOGETHER and serves(channel, o, device):
         return _bind_on_node(OnNode(channel, o, x, out, lambda: Copying(buffer, None, None), tag))
-    if o.moves:
+    if o.collective.moves:
         return _bind_moves(channel, o, x, out, tag, Memory.NONE)
     if device is not None and o.choice.elsewhere is not None:
         o = replace(o, choice=o.choice.in_other_memory)

@@ -89,13 +89,7 @@ def pick(name: str, lanes: int | None, case: Case, wire: str | None = None, devi
     if name in (NATIVE, NCCL):
         if wire is not None:
             raise ValueError(f"algorithm {name!r} sends values as they are, not with wire {wire!r}")
-        if name == NCCL and case.collective not in (
-            Collective.ALLREDUCE,
-            Collective.REDUCE,
-            Collective.BROADCAST,
-            Collective.ALLGATHER,
-            Collective.REDUCE_SCATTER,
-        ):
+        if name == NCCL and (case.collective.moves or case.collective.prefix):
             raise ValueError(f"algorithm 'nccl' does not serve {case.collective.value}")
         if name == NCCL and device is HOST:
             raise ValueError("algorithm 'nccl' is for arrays on CUDA devices")

@@ -70,12 +70,12 @@ def _stays(o: Operation, source: Any, target: Any) -> bool:
     return same_memory(source, target[o.own_chunk]) if gathers else same_memory(source[o.own_chunk], target)
 
 
-def kept(operation: Operation, source: Array | None, target: Array | None) -> Call | None:
+def _kept(
+    source: Array | None, target: Array | None, before: Mapping[int, Run], after: Mapping[int, Run]
+) -> Call | None:
     """Return the call that copies what this rank has before and after from the input to the output."""
-    o = operation
     if source is None or target is None:  # of a scatter the root's chunk may stay where it is
         return None
-    before, after = _runs(o.had, o), _runs(o.promised, o)
     for chunk in before.keys() & after.keys():  # one, or none
         sent, received = source[slice(*before[chunk])], target[slice(*after[chunk])]
         if sent.size and not same_memory(sent, received):
@@ -115,7 +115,7 @@ def bind_moves(channel: Channel, operation: Operation, source: Array | None, tar
     cut = {chunk: even_ranges(*places[chunk], lanes) for chunk in sorted(named)}
     by_lane = [{chunk: ranges[lane] for chunk, ranges in cut.items()} for lane in range(lanes)]
     program = bind(channel, schedule, vector, by_lane, o.reduction, label=o.label, tag=tag)
-    whole = in_turn(kept(o, source, target), program)
+    whole = in_turn(_kept(source, target, before, after), program)
     return replace(whole, nbytes=whole.nbytes + scratch.nbytes)
 
 

@@ -80,7 +80,7 @@ def native_call(o: Operation, x: Array | None, out: Array | None) -> NativeCall:
         out = np.empty_like(out)  # without elements two arrays may lie in one place, which MPI takes for one
     if x is not None and out is not None and x.dtype.char != out.dtype.char:
         out = out.view(x.dtype)  # of two equal dtypes, as C's long and long long may be, MPI wants one
-    if o.moves:
+    if o.collective.moves:
         return _moving_call(o, method, x, out)
     given, before = _apart(o, x, out)
     op: tuple[Any, ...] = (o.op,) if o.collective.reduces else ()

@@ -209,7 +209,7 @@ class OnNode:
     def _scratch_bytes(self) -> int:
         """Return the memory that messages would need."""
         o = self.messages
-        if self.mailed or o.choice.algorithm == NATIVE or o.moves:
+        if self.mailed or o.choice.algorithm == NATIVE or o.collective.moves:
             return 0
         narrow = self.places.dtype != o.reduction.dtype
         length = scratch_length(o.schedule(), o.lanes()) + (o.length if narrow else 0)
@@ -220,7 +220,7 @@ class OnNode:
         if self.messages.choice.algorithm == NATIVE:
             return 0
         steps = [step for a_round in self.messages.schedule() for step in a_round if step.action is Action.SEND]
-        if self.operation.moves:
+        if self.operation.collective.moves:
             sent = [chunk for step in steps for chunk in range(step.chunk, step.chunk + step.count)]
             return self.operation.reduction.dtype.itemsize * sum(self.operation.counts_of(sent))
         return self.operation.reduction.dtype.itemsize * sum(
@@ -242,7 +242,7 @@ class OnNode:
         o = self.messages
         if o.choice.algorithm == NATIVE:
             return self._by_mpi()
-        if o.moves:
+        if o.collective.moves:
             return bind_moves(self.channel, o, *self.places.given, self.tag)
         made = self.copying
         bound = partial(bind, self.channel, o.schedule(), lanes=o.lanes(), reduction=o.reduction, label=o.label)

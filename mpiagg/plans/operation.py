@@ -123,11 +123,6 @@ class Operation:
         return sum(self.counts) * self.reduction.dtype.itemsize
 
     @cached_property
-    def moves(self) -> bool:
-        """Whether chunks go from an input to an output that are no vector together."""
-        return self.collective in (Collective.GATHER, Collective.SCATTER, Collective.ALLTOALL)
-
-    @cached_property
     def had(self) -> range:
         """The chunks that this rank has before."""
         return self.collective.before(self.rank, self.size, self.entry.chunks(self.collective, self.layout), self.root)
@@ -163,7 +158,7 @@ class Operation:
         Where ranks own chunks, every chunk is cut into lanes; elsewhere the buffer is, and every lane into chunks.
         """
         lanes = self.choice.lanes if lanes is None else lanes
-        if self.collective.chunks(self.size) == self.size == len(self.counts) and not self.received:
+        if self.collective.chunks(self.size) == self.size:
             parts = [even_ranges(start, stop, lanes) for start, stop in ranges(cuts_of(self.counts))]
             return [[part[lane] for part in parts] for lane in range(lanes)]
         chunks = self.entry.chunks(self.collective, self.layout)

@@ -61,7 +61,7 @@ class Places:
         """Find out from where others can read the input while they write results."""
         o, (source, target) = self._operation, self.given
         apart = source is not None and target is not None and _stay_apart(o, source, target)
-        if o.moves:
+        if o.collective.moves:
             return
         if o.collective is Collective.REDUCE_SCATTER:
             if not apart:
@@ -117,7 +117,7 @@ class Places:
         root = positions[self._node.ranks.index(o.root)] if o.collective.rooted else None
         if o.collective is Collective.BROADCAST:
             return all((told.source if told is root else told.target) != NOWHERE for told in positions)
-        if o.moves and root is not None:
+        if o.collective.moves and root is not None:
             return (root.target if o.collective is Collective.GATHER else root.source) != NOWHERE
         return all(told.source != NOWHERE for told in positions) and (root is None or root.target != NOWHERE)
 

@@ -166,6 +166,11 @@ class Collective(str, Enum):
         return self.reduces and not self.prefix
 
     @property
+    def moves(self) -> bool:
+        """Whether chunks go from an input to an output that are no vector together."""
+        return self in (Collective.GATHER, Collective.SCATTER, Collective.ALLTOALL)
+
+    @property
     def prefix(self) -> bool:
         """Whether a rank's result is of the ranks before it."""
         return self in (Collective.SCAN, Collective.EXSCAN)

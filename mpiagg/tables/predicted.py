@@ -161,7 +161,7 @@ def measured() -> Iterator[Row]:
             yield Row(collective, Choice("ring"), **one_node, library="MPICH")
             yield Row(collective, native, **one_node)
             continue
-        if collective in (Collective.GATHER, Collective.SCATTER, Collective.ALLTOALL):
+        if collective.moves:
             yield Row(collective, native, NODE_NATIVE, **one_node)
             yield Row(collective, by_mpi, **one_node)
             continue
