@@ -46,5 +46,13 @@ SWEEPS |= {
     for nodes, ranks in ((4, 1), (2, 2), (4, 2))
 }
 
+SWEEPS |= {
+    f"exact-{nodes}x{ranks}-any": [
+        *[*on(nodes, ranks), *BENCH, "--wire", "exact", "-a", "auto", "-a", "ring"],
+        *["-m", "64K:16M", "--link-rate", RATE, "--time-limit", "4"],
+    ]
+    for nodes, ranks in ((4, 1), (2, 2))
+}
+
 if __name__ == "__main__":
     sys.exit(main(SWEEPS))

@@ -14,6 +14,7 @@ SWEEPS = {
     for ranks in (2, 4)
     for buffer in ("any", "registered")
 }
+SWEEPS["exact-n2-any"] = [*BENCH, "-n", "2", "-m", "64K:64M", "--wire", "exact", "-a", "auto", "-a", "ring"]
 
 if __name__ == "__main__":
     sys.exit(main(SWEEPS))

@@ -26,7 +26,7 @@ UNITS = {2**20: "MiB", 2**10: "KiB", 1: "B"}
 def page() -> str:
     """Return the text of the page, with its tables."""
     text = PAGE.read_text()
-    tables = [_calls, _call_goals, _auto, _ddp, _node, _elsewhere, _network, _others, _goals, _overhead]
+    tables = [_calls, _call_goals, _auto, _ddp, _node, _elsewhere, _network, _others, _exact, _goals, _overhead]
     for name, table in ((make.__name__.removeprefix("_"), make()) for make in tables):
         # Once: after an empty place the pattern would match again, up to the end of the next.
         text = re.sub(PLACE.format(name), lambda _, table=table: table + "\n", text, count=1, flags=re.DOTALL)
@@ -218,6 +218,17 @@ def _others() -> str:
             found = [min((us, name) for name, us in times[size].items() if name not in PEERS) for size in sizes]
             cells = (f"{us / own:.2f} {name}" for (us, name), own in zip(found, native, strict=True))
             lines.append(f"| best / native | {' | '.join(cells)} |\n")
+    return "\n".join(lines)
+
+
+def _exact() -> str:
+    lines = []
+    for path in sorted((BENCH / "results").glob("exact-*.json")):
+        times = _times(path.stem)
+        sizes = list(times)
+        lines += [_head(path.stem, sizes), _line("auto, us", [times[size]["auto"] for size in sizes])]
+        lines.append(_ratios("exact / auto", times, sizes, "auto-exact", "auto"))
+        lines.append(_ratios("exact / MPI_Allreduce", times, sizes, "auto-exact", "native") + "\n")
     return "\n".join(lines)
 
 

@@ -12,7 +12,7 @@ from mpi4py import MPI
 
 from mpiagg.aggregation.backends import Backend
 from mpiagg.aggregation.elementwise import Elementwise
-from mpiagg.arrays import HOST, Array, check_wire_dtype, device_of, reduction, working_dtype
+from mpiagg.arrays import HOST, Array, check_wire_dtype, check_wire_op, device_of, reduction, working_dtype
 from mpiagg.common.arguments import check_flag, check_number
 from mpiagg.plans.choices import NATIVE, NCCL, Case, Choice, pick
 from mpiagg.plans.on_node import folds_as_it_is
@@ -40,9 +40,11 @@ class AllReduce(Elementwise):
         A name from :func:`mpiagg.algorithms`, or like ``"knomial-8"``;
         ``"auto"`` chooses by length, ``"native"`` is the MPI library's own,
         and ``"nccl"`` NVIDIA's, for arrays on GPUs.
-    wire : {None, "fp16", "bf16", "u8"}
+    wire : {None, "fp16", "bf16", "u8", "exact"}
         How values travel: as they are, or by a codec (:mod:`mpiagg.arrays.codecs`). ``"u8"`` takes the algorithm
-        ``"direct"``, so that a value is quantised once on each way.
+        ``"direct"``, so that a value is quantised once on each way. ``"exact"`` is for sums and averages that have the
+        same bits by every algorithm, in every order of the ranks, in buckets of any length
+        (:mod:`mpiagg.arrays.exact`).
     by_layer : bool
         Reduce every tensor by itself, and not all of a dtype together.
     reproducible : bool, optional
@@ -65,8 +67,9 @@ class AllReduce(Elementwise):
     -----
     All ranks end with the same bits (a backend may do otherwise). Values of float16 and bfloat16 are combined in
     float32. Tensors of B bytes cost what an all-reduce of B bytes costs, a wire less than that: B/2 for float32 with
-    fp16 or bf16, about B/4 with u8. Memory: B where tensors must be packed, the algorithm's scratch, and with a wire a
-    copy in the codec's form. What a wire loses can be kept for the next time: :class:`ErrorFeedback`.
+    fp16 or bf16, about B/4 with u8, 2.25 B with exact. Memory: B where tensors must be packed, the algorithm's scratch,
+    and with a wire a copy in the codec's form; with exact 2.25 B, or that of 16 MiB. What a wire loses can be kept for
+    the next time: :class:`ErrorFeedback`.
 
     The form of reduction with u8 is that of ByteGrad in Bagua (Gan et al., VLDB 2021): scatter quantised parts, add
     up in float32, gather the quantised result.
@@ -114,6 +117,7 @@ class AllReduce(Elementwise):
         if self.backend is not None and (self.algorithm != "auto" or self.wire is not None):
             raise ValueError("a backend takes the place of an algorithm, and sends values as it likes: no wire")
         pick(self.algorithm, None, Case(Collective.ALLREDUCE, 0, self._channel.layout), self.wire)
+        check_wire_op(self.wire, self.op)
 
     def _check_reproducible(self, reproducible: bool | None) -> None:
         if reproducible is not None:

@@ -12,7 +12,7 @@ from mpiagg.aggregation.all_reduce import AllReduce
 from mpiagg.aggregation.base import expect_keys
 from mpiagg.aggregation.memory import Remembering, check_arrays
 from mpiagg.aggregation.packing import Layout, Packing
-from mpiagg.arrays import Array, load, to_host
+from mpiagg.arrays import Array, codec_of, load, to_host
 from mpiagg.plans.choices import ENCODING_ONCE
 from mpiagg.plans.plan import Plan
 from mpiagg.plans.program import Program, in_turn
@@ -112,8 +112,8 @@ class ErrorFeedback(Remembering[Residuals]):
         def check() -> str:
             if not isinstance(reduction, AllReduce):
                 raise TypeError(f"error feedback is for an AllReduce, not for {type(reduction).__name__}")
-            if reduction.wire is None or reduction.op not in ("sum", "avg"):
-                raise ValueError("error feedback is for sums and averages with a wire")
+            if codec_of(reduction.wire) is None or reduction.op not in ("sum", "avg"):
+                raise ValueError("error feedback is for sums and averages with a wire that rounds")
             if reduction.choice(np.empty(0)).algorithm != ENCODING_ONCE:
                 raise ValueError(f"error feedback is for algorithm {ENCODING_ONCE!r}, not {reduction.algorithm!r}")
             return f"ErrorFeedback for wire {reduction.wire}"

@@ -1,8 +1,9 @@
 """Arrays behind one small face, wherever they lie: devices, views, memory, cuts and reductions."""
 
-from mpiagg.arrays.codecs import CODECS, Codec, check_wire_dtype, codec
+from mpiagg.arrays.codecs import CODECS, EXACT, WIRES, Codec, check_wire_dtype, check_wire_op, codec, codec_of
 from mpiagg.arrays.cuts import cuts_of, even_cuts, even_ranges, ranges
 from mpiagg.arrays.devices import Accelerator, Device, Stream
+from mpiagg.arrays.exact import ExactSum
 from mpiagg.arrays.forms import Form, form_of
 from mpiagg.arrays.host import HOST, borrow, scratch
 from mpiagg.arrays.reductions import OPS, Array, Combine, Reduction, reduction, working_dtype
@@ -24,13 +25,16 @@ from mpiagg.arrays.where import accelerator_of, device_of, find_device, is_array
 
 __all__ = [
     "CODECS",
+    "EXACT",
     "HOST",
     "OPS",
+    "WIRES",
     "Accelerator",
     "Array",
     "Codec",
     "Combine",
     "Device",
+    "ExactSum",
     "Form",
     "Reduction",
     "Stream",
@@ -40,7 +44,9 @@ __all__ = [
     "borrow",
     "check_output",
     "check_wire_dtype",
+    "check_wire_op",
     "codec",
+    "codec_of",
     "convert",
     "cuts_of",
     "device_of",

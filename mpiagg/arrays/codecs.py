@@ -224,6 +224,12 @@ def _grid(least: float, greatest: float) -> _Grid | None:
 
 CODECS: Final[dict[str, Codec]] = {codec.name: codec for codec in (Float16(), BFloat16(), MinMaxUInt8())}
 
+EXACT: Final = "exact"
+"""The wire that loses nothing, for sums whose bits do not depend on the order: see :mod:`mpiagg.arrays.exact`."""
+
+WIRES: Final = (*CODECS, EXACT)
+"""What ``wire=`` takes beside None."""
+
 
 def codec(name: str) -> Codec:
     """Return the codec of that name.
@@ -236,6 +242,25 @@ def codec(name: str) -> Codec:
     if not isinstance(name, str) or name not in CODECS:
         raise ValueError(f"unknown wire {name!r}; known: {', '.join(CODECS)}, or None")
     return CODECS[name]
+
+
+def codec_of(wire: str | None) -> Codec | None:
+    """Return the codec of a wire; None for values that travel as they are, and for ``"exact"``.
+
+    Raises
+    ------
+    ValueError
+        If there is no such wire; the message lists the known ones.
+    """
+    if wire is not None and not (isinstance(wire, str) and wire in WIRES):
+        raise ValueError(f"unknown wire {wire!r}; known: {', '.join(WIRES)}, or None")
+    return None if wire is None else CODECS.get(wire)
+
+
+def check_wire_op(wire: str | None, op: str) -> None:
+    """Raise ValueError if a wire is not for an operator."""
+    if wire == EXACT and op not in ("sum", "avg"):
+        raise ValueError(f"wire {wire!r} is for sums and averages, not for op {op!r}")
 
 
 def check_wire_dtype(wire: str | None, dtype: np.dtype[Any]) -> None:

@@ -27,7 +27,7 @@ Call = Callable[[], object]
 LARGEST_VALUE: Final = 4
 """The largest of one rank's values in test data for anything but products."""
 
-_LOSSES: Final = {"fp16": 2**-10, "bf16": 2**-7, "u8": 2 / 255}
+_LOSSES: Final = {"fp16": 2**-10, "bf16": 2**-7, "u8": 2 / 255, "exact": 0.0}
 """What a result may be off by after a wire, in parts of the largest possible one: values are rounded twice at most."""
 
 
@@ -158,7 +158,7 @@ class Task:
         return Competitor(NATIVE, self.library_call())
 
     def wired(self, wire: str, *, planned: bool) -> Competitor:
-        """Return the all-reduce of gradients with values in fewer bits on the way."""
+        """Return the all-reduce of gradients by a wire."""
         aggregation = mpiagg.AllReduce(self.comm, op=self.op, wire=wire)
         largest = LARGEST_VALUE * (self.comm.size if self.op == "sum" else 1)
         name, off = f"auto-{wire}", _LOSSES[wire] * largest

@@ -10,7 +10,7 @@ from typing import Any, Final, NamedTuple
 import click
 import numpy as np
 
-from mpiagg.arrays import CODECS, HOST
+from mpiagg.arrays import HOST
 from mpiagg.arrays.where import KINDS
 
 SMALLEST: Final = 64
@@ -23,7 +23,6 @@ BUFFERS: Final = ("any", "registered")
 PEERS: Final = ("gloo", "mpi")
 """torch's Gloo on the host; on a device the MPI library's own collective of the device's arrays themselves, which
 crashes with libraries that reach such memory in messages alone."""
-WIRES: Final = tuple(CODECS)
 CUDA: Final = "cuda"
 """The device of each rank by its place on the node."""
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from mpiagg.arrays import HOST, OPS, check_wire_dtype, reduction
+from mpiagg.arrays import HOST, OPS, WIRES, check_wire_dtype, check_wire_op, reduction
 from mpiagg.benchmarks.flags import (
     BUFFERS,
     CUDA,
@@ -20,7 +20,6 @@ from mpiagg.benchmarks.flags import (
     PEERS,
     PROTOCOLS,
     SMALLEST,
-    WIRES,
     Flags,
     dtype_of,
     parse_device,
@@ -109,8 +108,10 @@ def _check_wires(flags: Flags) -> None:
     if flags.collective != "allreduce" or flags.op not in WIRE_OPS or flags.protocol != "powers":
         raise click.UsageError(f"--wire is for allreduce by {', '.join(WIRE_OPS)}, and not for mlbench's sizes")
     try:
-        check_wire_dtype(flags.wires[0], dtype_of(flags.dtype))
-    except TypeError as error:
+        for wire in flags.wires:
+            check_wire_op(wire, flags.op)
+            check_wire_dtype(wire, dtype_of(flags.dtype))
+    except (TypeError, ValueError) as error:
         raise click.UsageError(str(error)) from None
 
 
@@ -128,7 +129,7 @@ mpiexec -n 8 mpiagg bench                 is a rank of that job
 @job.ranks_option(default=2)
 @click.option("-a", "--algorithm", multiple=True, help="What to measure; repeatable.  [default: auto and all]")
 @click.option("--beside", multiple=True, type=click.Choice(PEERS), help="A peer to measure, too; needs torch.")
-@click.option("--wire", "wires", multiple=True, type=click.Choice(WIRES), help="Values in fewer bits, too; repeatable.")
+@click.option("--wire", "wires", multiple=True, type=click.Choice(WIRES), help="Values by a wire, too; repeatable.")
 @click.option(
     "-m",
     "--message-size",

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 from mpi4py import MPI
 
-from mpiagg.arrays import Array, Form, Reduction, as_input, check_output, check_wire_dtype, device_of
+from mpiagg.arrays import Array, Form, Reduction, as_input, check_output, check_wire_dtype, check_wire_op, device_of
 from mpiagg.collectives.mpi_ops import resolve as resolve_op
 from mpiagg.common.arguments import check_flag, check_root
 from mpiagg.plans.bound import prepare
@@ -136,6 +136,7 @@ def meant(
         choice = Choice(NATIVE)
     elif ragged and choice.algorithm != NATIVE and forwards(choice.algorithm, collective):
         raise ValueError(f"algorithm {algorithm!r} forwards chunks, whose lengths are only known at their ends")
+    check_wire_op(wire, how.name)
     check_wire_dtype(wire, x.dtype)
     if only_native:
         if algorithm not in ("auto", NATIVE) or wire is not None:

@@ -9,12 +9,15 @@ import numpy as np
 import numpy.typing as npt
 
 from mpiagg.arrays import (
+    EXACT,
     Array,
     Codec,
+    ExactSum,
     Reduction,
     as_input,
     check_wire_dtype,
-    codec,
+    check_wire_op,
+    codec_of,
     convert,
     even_ranges,
     reduction,
@@ -77,19 +80,39 @@ def simulate(
     how = reduction(op, first.dtype, len(inputs))
     nbytes = first.size * how.dtype.itemsize
     choice = pick(algorithm, lanes, Case(Collective.ALLREDUCE, nbytes, layout), wire)
+    check_wire_op(wire, op)
     check_wire_dtype(wire, first.dtype)
     buffers = [scratch(x.size, how.dtype) for x in inputs]
     for buffer, x in zip(buffers, inputs, strict=True):
         convert(buffer.reshape(x.shape), x)
-    for start, stop in even_ranges(0, first.size, choice.lanes):
-        _run_lane([buffer[start:stop] for buffer in buffers], layout, choice, how)
+    (_run_exactly if choice.wire == EXACT else _run)(buffers, layout, choice, how)
     return [buffer.astype(first.dtype).reshape(first.shape) for buffer in buffers]
 
 
-def _run_lane(buffers: Sequence[Array], layout: Layout, choice: Choice, how: Reduction) -> None:
+def _run_exactly(buffers: Sequence[Array], layout: Layout, choice: Choice, how: Reduction) -> None:
+    """Run what the ranks do for a sum whose bits do not depend on the order, in place."""
+    sums, choice = [ExactSum(buffer, layout.size) for buffer in buffers], choice._replace(wire=None)
+    for each, buffer in zip(sums, buffers, strict=True):
+        each.find_exponents(buffer)
+    _run([each.exponents for each in sums], layout, choice, reduction("max", sums[0].exponents.dtype, 1))
+    for each, buffer in zip(sums, buffers, strict=True):
+        each.split(buffer)
+    _run([each.words for each in sums], layout, choice, reduction("sum", sums[0].words.dtype, 1))
+    for each, buffer in zip(sums, buffers, strict=True):
+        each.total(buffer, how.divisor)
+
+
+def _run(buffers: Sequence[Array], layout: Layout, choice: Choice, how: Reduction) -> None:
     """Run the ranks' schedules on their buffers, in place."""
+    for start, stop in even_ranges(0, buffers[0].size, choice.lanes):
+        _run_lane([buffer[start:stop] for buffer in buffers], layout, choice, how)
+
+
+def _run_lane(buffers: Sequence[Array], layout: Layout, choice: Choice, how: Reduction) -> None:
+    """Run the ranks' schedules on one lane of their buffers."""
     lane = even_ranges(0, buffers[0].size, find_algorithm(choice.algorithm).chunks(Collective.ALLREDUCE, layout))
-    images = None if choice.wire is None else _Images(codec(choice.wire))
+    coded = codec_of(choice.wire)
+    images = None if coded is None else _Images(coded)
     arrived: dict[tuple[int, int], deque[Array]] = {}
 
     def part(rank: int, step: Step) -> Array:

@@ -6,9 +6,18 @@ from dataclasses import replace
 from functools import partial
 from typing import Final
 
-from mpiagg.arrays import Accelerator, Array, accelerator_of, device_of, flat, same_memory
+from mpiagg.arrays import (
+    EXACT,
+    Accelerator,
+    Array,
+    accelerator_of,
+    device_of,
+    flat,
+    same_memory,
+)
 from mpiagg.plans.binding import Wire, bind
 from mpiagg.plans.choices import BY_WAY_OF_HOST, NATIVE, NCCL, Memory
+from mpiagg.plans.exact import bind_exact
 from mpiagg.plans.moves import bind_moves, vectors_of
 from mpiagg.plans.native import bind_native
 from mpiagg.plans.nccl import bind_nccl
@@ -75,7 +84,7 @@ def bind_arrays(
     if together and serves(channel, o, device):
         return _bind_on_node(OnNode(channel, o, x, out, copying, tag))
     copied = copying()
-    return copied.around(bind_operation(channel, o, copied.buffer, tag, memory=Memory.NONE))
+    return copied.around(bind_operation(channel, o, copied.buffer, tag, memory=memory))
 
 
 def _bind_moves(  # noqa: PLR0917 - what bind_arrays is given
@@ -112,10 +121,10 @@ def bind_operation(
     x, out = (None if part is None else buffer[part] for part in (o.source, o.target))
     if device is not None and goes_by_host(o):
         return _bind_by_way_of_host(channel, o, device, x, out, tag, memory)
-    if o.choice.algorithm == NATIVE:
-        return bind_native(channel.comm, o, x, out)
-    if o.choice.algorithm == NCCL:
-        return bind_nccl(channel, o, buffer)
+    if o.choice.wire == EXACT:
+        return bind_exact(channel, o, buffer, tag, memory, bind_operation)
+    if o.choice.algorithm in (NATIVE, NCCL):
+        return bind_nccl(channel, o, buffer) if o.choice.algorithm == NCCL else bind_native(channel.comm, o, x, out)
     if memory is Memory.TOGETHER and serves(channel, o, device):
         return _bind_on_node(OnNode(channel, o, x, out, lambda: Copying(buffer, None, None), tag))
     if o.collective.moves:

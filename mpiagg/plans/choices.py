@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from mpiagg.arrays import HOST, Device, Reduction, codec
+from mpiagg.arrays import HOST, Device, Reduction, codec_of
 from mpiagg.common.arguments import check_integer
 from mpiagg.schedules import MOST_LANES, Collective, algorithm
 from mpiagg.tables import NATIVE, SEGMENT, Case, Choice, Memory, settings
@@ -85,7 +85,8 @@ def pick(name: str, lanes: int | None, case: Case, wire: str | None = None, devi
         If a name is unknown, or the algorithm not for this collective, wire or device, or the lanes are none or too
         many; or as for :func:`choose`.
     """
-    once = wire is not None and not codec(wire).elementwise
+    coded = codec_of(wire)
+    once = coded is not None and not coded.elementwise
     if name in (NATIVE, NCCL):
         if wire is not None:
             raise ValueError(f"algorithm {name!r} sends values as they are, not with wire {wire!r}")
@@ -97,11 +98,11 @@ def pick(name: str, lanes: int | None, case: Case, wire: str | None = None, devi
     if once and name not in ("auto", ENCODING_ONCE):
         raise ValueError(f"wire {wire!r} is for algorithm {ENCODING_ONCE!r}, which encodes a value once on each way")
     if name == "auto":
-        chosen = (
-            Choice(ENCODING_ONCE)
-            if once
-            else choose(case if wire is None else case._replace(memory=Memory.NONE, library=None), device or HOST)
-        )
+        if coded is not None:
+            case = case._replace(memory=Memory.NONE)
+        if wire is not None:
+            case = case._replace(library=None)
+        chosen = Choice(ENCODING_ONCE) if once else choose(case, device or HOST)
     else:
         algorithm(name, ("auto", NATIVE)).generator(case.collective)  # refuses what it does not serve
         chosen = Choice(name)

@@ -170,8 +170,9 @@ def test_the_usual_columns_fit_a_terminal_of_100():
         (["-d", "cuda:x"], "'cuda:x' is no device"),
         (["-d", "cuda", "--beside", "gloo"], "are for arrays on the host, not for --device"),
         (["-d", "cuda", "--sizes", "mlbench"], "are for arrays on the host, not for --device"),
-        (["--wire", "bees"], "'fp16', 'bf16', 'u8'"),
+        (["--wire", "bees"], "'fp16', 'bf16', 'u8', 'exact'"),
         (["allgather", "--wire", "u8"], "--wire is for allreduce by sum, avg, min, max"),
+        (["--op", "max", "--wire", "exact"], "wire 'exact' is for sums and averages, not for op 'max'"),
         (["--op", "prod", "--wire", "u8"], "--wire is for allreduce by sum, avg, min, max"),
         (["--sizes", "mlbench", "--wire", "u8"], "not for mlbench's sizes"),
         (["--dtype", "int32", "--wire", "u8"], "wire 'u8' is for real floating-point numbers, not for int32"),
@@ -288,8 +289,8 @@ usual = Flags("allreduce", (), SizeRange(4, 1000), 16, 2, 1, 1.0, False, "float3
 others = (
     dict(dtype="float16", op="avg"), dict(dtype="int32", op="prod"), dict(dtype="complex64"), dict(dtype="uint8"),
     dict(dtype="float64", op="min", planned=False), dict(op="max", lanes=2), dict(op="avg"),
-    dict(wires=("fp16", "bf16", "u8"), sizes=SizeRange(40, 40)),
-    dict(wires=("fp16", "bf16", "u8"), sizes=SizeRange(40, 40), planned=False, op="avg"),
+    dict(wires=("fp16", "bf16", "u8", "exact"), sizes=SizeRange(40, 40)),
+    dict(wires=("fp16", "bf16", "u8", "exact"), sizes=SizeRange(40, 40), planned=False, op="avg"),
     dict(protocol="mlbench", sizes=SizeRange(4, 12), planned=False),
 )
 runs = [usual._replace(collective=collective.value) for collective in Collective]
@@ -456,7 +457,8 @@ usual = usual._replace(device="standin")
 others = (
     dict(dtype="bfloat16", op="avg"), dict(dtype="float16", op="max"), dict(dtype="complex128"), dict(dtype="uint8"),
     dict(dtype="int32", op="prod", planned=False), dict(op="avg", beside=("mpi",)), dict(beside=("mpi",)),
-    dict(wires=("fp16", "bf16", "u8"), dtype="float16"), dict(wires=("fp16", "bf16", "u8"), planned=False),
+    dict(wires=("fp16", "bf16", "u8", "exact"), dtype="float16"),
+    dict(wires=("fp16", "bf16", "u8", "exact"), planned=False),
 )
 runs = [usual._replace(collective=collective.value) for collective in Collective]
 runs += [usual._replace(collective=collective, root=world.size - 1) for collective in ("reduce", "broadcast")]

@@ -109,7 +109,7 @@ def test_every_op_and_dtype(comms, device, bits, op):
                 assert_same(found, wanted, bits)
 
 
-@pytest.mark.parametrize("wire", ["fp16", "bf16", "u8"])
+@pytest.mark.parametrize("wire", ["fp16", "bf16", "u8", "exact"])
 @pytest.mark.usefixtures("short_ones_too")
 def test_wires_have_the_bits_of_the_host(comms, device, bits, wire):
     for comm in comms:

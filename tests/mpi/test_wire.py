@@ -118,11 +118,13 @@ def test_infinities_and_nans_spread(wire):
 def test_bad_wires_are_refused():
     x = np.ones(3, np.float32)
     for wire, more, words in [
-        ("fp8", {}, "unknown wire 'fp8'; known: fp16, bf16, u8"),
+        ("fp8", {}, "unknown wire 'fp8'; known: fp16, bf16, u8, exact, or None"),
         (16, {}, "unknown wire 16"),
         ("u8", {"algorithm": "ring"}, "wire 'u8' is for algorithm 'direct'"),
         ("fp16", {"algorithm": "native"}, "'native' sends values as they are"),
         ("fp16", {"op": "nonsense"}, "unknown op"),
+        ("exact", {"op": "max"}, "wire 'exact' is for sums and averages, not for op 'max'"),
+        ("exact", {"algorithm": "native"}, "'native' sends values as they are"),
     ]:
         refused(ValueError, words, mpiagg.allreduce, x, wire=wire, **more)
         refused(ValueError, words, mpiagg.allreduce_init, x, wire=wire, **more)
@@ -262,12 +264,106 @@ def test_error_feedback_in_ddp():
     [
         (lambda: "no reduction", TypeError, "for an AllReduce, not for str"),
         (mpiagg.AllReduce, ValueError, "with a wire"),
+        (lambda: mpiagg.AllReduce(wire="exact"), ValueError, "with a wire that rounds"),
         (lambda: mpiagg.AllReduce(op="max", wire="u8"), ValueError, "sums and averages"),
         (lambda: mpiagg.AllReduce(wire="fp16"), ValueError, "algorithm 'direct', not 'auto'"),
     ],
 )
 def test_what_error_feedback_is_not_for(make, error, words):
     refused(error, words, mpiagg.ErrorFeedback, make())
+
+
+# -- sums that do not depend on the order
+
+
+def exactly(length, dtype=np.float32, seed=0):
+    """Return everyone's values, of many sizes."""
+    powers = [np.random.default_rng([seed, 1, rank]).uniform(-3, 3, length) for rank in range(SIZE)]
+    return [(noise(rank, length, np.float64, seed) * 10**power).astype(dtype) for rank, power in enumerate(powers)]
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64, np.float16, ml_dtypes.bfloat16])
+@pytest.mark.parametrize("length", [0, 1, 1003, 40_000])
+def test_exact_sums_have_the_same_bits_by_every_algorithm(dtype, length):
+    vectors = exactly(length, dtype)
+    wanted = mpiagg.simulate(vectors, "avg", "ring", wire="exact")[0]
+    for algorithm in ("auto", *mpiagg.algorithms("allreduce")):
+        for lanes in (None, 3):
+            keywords = {"algorithm": algorithm, "lanes": lanes, "wire": "exact"}
+            assert mpiagg.simulate(vectors, "avg", **keywords)[RANK].tobytes() == wanted.tobytes()
+            y = mpiagg.allreduce(vectors[RANK], "avg", **keywords)
+            assert (y.dtype, y.tobytes()) == (wanted.dtype, wanted.tobytes())
+
+
+def test_exact_sums_have_the_same_bits_in_every_order_of_the_ranks_and_on_any_nodes():
+    vectors = exactly(5000)
+    wanted = mpiagg.allreduce(vectors[RANK], wire="exact")
+    for key in (-RANK, RANK * 5 % 7):
+        comm = COMM.Split(0, key)
+        assert mpiagg.allreduce(vectors[RANK], wire="exact", comm=comm).tobytes() == wanted.tobytes()
+        comm.Free()
+    turned = vectors[::-1]
+    for nodes in ([SIZE], [1] * SIZE, [SIZE - SIZE // 2, SIZE // 2] if SIZE > 1 else [1]):
+        for vectors_of in (vectors, turned):
+            simulated = mpiagg.simulate(vectors_of, "sum", "hierarchical", wire="exact", nodes=nodes)
+            assert simulated[RANK].tobytes() == wanted.tobytes()
+
+
+def test_exact_sums_err_less_than_sums_of_float32():
+    vectors = exactly(40_000)
+    true = np.add.reduce(np.array(vectors, np.longdouble))
+    y = mpiagg.allreduce(vectors[RANK], wire="exact")
+    assert (np.abs(y - true) <= 0.501 * np.spacing(np.abs(y))).all()
+    if SIZE > 2:  # the control
+        plain = mpiagg.allreduce(vectors[RANK], algorithm="ring")
+        assert not (np.abs(plain - true) <= 0.501 * np.spacing(np.abs(plain))).all()
+
+
+def test_plans_of_exact_sums_in_any_memory():
+    vectors = exactly(20_001, np.float64)
+    wanted = mpiagg.simulate(vectors, "avg", wire="exact")[RANK]
+    registered = mpiagg.empty(20_001, np.float64, comm=COMM)
+    for x in (np.empty(20_001), registered, np.empty((20_001, 2))[:, 0]):
+        with mpiagg.allreduce_init(x, "avg", out=x, wire="exact") as plan:
+            for _ in range(3):
+                x[:] = vectors[RANK]
+                plan()
+                assert x.tobytes() == wanted.tobytes()
+            assert SIZE == 1 or plan.sent_bytes > 0
+        x[:] = vectors[RANK]
+        mpiagg.allreduce(x, "avg", out=x, wire="exact")
+        assert x.tobytes() == wanted.tobytes()
+
+
+def test_exact_sums_do_not_depend_on_the_buckets():
+    shapes = [(30, 20), (20,), (7, 3, 3), (1,)]
+    results = []
+    for bucket_bytes in (1, 200, 2**20):
+        gradients = [exactly(int(np.prod(shape)), seed=place)[RANK] for place, shape in enumerate(shapes)]
+        weights = [np.zeros_like(x) for x in gradients]
+        with (
+            mpiagg.AllReduce(wire="exact") as aggregation,
+            mpiagg.DDP(weights, aggregation=aggregation, bucket_bytes=bucket_bytes) as ddp,
+        ):
+            ddp.sync_gradients(gradients)
+        results.append(b"".join(x.tobytes() for x in gradients))
+    assert len(set(results)) == 1
+    with mpiagg.AllReduce(wire="exact", denom=3, divide_before=True) as aggregation:
+        x = exactly(50)[RANK]
+        aggregation.aggregate([x])
+        assert same_everywhere(x)
+
+
+def test_exact_sums_with_values_that_are_not_finite():
+    x = np.ones(6)
+    x[:3] = (np.nan, np.inf, -np.inf) if RANK == 0 else 1
+    x[3] = np.inf if RANK == 0 else -np.inf
+    for dtype in (np.float32, np.float64):
+        with np.errstate(invalid="ignore"):
+            y = mpiagg.allreduce(x.astype(dtype), wire="exact")
+        assert y.tolist() == pytest.approx(
+            [np.nan, np.inf, -np.inf, np.nan if SIZE > 1 else np.inf, SIZE, SIZE], nan_ok=True
+        )
 
 
 # -- other libraries' all-reduces
