@@ -14,7 +14,7 @@ from mpiagg.aggregation.backends import Backend
 from mpiagg.aggregation.elementwise import Elementwise
 from mpiagg.arrays import HOST, Array, check_wire_dtype, check_wire_op, device_of, reduction, working_dtype
 from mpiagg.common.arguments import check_flag, check_number
-from mpiagg.plans.choices import NATIVE, NCCL, Case, Choice, pick
+from mpiagg.plans.choices import NATIVE, NCCL, Choice, pick
 from mpiagg.plans.on_node import folds_as_it_is
 from mpiagg.plans.program import Program, in_turn
 from mpiagg.schedules import Collective
@@ -116,7 +116,7 @@ class AllReduce(Elementwise):
             raise TypeError(f"backend must be callable, not {type(self.backend).__name__}")
         if self.backend is not None and (self.algorithm != "auto" or self.wire is not None):
             raise ValueError("a backend takes the place of an algorithm, and sends values as it likes: no wire")
-        pick(self.algorithm, None, Case(Collective.ALLREDUCE, 0, self._channel.layout), self.wire)
+        pick(self.algorithm, None, self._channel.case(Collective.ALLREDUCE, 0), self.wire)
         check_wire_op(self.wire, self.op)
 
     def _check_reproducible(self, reproducible: bool | None) -> None:
@@ -178,5 +178,5 @@ class AllReduce(Elementwise):
     def choice(self, vector: Array) -> Choice:
         """Return how a vector is reduced."""
         nbytes = vector.size * working_dtype(vector.dtype).itemsize
-        case = Case(Collective.ALLREDUCE, nbytes, self._channel.layout)
+        case = self._channel.case(Collective.ALLREDUCE, nbytes)
         return pick(self.algorithm, None, case, self.wire, device_of(vector))

@@ -10,7 +10,7 @@ from mpiagg.aggregation.gossip import Nodes, PeerSelection, Phase, gossip
 from mpiagg.aggregation.mixing import Mixing
 from mpiagg.arrays import Array, device_of, reduction
 from mpiagg.common.arguments import check_flag
-from mpiagg.plans.choices import Case, pick
+from mpiagg.plans.choices import pick
 from mpiagg.plans.program import Program
 from mpiagg.schedules import Collective
 from mpiagg.transport import SHARED_TAG, channel_of
@@ -90,7 +90,7 @@ class Decentralized(Mixing):
         if self.hierarchical or self.peer_selection != "all":
             return super()._bind(vector, tag)
         how = reduction("avg", vector.dtype, self._channel.size)
-        case = Case(Collective.ALLREDUCE, vector.nbytes, self._channel.layout)
+        case = self._channel.case(Collective.ALLREDUCE, vector.nbytes)
         choice = pick("auto", None, case, device=device_of(vector))
         return self._collective(vector, Collective.ALLREDUCE, how, choice, tag=tag)
 

@@ -12,7 +12,7 @@ from mpi4py import MPI
 from mpiagg.arrays import HOST, Array, Device, Reduction, accelerator_of, cuts_of, device_of, ranges, scratch
 from mpiagg.errors import MismatchError
 from mpiagg.plans.bound import bind_operation
-from mpiagg.plans.choices import Case, Memory, pick
+from mpiagg.plans.choices import Memory, pick
 from mpiagg.plans.operation import Operation
 from mpiagg.plans.program import Call, Deferred, Program, in_turn
 from mpiagg.schedules import Collective
@@ -73,7 +73,7 @@ class Exchange(ABC):
 
     def _bind(self, collective: Collective, counts: Sequence[int], how: Reduction, buffer: Array) -> Program:
         channel = self._channel
-        case = Case(collective, buffer.nbytes, channel.layout, Memory.NONE)
+        case = channel.case(collective, buffer.nbytes, Memory.NONE)
         choice = pick("auto", 1, case, device=device_of(buffer))
         operation = Operation(collective, channel.rank, channel.layout, 0, tuple(counts), how, choice, MPI.SUM)
         return bind_operation(channel, operation, buffer, self._tag, memory=Memory.NONE)

@@ -17,7 +17,7 @@ from mpiagg.aggregation.memory import Remembering, check_arrays
 from mpiagg.aggregation.packing import Layout
 from mpiagg.arrays import Array, Device, device_of, load, reduction, to_host, working_dtype
 from mpiagg.common.arguments import check_flag, check_integer, check_number
-from mpiagg.plans.choices import Case, choose
+from mpiagg.plans.choices import choose
 from mpiagg.plans.plan import Plan
 from mpiagg.plans.program import Deferred, Program, in_turn
 from mpiagg.schedules import Collective
@@ -144,7 +144,7 @@ class PowerSGD(Remembering["_Memory"]):
 
     def _mean(self, vector: Array) -> Program:
         """Return the program of the mean over the ranks, in place."""
-        choice = choose(Case(Collective.ALLREDUCE, vector.nbytes, self._channel.layout), device_of(vector))
+        choice = choose(self._channel.case(Collective.ALLREDUCE, vector.nbytes), device_of(vector))
         how = reduction("avg", vector.dtype, self._channel.size)
         tag = self._channel.tags.in_turn(choice.lanes)
         return self._collective(vector, Collective.ALLREDUCE, how, choice, tag=tag)

@@ -5,13 +5,13 @@ from __future__ import annotations
 import os
 import platform
 import sys
-from pathlib import Path
 from typing import Any
 
 import mpi4py
 import numpy as np
 
 import mpiagg
+from mpiagg.common.machine import processor
 from mpiagg.launch import job
 
 
@@ -19,7 +19,7 @@ def facts() -> dict[str, Any]:
     """Return the machine and the versions of the software, for a rank of a job; torch's, if it takes part."""
     torch = sys.modules.get("torch")
     return {
-        "cpu": _cpu_model(),
+        "cpu": processor(),
         "cores": os.cpu_count(),
         "system": platform.system(),
         "mpi": job.vendor(),
@@ -29,14 +29,3 @@ def facts() -> dict[str, Any]:
         "python": platform.python_version(),
         "torch": None if torch is None else str(torch.__version__),
     }
-
-
-def _cpu_model() -> str:
-    """Return what the processor calls itself."""
-    cpuinfo = Path("/proc/cpuinfo")
-    if cpuinfo.exists():
-        for line in cpuinfo.read_text().splitlines():
-            key, _, value = line.partition(":")
-            if key.strip() == "model name":
-                return value.strip()
-    return platform.processor() or platform.machine()

@@ -15,10 +15,22 @@ from mpi4py import MPI
 from mpiagg.arrays import Array
 from mpiagg.benchmarks import contest, machine
 from mpiagg.benchmarks.competitors import Competitor, Task, registered_zeros
-from mpiagg.plans.on_node import ANNOUNCED
 from mpiagg.schedules import TABLE, Cluster, Collective, Layout, algorithm, algorithms
 from mpiagg.schedules.model import Pricing
-from mpiagg.tables import NATIVE, SEGMENT, Case, Choice, Memory, Origin, Row, Settings, Spread, Table, settings
+from mpiagg.tables import (
+    ANNOUNCED,
+    NATIVE,
+    SEGMENT,
+    Case,
+    Choice,
+    Memory,
+    Origin,
+    Row,
+    Settings,
+    Spread,
+    Table,
+    settings,
+)
 from mpiagg.transport import channel_of
 
 TOLERANCE: Final = 1.03
@@ -162,7 +174,7 @@ def plan_of(task: Task, choice: Choice) -> Competitor:
     """Return the plan that ``"auto"`` would make if the choice stood in the table; collective."""
     channel = channel_of(task.comm)
     channel.calls.free()
-    case = Case(task.collective, task.count * task.dtype.itemsize, channel.layout, library=channel.library)
+    case = channel.case(task.collective, task.count * task.dtype.itemsize, native=True)
     with settings().trying(case, choice):
         plan = task.ours("auto", None, planned=True)
     channel.calls.free()

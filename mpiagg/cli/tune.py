@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -17,20 +19,25 @@ from mpiagg.cli.simulate import parse_nodes
 from mpiagg.launch import job
 from mpiagg.schedules import Collective, Layout
 from mpiagg.tables import Case, Memory, Settings
+from mpiagg.tables.cache import folder
 from mpiagg.tables.files import read_table, write_table
 from mpiagg.tables.predicted import Prices
-from mpiagg.tables.settings import FORCED, TUNING, Found
+from mpiagg.tables.settings import FORCED, LEARN, TUNING, Found
 
 if TYPE_CHECKING:
     from mpi4py import MPI
 
 MOST_RANKS: Final = 2**16
+QUICK: Final = 20.0
+"""Seconds that are enough for a first table."""
+
 SHOWN: Final = 3
 """How many candidates are told, the fastest ones."""
 
 _EXAMPLES: Final = """\b
 mpiagg tune -n 4 -o tuning.json           starts 4 ranks on this machine
 mpiexec -n 64 mpiagg tune -o tuning.json  is a rank of that job
+mpiexec -n 64 mpiagg tune --quick         keeps a table for your jobs on this cluster
 MPIAGG_TUNING=tuning.json mpiexec ...     uses the table
 mpiagg tune --show -n 64 --nodes 8        tells what is chosen, and why
 """
@@ -54,6 +61,7 @@ mpiagg tune --show -n 64 --nodes 8        tells what is chosen, and why
 @click.option("-m", "--message-size", "sizes", default="64:64M", metavar="[MIN:]MAX", help="Bytes of the vector.")
 @click.option("--factor", type=click.IntRange(min=2), default=4, help="From one size to the next.")
 @click.option("--time", "seconds", type=click.FloatRange(min=0, min_open=True), default=300.0, help="Seconds, about.")
+@click.option("--quick", is_flag=True, help=f"Measure for {QUICK:.0f} s, and keep the table for {TUNING}={LEARN}.")
 @click.option("--show", is_flag=True, help="Do not measure; print what would be chosen, and why.")
 @click.option("--table", type=click.Path(path_type=Path), help=f"The table to show.  [default: {TUNING}, or none]")
 @click.option("--nodes", metavar="N|NxR|R,R,...", help="With --show: the nodes.  [default: the table's, or one]")
@@ -65,6 +73,7 @@ def tune(
     sizes: str,
     factor: int,
     seconds: float,
+    quick: bool,
     show: bool,
     table: Path | None,
     nodes: str | None,
@@ -78,21 +87,21 @@ def tune(
     chosen = [Collective(name) for name in collectives] or list(Collective)
     lengths = list(_range(sizes).sizes(factor))
     if show:
-        if output is not None:
-            raise click.UsageError("--show measures nothing that -o could save")
-        settings = _settings(table)
+        if output is not None or quick:
+            raise click.UsageError("--show measures nothing that could be saved")
+        settings = _settings(table, ranks, nodes)
         layout = _layout(settings, ranks, nodes)
         for collective in chosen:
             job.console().print(_printed(settings, collective, layout, lengths))
         return
-    if output is None:
-        raise click.UsageError("give -o FILE to measure and save, or --show to print what would be chosen")
+    if (output is None) is not quick:
+        raise click.UsageError("give -o FILE to measure and save, or --quick, or --show to print what would be chosen")
     if table is not None or nodes is not None:
         raise click.UsageError("--table and --nodes are for --show")
     # What is measured must not depend on what was chosen before.
     for variable in (TUNING, FORCED):
         os.environ.pop(variable, None)
-    job.run(ranks or 2, lambda world: _measure(world, output, chosen, lengths, seconds))
+    job.run(ranks or 2, lambda world: _measure(world, output, chosen, lengths, QUICK if quick else seconds))
 
 
 def _range(text: str) -> SizeRange:
@@ -103,10 +112,11 @@ def _range(text: str) -> SizeRange:
 
 
 def _measure(
-    world: MPI.Intracomm, output: Path, collectives: Sequence[Collective], lengths: Sequence[int], seconds: float
+    world: MPI.Intracomm, output: Path | None, collectives: Sequence[Collective], lengths: Sequence[int], seconds: float
 ) -> int:
-    """Do the work of a rank and return its exit status."""
+    """Do the work of a rank and return its exit status; without an output, the table is kept in the user's cache."""
     from mpiagg.benchmarks.tuner import Tuner  # noqa: PLC0415 - needs MPI, which only a rank may load
+    from mpiagg.transport import cache_of, channel_of  # noqa: PLC0415
 
     def tell(line: str) -> None:
         if world.rank == 0:
@@ -114,22 +124,37 @@ def _measure(
 
     tuner = Tuner(world, collectives, lengths, seconds, tell)
     tell(f"# {job.vendor()}, {world.size} ranks ({tuner.layout}); what is fastest")
-    table = tuner.table(output.name)
+    table = tuner.table("measured")
+    path = output or cache_of(channel_of(world), tuner.layout)[0]
     if world.rank == 0:
-        write_table(output, table)
-    tell(f"# saved {len(table.rows)} rows; use them with {TUNING}={output}")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_table(path, table)
+    tell(f"# saved {len(table.rows)} rows in {path}")
+    tell(f"# use them with {TUNING}={path if output else LEARN}")
     return 0
 
 
 # -- what would be chosen
 
 
-def _settings(path: Path | None) -> Settings:
+def _settings(path: Path | None, ranks: int | None, nodes: str | None) -> Settings:
     try:
         told = Settings.of_environment()
+        if path is None and told.learns:
+            path = _learned(None if nodes is None and ranks is None else parse_nodes(nodes or "1", ranks))
         return told if path is None else Settings(read_table(path), told.forced)
     except ValueError as error:
         raise click.ClickException(str(error)) from None
+
+
+def _learned(layout: Layout | None) -> Path | None:
+    """Return the newest of the tables that were learned, or of those for a layout; None if there is none."""
+    for path in sorted(folder().glob("*.json"), key=lambda each: each.stat().st_mtime, reverse=True):
+        with suppress(ValueError):  # of one that is broken, which jobs warn of
+            origin = read_table(path).origin
+            if layout is None or (origin is not None and origin.layout == layout):
+                return path
+    return None
 
 
 def _layout(settings: Settings, ranks: int | None, nodes: str | None) -> Layout:
@@ -168,16 +193,31 @@ def _printed(settings: Settings, collective: Collective, layout: Layout, lengths
         printed.add_column(column)
     prices = {memory: Prices(collective, layout, memory) for memory in Memory} if layout.size > 1 else {}
     for nbytes in lengths:
-        told = []
-        for memory in Memory:
-            found = settings.found(Case(collective, nbytes, layout, memory))
-            told.append((str(found.choice), _origin(found), _reason(found, nbytes, prices.get(memory))))
-        if told[0] == told[1]:
-            printed.add_row(f"{nbytes:,}", "any", *told[0])
-        else:
-            for memory, words in zip(Memory, told, strict=True):
-                printed.add_row(f"{nbytes:,}", memory.value, *words)
+        told: dict[tuple[str, str, str], list[tuple[Memory, bool]]] = {}
+        for library, memory in product((None, _library_of(settings)), Memory):
+            found = settings.found(Case(collective, nbytes, layout, memory, library))
+            words = str(found.choice), _origin(found), _reason(found, nbytes, prices.get(memory))
+            told.setdefault(words, []).append((memory, library is not None))
+        for words, places in told.items():
+            printed.add_row(f"{nbytes:,}", _where(places), *words)
     return printed
+
+
+def _where(places: Sequence[tuple[Memory, bool]]) -> str:
+    """Say for which memory a choice is, and whether only where the MPI library's own collective may be taken."""
+    memories, natives = (dict.fromkeys(each) for each in zip(*places, strict=True))
+    if len(places) < len(memories) * len(natives):
+        return "; ".join(_where([place]) for place in places)
+    which = "any" if len(memories) == len(Memory) else next(iter(memories)).value
+    return which if False in natives else f"{which}, or MPI's own"
+
+
+def _library_of(settings: Settings) -> str:
+    """Return the MPI library that a table was measured with, or words for any."""
+    origin = None if settings.table is None else settings.table.origin
+    rows = () if settings.table is None else settings.table.rows
+    known = {row.library for row in rows if row.library is not None}
+    return known.pop() if origin is not None and len(known) == 1 else "any MPI library"
 
 
 def _origin(found: Found) -> str:
@@ -194,6 +234,8 @@ def _reason(found: Found, nbytes: int, prices: Prices | None) -> str:
         times = found.row.times
         nearest = min(times, key=lambda length: abs(math.log((length + 1) / (nbytes + 1))))
         return f"measured at {nearest:,} B: {'; '.join(_fastest(times[nearest]))}"
+    if found.choice.native:
+        return "it was measured on nodes and virtual clusters: docs/performance.md"
     if prices is None:
         return "there is nobody else"
     predicted = {str(choice): taken for choice, taken in prices.seconds(nbytes).items()}

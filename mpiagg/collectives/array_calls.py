@@ -15,8 +15,9 @@ from mpiagg.arrays import Array, Form, Reduction, as_input, check_output, check_
 from mpiagg.collectives.mpi_ops import resolve as resolve_op
 from mpiagg.common.arguments import check_flag, check_root
 from mpiagg.plans.bound import prepare
-from mpiagg.plans.calls import Call, resolve
-from mpiagg.plans.choices import NATIVE, Case, Choice, pick, takes_native
+from mpiagg.plans.calls import Call
+from mpiagg.plans.choices import NATIVE, Choice, pick, takes_native
+from mpiagg.plans.learning import resolve, tried
 from mpiagg.plans.native import KNOWN_TO_MPI
 from mpiagg.plans.operation import Operation, even_counts
 from mpiagg.plans.plan import Plan
@@ -130,7 +131,7 @@ def meant(
     nbytes = 0 if ragged else sum(counts) * how.dtype.itemsize
     native = takes_native(collective, how, nbytes, minima=False, at_once=at_once)
     native = native and x.dtype == how.dtype and not reproducible
-    case = Case(collective, nbytes, channel.layout, library=channel.library if native else None)
+    case = channel.case(collective, nbytes, native=native)
     choice = pick(algorithm, lanes, case, wire, device)
     if ragged and algorithm == "auto":
         choice = Choice(NATIVE)
@@ -144,8 +145,11 @@ def meant(
             raise ValueError(f"{asked} cannot apply an op that is not predefined; 'native' can")
         choice = Choice(NATIVE)
     form = Form(x.dtype, x.shape, device) if rows is None else None
+    learns = at_once and (algorithm, lanes, wire) == ("auto", None, None)
+    learns = learns and not (ragged or only_native or reproducible)
     operation = Operation(
-        collective, channel.rank, channel.layout, root, counts, how, choice, op, form, received, ragged
+        *(collective, channel.rank, channel.layout, root, counts, how, choice, op, form, received, ragged),
+        tried=tried(channel, case, device) if learns else None,
     )
     # A bad one is an error on every rank that gives it, also where there is nothing to be written to it.
     out = None if given_out is None else check_output(given_out, shape, x.dtype, device)

@@ -10,7 +10,8 @@ from mpi4py import MPI
 from mpiagg.arrays import Array, Form, Reduction, device_of
 from mpiagg.collectives.buffers import read
 from mpiagg.plans.bound import STAGED_BYTES
-from mpiagg.plans.choices import NATIVE, STRAIGHT, Case, Choice, Memory, pick, takes_native
+from mpiagg.plans.choices import NATIVE, STRAIGHT, Choice, Memory, pick, takes_native
+from mpiagg.plans.learning import tried
 from mpiagg.plans.operation import Operation
 from mpiagg.schedules import Collective
 from mpiagg.transport import Channel
@@ -73,7 +74,7 @@ class Asked(NamedTuple):
         nbytes = 0 if self.ragged else sum(self.counts) * self.reduction.dtype.itemsize
         native = takes_native(self.collective, self.reduction, nbytes, minima=True, at_once=at_once or self.moved)
         native = native and not ((channel.reproducible and not self.moved) or self.ours)
-        case = Case(self.collective, nbytes, channel.layout, memory, channel.library if native else None)
+        case = channel.case(self.collective, nbytes, memory, native=native)
         choice = pick("auto", None, case, device=device)
         registered = memory is Memory.TOGETHER and (at_once or channel.memory.host.leased)
         # Shorter ones are copied into memory that the ranks share anyway, which they would have to come together for.
@@ -82,6 +83,7 @@ class Asked(NamedTuple):
             choice = Choice(NATIVE)
         elif self.ragged and self.ours:
             choice = Choice(STRAIGHT[self.collective])
+        learns = at_once and not (self.moved or self.ragged or self.ours)
         form = None if self.half is None else Form(self.half, (sum(self.counts),), device)
         return Operation(
             self.collective,
@@ -95,6 +97,7 @@ class Asked(NamedTuple):
             form,
             self.received,
             self.ragged,
+            tried(channel, case, device) if learns else None,
         )
 
 

@@ -67,6 +67,7 @@ def choose(case: Case, device: Device = HOST) -> Choice:
     """
     if device is HOST:
         return settings().found(case).choice
+    case = case._replace(learned=None)  # from vectors on the host
     if case.nbytes <= BY_WAY_OF_HOST:
         return settings().found(case._replace(library=None)).choice
     messages = settings().found(case._replace(memory=Memory.NONE, library=None)).choice

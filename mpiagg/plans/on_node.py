@@ -19,14 +19,11 @@ from mpiagg.plans.ports import ask
 from mpiagg.plans.program import BoundRound, Call, Computing, Copying, Deferred, Program, in_turn
 from mpiagg.plans.sharing import Mail, Task, Vectors, exchange_work, gate_round, mail_rounds, owner_work
 from mpiagg.schedules import Action, Collective, Round, algorithm
+from mpiagg.tables import ANNOUNCED
 from mpiagg.transport import LINE, NOWHERE, SHARED_TAG, Block, Channel, Gate, Positions, SignedGate
 
 SHARED: Final = "shared"
 """The algorithm of one stage within one node, in which owners read inputs and write results, wherever they lie."""
-
-ANNOUNCED: Final = 32 * 2**10
-"""Bytes from which calls first ask whether all vectors lie in shared memory; shorter ones are copied anyway. Between
-nodes, shorter ones go by messages, within the nodes, too: more gates between the messages took longer."""
 
 
 def serves(channel: Channel, operation: Operation, device: Accelerator | None) -> bool:

@@ -10,7 +10,7 @@ from mpi4py import MPI
 
 from mpiagg.arrays import Form, Reduction, cuts_of, even_cuts, even_ranges, ranges
 from mpiagg.plans.binding import Lane
-from mpiagg.plans.choices import Choice
+from mpiagg.plans.choices import Case, Choice
 from mpiagg.schedules import Algorithm, Collective, Layout, Round, algorithm
 from mpiagg.transport import signature
 from mpiagg.watch import Subject, Trail
@@ -43,6 +43,8 @@ class Operation:
         For an all-to-all the elements that this rank receives from each.
     ragged : bool
         Whether a rank knows the lengths of those chunks alone that it has before or after.
+    tried : Case or None
+        What it is chosen by, if its communicator learns from calls like it.
     """
 
     collective: Collective
@@ -56,6 +58,7 @@ class Operation:
     form: Form | None = None
     received: tuple[int, ...] = ()
     ragged: bool = False
+    tried: Case | None = None
 
     @cached_property
     def size(self) -> int:

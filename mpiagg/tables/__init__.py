@@ -4,10 +4,11 @@
 of the schedules, and ``settings`` is what this process has been told to use.
 """
 
-from mpiagg.tables.rows import NATIVE, SEGMENT, Case, Choice, Memory, Origin, Row, Spread, Table
+from mpiagg.tables.rows import ANNOUNCED, NATIVE, SEGMENT, Case, Choice, Memory, Origin, Row, Spread, Table
 from mpiagg.tables.settings import DIGEST_BYTES, Settings, settings
 
 __all__ = [
+    "ANNOUNCED",
     "DIGEST_BYTES",
     "NATIVE",
     "SEGMENT",

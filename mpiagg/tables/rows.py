@@ -13,6 +13,10 @@ SEGMENT: Final = 2**20
 """Bytes of a block that is still in the cache when it has been reduced and is written. Blocking calls share memory for
 segments of this length; a choice may have shorter ones."""
 
+ANNOUNCED: Final = 32 * 2**10
+"""Bytes from which calls first ask whether all vectors lie in shared memory; shorter ones are copied anyway. Between
+nodes, shorter ones go by messages, within the nodes, too: more gates between the messages took longer."""
+
 
 class Memory(Enum):
     """Whether an operation can go through memory that ranks share, which they must set up together."""
@@ -51,6 +55,8 @@ class Case(NamedTuple):
         Whether ranks of a node may share memory.
     library : str or None
         The MPI library, if its own collective may be taken, too.
+    learned : Table or None
+        What the communicator has learned, which comes before other tables.
     """
 
     collective: Collective
@@ -58,6 +64,7 @@ class Case(NamedTuple):
     layout: Layout
     memory: Memory = Memory.TOGETHER
     library: str | None = None
+    learned: Table | None = None
 
 
 NATIVE: Final = "native"

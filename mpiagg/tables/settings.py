@@ -16,7 +16,10 @@ from mpiagg.tables.files import read_table, text_of
 from mpiagg.tables.rows import Case, Choice, Memory, Row, Spread, Table
 
 TUNING: Final = "MPIAGG_TUNING"
-"""The environment variable that names a file with a table, written by ``mpiagg tune``."""
+"""The environment variable that names a file with a table, written by ``mpiagg tune``; or says ``LEARN``."""
+
+LEARN: Final = "learn"
+"""By which calls are tried, and what is fastest for them is kept for the user's next job."""
 
 FORCED: Final = "MPIAGG_ALGORITHM"
 """The environment variable that names the algorithm to take wherever it serves and the caller leaves the choice."""
@@ -44,10 +47,13 @@ class Settings:
         The user's; the default has what it has no row for.
     forced : str or None
         The algorithm to take wherever it serves.
+    learns : bool
+        Whether calls are tried.
     """
 
     table: Table | None = None
     forced: str | None = None
+    learns: bool = False
     _ladders: dict[tuple[Collective, int, Spread, Memory, str | None], list[Found]] = field(
         default_factory=dict, compare=False, repr=False
     )
@@ -69,11 +75,19 @@ class Settings:
             except ValueError as error:
                 raise ValueError(f"{FORCED}: {error}") from None
         path = os.environ.get(TUNING)
+        if path == LEARN:
+            return cls(None, forced, learns=forced is None)
         return cls(read_table(Path(path)) if path else None, forced)
 
     def found(self, case: Case) -> Found:
         """Return what is taken in a case, and why."""
         layout = case.layout
+        if case.learned is not None and self.forced is None:
+            for number, row in case.learned.ladder(
+                case.collective, layout.size, Spread.of(layout), case.memory, case.library
+            ):
+                if row.nbytes is None or case.nbytes <= row.nbytes:
+                    return Found(row.choice, case.learned, number, row)
         key = (case.collective, layout.size, Spread.of(layout), case.memory, case.library)
         ladder = self._ladders.get(key)
         if ladder is None:
@@ -136,7 +150,7 @@ class Settings:
         """Return what is the same exactly where the same choices are made."""
         if not self._digest:
             tables = [text_of(table) for table in (self.table, default_table()) if table is not None]
-            text = "\0".join([self.forced or "", *tables])
+            text = "\0".join([self.forced or "", LEARN * self.learns, *tables])
             self._digest.append(blake2b(text.encode(), digest_size=DIGEST_BYTES).digest())
         return self._digest[0]
 
@@ -144,7 +158,8 @@ class Settings:
         """Say it in words, with the beginning of the digest: what has one name on two ranks may differ."""
         table = "the default table" if self.table is None else f"tuning table {self.table.name!r}"
         forced = "" if self.forced is None else f", algorithm {self.forced!r} where it serves"
-        return f"{table}{forced} ({self.digest().hex()[:8]})"
+        learns = ", and learns" if self.learns else ""
+        return f"{table}{forced}{learns} ({self.digest().hex()[:8]})"
 
 
 def _placed(layout: Layout) -> str:

@@ -1,6 +1,7 @@
 """How chunks cross between ranks."""
 
 from mpiagg.transport.channels import channel_of, free_channel_of, meet
+from mpiagg.transport.comparison import cache_of
 from mpiagg.transport.gates import WRITTEN, Gate, SignedGate
 from mpiagg.transport.meetings import keep_for_good
 from mpiagg.transport.memory import LINE, NOWHERE, Block, Position, Positions, SharedMemory, Window
@@ -36,6 +37,7 @@ __all__ = [
     "SharedMemory",
     "SignedGate",
     "Window",
+    "cache_of",
     "channel_of",
     "free_channel_of",
     "keep_for_good",

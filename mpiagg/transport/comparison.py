@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
 from typing import Final
 
 import numpy as np
 from mpi4py import MPI
 
+from mpiagg.common import documents
+from mpiagg.common.machine import description
 from mpiagg.schedules import Layout
-from mpiagg.tables import DIGEST_BYTES, Settings, settings
+from mpiagg.tables import DIGEST_BYTES, Origin, Settings, settings
+from mpiagg.tables.cache import cached, read_cached, write_cached
+from mpiagg.tables.files import table_of
+from mpiagg.tables.learned import Learner
 from mpiagg.transport.agreement import Agreement
 from mpiagg.transport.awareness import awareness
 from mpiagg.transport.process import process
@@ -47,6 +55,29 @@ def compare_settings(ranks: Agreement, layout: Layout, *, reproducible: bool) ->
         kept = ", reproducible" if reproducible else ""
         ranks.agree_on(lambda: f"uses {_settings(ranks, layout)}{kept}")
     return bool(ables.all())
+
+
+def learner_of(ranks: Agreement, layout: Layout) -> Learner | None:
+    """Return what the ranks learn by, if they are to; collective then. They begin with what the user has from before.
+
+    Rank 0 reads that, and writes it.
+    """
+    if not settings().learns or ranks.size == 1:
+        return None
+    path, origin = cache_of(ranks, layout)
+    saves = ranks.rank == 0
+    content = ranks.gather(read_cached(path, layout) if saves else b"", "begin with what was learned before")[0]
+    before = table_of("what was learned before", documents.parsed(content)) if content else None
+    save = partial(write_cached, path) if saves else None
+    return Learner(layout, MPI.get_vendor()[0], origin, before, save)
+
+
+def cache_of(ranks: Agreement, layout: Layout) -> tuple[Path, Origin]:
+    """Return the file that this user's tables for this cluster are kept in, and what cluster that is; collective."""
+    mpi = MPI.Get_library_version().splitlines()[0].strip("\0 ")
+    told = ranks.gather(json.dumps(description(), sort_keys=True).encode(), "tell of what kind their machines are")
+    machines = sorted({each.decode(errors="replace") for each in told})
+    return cached(layout, mpi, machines), Origin(layout, mpi, {"machines": machines})
 
 
 def _watch(trail: Trail, cards: Sequence[Card]) -> None:

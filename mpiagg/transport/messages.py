@@ -17,9 +17,10 @@ from mpiagg.arrays import Array
 from mpiagg.arrays.devices import Nccl
 from mpiagg.errors import MismatchError, PlanError, RankFailedError, StallError
 from mpiagg.launch.launchers import refuse_copies
-from mpiagg.schedules import Layout
+from mpiagg.schedules import Collective, Layout
+from mpiagg.tables import Case, Memory
 from mpiagg.transport.agreement import Agreement
-from mpiagg.transport.comparison import compare_settings
+from mpiagg.transport.comparison import compare_settings, learner_of
 from mpiagg.transport.kept import Calls
 from mpiagg.transport.meetings import exchange, is_late, keep_for_good, meeting
 from mpiagg.transport.node_memory import NodeMemory
@@ -74,6 +75,8 @@ class Channel(Agreement):
         Whether the messages of all ranks reach memory of CUDA devices; elsewhere it goes by way of the host.
     memory : NodeMemory
         What the ranks of a node share.
+    learner : Learner or None
+        What is learned from calls, where that is asked for.
     nccl : Nccl or None
         The connection of their devices by NCCL, once they have one.
     open : dict
@@ -122,12 +125,20 @@ class Channel(Agreement):
         except Exception:
             self.free()
             raise
+        self.learner = None if self.reproducible else learner_of(self, self.layout)
         self.failures.comms.remove(comm)  # the caller's, of which we know nothing from now on
 
     @property
     def layout(self) -> Layout:
         """Which rank is on which node."""
         return self.node.layout
+
+    def case(
+        self, collective: Collective, nbytes: int, memory: Memory = Memory.TOGETHER, *, native: bool = False
+    ) -> Case:
+        """Return what a choice goes by here; ``native`` if the MPI library's own collective may be taken, too."""
+        learned = None if self.learner is None else self.learner.table
+        return Case(collective, nbytes, self.layout, memory, self.library if native else None, learned)
 
     @property
     def busy(self) -> bool:

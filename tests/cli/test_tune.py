@@ -29,9 +29,9 @@ def invoke(monkeypatch):
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ([], "give -o FILE to measure and save, or --show to print what would be chosen"),
+        ([], "give -o FILE to measure and save, or --quick, or --show to print what would be chosen"),
         (["-o", "/absent/t.json"], "folder '/absent' does not exist"),
-        (["--show", "-o", "t.json"], "--show measures nothing that -o could save"),
+        (["--show", "-o", "t.json"], "--show measures nothing that could be saved"),
         (["-o", "t.json", "--nodes", "2"], "--table and --nodes are for --show"),
         (["-o", "t.json", "-m", "bees"], "-m: 'bees' is not a size"),
         (["-o", "t.json", "--time", "0"], "--time"),
@@ -236,10 +236,123 @@ def test_a_table_is_measured_and_used(mpiagg, run_ranks, monkeypatch, tmp_path, 
     assert f"was measured on another layout: {layout}" in done.err
 
 
+LEARN = """
+import sys
+import numpy as np
+from mpi4py import MPI
+import mpiagg
+from mpiagg.transport import channel_of
+comm, plain = mpiagg.Comm(MPI.COMM_WORLD), MPI.COMM_WORLD
+rank, size = comm.rank, comm.size
+total = size * (size + 1) / 2
+def calls(comm, shared, length, turn):
+    x = np.full(length, rank + 1.0, np.float32)
+    assert (mpiagg.allreduce(x, comm=comm) == total).all()
+    x = shared[:length] if turn % 2 else x  # of one kind of memory at a time, on all ranks
+    x[:] = rank + 1
+    comm.Allreduce(MPI.IN_PLACE, x)
+    assert (x == total).all()
+    halves = np.full(length, rank + 1.0, np.float16)
+    comm.Allreduce(MPI.IN_PLACE, halves)
+    assert (halves == total).all()
+    x = np.full(length, float(rank))
+    comm.Bcast(x, root=size - 1)
+    assert (x == size - 1).all()
+    least = mpiagg.reduce(x + rank, "min", root=0, comm=comm)
+    assert (least is None) == (rank > 0) and (rank or (least == size - 1).all())
+    all_of = mpiagg.allgather(np.full(length, rank), comm=comm)
+    assert (all_of == np.arange(size)[:, None]).all()
+    comm.Scan(np.full(length, 1), ones := np.empty(length, int))
+    assert (ones == rank + 1).all()
+    with mpiagg.AllReduce(comm, op="sum") as aggregation:
+        aggregation.aggregate([x := np.ones(length)])
+        assert (x == size).all()
+shared = mpiagg.empty(40_000, np.float32, comm=comm)
+for turn in range(int(sys.argv[1])):
+    for length in (1, 40_000):
+        calls(comm, shared, length, turn)
+learner = channel_of(comm).learner
+quiet = mpiagg.Comm(plain, reproducible=True)
+assert channel_of(quiet).learner is None
+if rank == 0 and learner is not None:
+    learned = {row.collective.value for row in learner.table.rows if row.times} if learner.table else set()
+    sys.stdout.write(f"{len(learner._trials)} {' '.join(sorted(learned))}")
+"""
+
+
+@pytest.mark.parametrize(("ranks", "nodes"), [(2, ""), (3, "2,1")])
+def test_jobs_learn_from_their_own_calls(run_ranks, monkeypatch, tmp_path, ranks, nodes):
+    monkeypatch.setenv("MPIAGG_NODES", nodes)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setenv("MPIAGG_TUNING", "learn")
+    done = run_ranks(ranks, LEARN, "1")
+    assert (done.status, done.err) == (0, "")
+    tried, *learned = done.out.split()
+    assert int(tried) > 0
+    assert learned == []
+    assert not (tmp_path / "cache").exists()
+    done = run_ranks(ranks, LEARN, "100")
+    assert (done.status, done.err) == (0, "")
+    assert done.out == "0 allgather allreduce broadcast reduce scan"
+    (path,) = (tmp_path / "cache" / "mpiagg" / "tuning").iterdir()
+    table, text = read_table(path), path.read_text()
+    assert table.origin.layout == (Layout.of([2, 1]) if nodes else Layout.of([ranks]))
+    registered = [name for row in table.rows for times in row.times.values() for name in times if "registered" in name]
+    assert bool(registered) is not bool(nodes)
+    # The next job has learned that already.
+    done = run_ranks(ranks, LEARN, "1")
+    assert (done.status, done.err) == (0, "")
+    assert done.out == "0 allgather allreduce broadcast reduce scan"
+    assert path.read_text() == text
+    path.write_text("{")
+    done = run_ranks(ranks, LEARN, "1")
+    assert done.status == 0
+    assert done.err.count("what was learned before cannot be used") == 1
+
+
+def test_without_being_told_to_nothing_is_learned(run_ranks, monkeypatch, tmp_path):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    done = run_ranks(2, LEARN, "2")
+    assert (done.status, done.out, done.err) == (0, "", "")
+    assert not (tmp_path / "cache").exists()
+
+
+def test_a_quick_table_is_kept_for_jobs_that_learn(mpiagg, run_ranks, monkeypatch, tmp_path):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    done = mpiagg("tune", "--quick", "-m", "64:256", "--collective", "allreduce")
+    assert (done.status, done.err) == (0, "")
+    (path,) = (tmp_path / "cache" / "mpiagg" / "tuning").iterdir()
+    assert f"rows in {path}\n# use them with MPIAGG_TUNING=learn" in done.out
+    done = mpiagg("tune", "--show", "-m", "64", "--collective", "allreduce", MPIAGG_TUNING="learn", COLUMNS="300")
+    assert f"row 1 of {path}" in done.out
+    assert "measured at 64 B" in done.out
+    monkeypatch.setenv("MPIAGG_TUNING", "learn")
+    done = run_ranks(2, LEARN, "1")
+    assert (done.status, done.err) == (0, "")
+    assert "allreduce" in done.out.split()
+
+
+def test_ranks_that_do_not_all_learn_are_told(run_ranks, monkeypatch, tmp_path):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    script = """
+import os
+rank = os.environ.get("PMI_RANK") or os.environ.get("OMPI_COMM_WORLD_RANK")
+if rank == "0":
+    os.environ["MPIAGG_TUNING"] = "learn"
+import numpy as np, mpiagg, sys
+try:
+    mpiagg.allreduce(np.ones(3))
+except mpiagg.MismatchError as error:
+    sys.stdout.write(str(error) if rank == "0" else "")
+"""
+    done = run_ranks(2, script)
+    assert "and learns" in done.out
+
+
 def test_what_there_is_no_time_for_is_left_out(mpiagg, tmp_path):
     path = tmp_path / "t.json"
     done = mpiagg("tune", "-m", "64:1M", "--time", "0.001", "--collective", "allreduce", "-o", str(path))
     assert done.status == 0, done.err
     assert "# out of time: 7 of 8 are left out" in done.out
-    limits = [row["bytes"] for row in json.loads(path.read_text())["rows"]]
-    assert limits == [64, 64]
+    limits = {row["bytes"] for row in json.loads(path.read_text())["rows"]}
+    assert limits == {64}

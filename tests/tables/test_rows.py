@@ -14,7 +14,11 @@ LAYOUTS = st.lists(st.integers(1, 9), min_size=1, max_size=9).map(Layout.of) | s
     lambda ranks: Layout.by_name(range(ranks))
 )
 LIBRARIES = st.sampled_from([None, "MPICH", "Open MPI", "another"])
-CASES = st.builds(Case, st.sampled_from(Collective), st.integers(0, 2**50), LAYOUTS, st.sampled_from(Memory), LIBRARIES)
+CASES = st.builds(
+    Case,
+    *(st.sampled_from(Collective), st.integers(0, 2**50), LAYOUTS, st.sampled_from(Memory), LIBRARIES),
+    learned=st.none(),
+)
 
 
 def first_fit(case, *tables):
@@ -74,13 +78,18 @@ FEW = st.lists(st.integers(1, 3), min_size=1, max_size=3).map(Layout.of)
 
 @given(
     st.lists(ROWS, max_size=8),
-    st.builds(Case, st.just(Collective.ALLREDUCE), st.integers(0, 110), FEW, st.sampled_from(Memory), LIBRARIES),
+    st.builds(
+        Case,
+        *(st.just(Collective.ALLREDUCE), st.integers(0, 110), FEW, st.sampled_from(Memory), LIBRARIES),
+        learned=st.none(),
+    ),
 )
 def test_the_first_row_that_fits_is_taken_and_the_default_has_the_rest(rows, case):
     table = Table("a test's", tuple(rows))
     settings = Settings(table)
     for _ in range(2):  # the second time from what is remembered
         found = settings.found(case)
+        assert Settings().found(case._replace(learned=table)).choice == found.choice  # what was learned does as much
         assert found.choice == first_fit(case, table, default_table())
         assert found.table.rows[found.number - 1] is found.row
 

@@ -1,0 +1,84 @@
+"""Calls that are tried by different algorithms, where a communicator learns: each is right, and one of them stays."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from time import perf_counter
+
+import numpy as np
+
+from mpiagg.arrays import HOST, Array, Device
+from mpiagg.plans import calls
+from mpiagg.plans.operation import Operation
+from mpiagg.tables import Case, Choice
+from mpiagg.transport import DEFAULT_TIMEOUT, NOWHERE, Channel
+
+
+def tried(channel: Channel, case: Case, device: Device) -> Case | None:
+    """Return a case, if its blocking calls are tried here; else None."""
+    if channel.learner is None or device is not HOST:
+        return None
+    return case if channel.learner.learns(case, leased=channel.memory.host.leased) else None
+
+
+def resolve(
+    channel: Channel, operation: Operation, x: Array | None, out: Array | None, *, quiet: bool = False
+) -> calls.Call:
+    """Return the call of an operation, as :func:`mpiagg.plans.calls.resolve` does; of one that is tried, all trials."""
+    if operation.tried is None:
+        return calls.resolve(channel, operation, x, out, quiet=quiet)
+    return _Learning(channel, operation, quiet=quiet)
+
+
+class _Learning(calls.Call):
+    """A call that takes another choice each time, until the fastest is known.
+
+    All ranks come together before it, say whether their arrays lie in registered memory, and start at about the same
+    moment. What counts is the time of the rank that took longest.
+    """
+
+    def __init__(self, channel: Channel, operation: Operation, *, quiet: bool) -> None:
+        super().__init__(channel, operation, quiet=quiet)
+        self._trials: dict[Choice, calls.Call] = {}
+
+    @property
+    def nbytes(self) -> int:
+        """The memory that belongs to it alone."""
+        return sum(call.nbytes for call in self._trials.values())
+
+    def run(self, x: Array | None, out: Array | None, timeout: float = DEFAULT_TIMEOUT) -> None:
+        """Carry the operation out; see :meth:`Call.run`."""
+        channel, o = self.channel, self.operation
+        learner, case = channel.learner, o.tried
+        assert learner is not None  # or else it would not have been made
+        assert case is not None
+        told = channel.gather(bytes([self._are_registered(x, out)]), o.in_words)
+        kind = learner.kind(case, registered=all(map(any, told)))
+        choice = learner.choice(kind, case)
+        call = self._trials.get(choice)
+        if call is None:
+            operation = replace(o, choice=choice, tried=None)
+            call = self._trials[choice] = calls.resolve(channel, operation, x, out, quiet=self.quiet)
+        start = perf_counter()
+        call.run(x, out, timeout)
+        if learner.note(kind, perf_counter() - start, self._longest):
+            for key, kept in list(channel.calls.items()):
+                other = kept.operation.tried if isinstance(kept, _Learning) else None
+                if other is not None and not learner.learns(other, leased=channel.memory.host.leased):
+                    channel.calls.pop(key).free()  # the next one like it is resolved by what was learned
+
+    def _are_registered(self, *arrays: Array | None) -> bool:
+        memory = self.channel.memory.host
+        return memory.leased and all(memory.position(each) != NOWHERE for each in arrays if each is not None)
+
+    def _longest(self, seconds: Sequence[float]) -> list[float]:
+        """Return the longest times of all ranks."""
+        told = self.channel.gather(np.array(seconds).tobytes(), "agree on what calls took")
+        longest: list[float] = np.max([np.frombuffer(each) for each in told], axis=0).tolist()
+        return longest
+
+    def free(self) -> None:
+        """Free what it has tried."""
+        while self._trials:
+            self._trials.popitem()[1].free()

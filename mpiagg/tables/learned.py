@@ -1,0 +1,225 @@
+"""What a job learns from its own calls: times of choices, and the rows that they make."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from itertools import groupby
+from statistics import median
+from typing import Final, NamedTuple
+
+from mpiagg.schedules import Collective, Layout, algorithm
+from mpiagg.tables.predicted import Prices
+from mpiagg.tables.rows import ANNOUNCED, NATIVE, Case, Choice, Memory, Origin, Row, Spread, Table
+from mpiagg.tables.settings import Settings
+
+CHEAPEST: Final = 3
+"""How many algorithms are tried beside the usual one, the MPI library's own and shared memory: by the model's price."""
+
+REPEATS: Final = 5
+"""How often each is timed, after a first call in which it is set up."""
+
+BETTER: Final = 1.03
+"""By how much another must be faster than the usual one to be taken: less is noise."""
+
+PRICED_RANKS: Final = 512
+"""For more ranks than these, prices for so many are taken: those of more would keep a job waiting."""
+
+REGISTERED: Final = ", registered memory"
+"""What follows the name of a choice whose time is of vectors in registered memory."""
+
+
+class Kind(NamedTuple):
+    """Calls that are carried out alike.
+
+    Attributes
+    ----------
+    collective : Collective
+    step : int
+        Vectors have up to ``4**step`` bytes, and more than the step below.
+    library : str or None
+        The MPI library, where its own collective may be taken.
+    registered : bool
+        Whether all vectors lie in memory that the ranks of the one node share.
+    """
+
+    collective: Collective
+    step: int
+    library: str | None
+    registered: bool
+
+
+def step_of(nbytes: int) -> int:
+    """Return the least power of 4 that is not less."""
+    return (max(nbytes - 1, 0).bit_length() + 1) // 2
+
+
+class _Trial:
+    """The calls of one kind, of which each takes the next choice."""
+
+    def __init__(self, nbytes: int, choices: Sequence[Choice]) -> None:
+        self.nbytes, self.choices = nbytes, choices
+        self.seconds: list[float] = []
+
+    @property
+    def turn(self) -> Choice:
+        """The choice for the next call."""
+        return self.choices[len(self.seconds) % len(self.choices)]
+
+    @property
+    def done(self) -> bool:
+        """Whether all have been timed often enough."""
+        return len(self.seconds) >= len(self.choices) * (1 + REPEATS)
+
+    def medians(self, seconds: Sequence[float]) -> dict[Choice, float]:
+        """Return the median time of each choice, without that of its first call."""
+        number = len(self.choices)
+        return {choice: median(seconds[place + number :: number]) for place, choice in enumerate(self.choices)}
+
+
+class Learner:
+    """What the ranks of a communicator have learned; the same on all of them, after the same calls.
+
+    Parameters
+    ----------
+    layout : Layout
+        The ranks.
+    library : str
+        The MPI library.
+    origin : Origin
+        Where this is, as tables say it.
+    before : Table or None
+        What was learned before.
+    save : callable or None
+        Is given the table whenever something was learned.
+
+    Attributes
+    ----------
+    table : Table or None
+        What is to be taken, before other tables.
+    """
+
+    def __init__(
+        self, layout: Layout, library: str, origin: Origin, before: Table | None, save: Callable[[Table], object] | None
+    ) -> None:
+        self.layout, self.library, self.table = layout, library, before
+        self._origin, self._save = origin, save
+        self._trials: dict[Kind, _Trial] = {}
+        self._learned: dict[Kind, Choice] = {}
+        self._times: dict[tuple[Collective, str | None], dict[int, dict[str, float]]] = {}
+        self._known: set[Kind] = set()
+        for row in () if before is None else before.rows:
+            for nbytes, times in row.times.items():
+                self._times.setdefault((row.collective, row.library), {})[nbytes] = dict(times)
+                where = {name.endswith(REGISTERED) for name in times}
+                self._known |= {Kind(row.collective, step_of(nbytes), row.library, each) for each in where}
+
+    def learns(self, case: Case, *, leased: bool) -> bool:
+        """Whether calls of a case are tried, vectors in registered memory among them if any is ``leased``."""
+        return any(self.kind(case, registered=each) not in self._known for each in {False, leased})
+
+    def kind(self, case: Case, *, registered: bool) -> Kind:
+        """Return the kind of calls that a case is of."""
+        registered = registered and len(self.layout.nodes) == 1 and case.nbytes > ANNOUNCED
+        return Kind(case.collective, step_of(case.nbytes), case.library, registered)
+
+    def choice(self, kind: Kind, case: Case) -> Choice:
+        """Return what the next call of a kind takes."""
+        if kind in self._known:
+            return self._usual(kind, case.nbytes)
+        if kind not in self._trials:
+            self._trials[kind] = _Trial(case.nbytes, self._choices(kind, case))
+        return self._trials[kind].turn
+
+    def note(self, kind: Kind, seconds: float, agree: Callable[[Sequence[float]], Sequence[float]]) -> bool:
+        """Note what a call took; after the last, choose.
+
+        Parameters
+        ----------
+        kind : Kind
+        seconds : float
+            On this rank.
+        agree : callable
+            Returns the longest times of all ranks, the same on all.
+
+        Returns
+        -------
+        bool
+            Whether it was the last, so that from now on the table has what is taken.
+        """
+        trial = self._trials.get(kind)
+        if trial is None:
+            return False
+        trial.seconds.append(seconds)
+        if not trial.done:
+            return False
+        del self._trials[kind]
+        found = trial.medians(agree(trial.seconds))
+        usual, best = trial.choices[0], min(found, key=found.__getitem__)
+        self._learned[kind] = usual if found[usual] <= BETTER * found[best] else best
+        self._known.add(kind)
+        told = self._times.setdefault((kind.collective, kind.library), {}).setdefault(trial.nbytes, {})
+        told.update({f"{choice}{REGISTERED if kind.registered else ''}": taken for choice, taken in found.items()})
+        self.table = Table("what this job has learned", tuple(self._rows()), self._origin)
+        if self._save is not None:
+            self._save(self.table)
+        return True
+
+    # -- what is tried
+
+    def _usual(self, kind: Kind, nbytes: int) -> Choice:
+        """Return what would be taken without any trial."""
+        case = Case(kind.collective, nbytes, self.layout, library=kind.library, learned=self.table)
+        choice = Settings().found(case).choice
+        return choice._replace(elsewhere=None) if kind.registered else choice.in_other_memory
+
+    def _choices(self, kind: Kind, case: Case) -> list[Choice]:
+        """Return what is tried: first what is usual."""
+        layout = self.layout
+        if layout.size > PRICED_RANKS:
+            widest = -(-layout.size // len(layout.nodes))
+            layout = Layout.of([min(widest, PRICED_RANKS)] * max(1, PRICED_RANKS // widest))
+        found = [self._usual(kind, case.nbytes)]
+        if kind.library is not None:
+            found.append(Choice(NATIVE))
+        seconds = Prices(kind.collective, layout, Memory.TOGETHER).seconds(case.nbytes)
+        found += [choice for choice in seconds if choice.algorithm == "shared"]
+        messages = sorted((choice for choice in seconds if choice.algorithm != "shared"), key=seconds.__getitem__)
+        return list(dict.fromkeys(found + messages[:CHEAPEST]))
+
+    # -- what is chosen
+
+    def _rows(self) -> Iterator[Row]:
+        """Yield the rows: for each length up to the longest that was tried, and then what there was before."""
+        for collective in {kind.collective: None for kind in self._learned}:
+            top = max(kind.step for kind in self._learned if kind.collective is collective)
+            for library in (self.library, None):
+                yield from self._ladder(collective, library, top)
+        for row in () if self.table is None else self.table.rows:
+            tops = [kind.step for kind in self._learned if kind.collective is row.collective]
+            if not tops or row.nbytes is None or row.nbytes > 4 ** max(tops):
+                yield row
+
+    def _ladder(self, collective: Collective, library: str | None, top: int) -> Iterator[Row]:
+        spread = Spread.of(self.layout)
+        # Where no two ranks share a node, it makes no difference whether they could share memory.
+        memory = None if spread is Spread.ONE_EACH else Memory.TOGETHER
+        times = self._times.get((collective, library), {})
+        steps = [(self._at(collective, library, step), step) for step in range(top + 1)]
+        for choice, group in groupby(steps, lambda entry: entry[0]):
+            same = {step for _, step in group}
+            told = {nbytes: times[nbytes] for nbytes in sorted(times) if step_of(nbytes) in same}
+            yield Row(collective, choice, 4 ** max(same), self.layout.size, spread, memory, told, library)
+
+    def _at(self, collective: Collective, library: str | None, step: int) -> Choice:
+        """Return what is taken at a step: what was learned, or else what is usual."""
+        case = Case(collective, 4**step, self.layout, library=library, learned=self.table)
+        usual = Settings().found(case).choice
+        elsewhere, registered = (
+            self._learned.get(Kind(collective, step, library, where), usual_there)
+            for where, usual_there in ((False, usual.in_other_memory), (True, usual._replace(elsewhere=None)))
+        )
+        apart = len(self.layout.nodes) == 1 and 4**step > ANNOUNCED and registered != elsewhere
+        # A row says by its algorithm what is taken in registered memory, if owners read and write it there.
+        if not apart or registered.algorithm == NATIVE or algorithm(registered.algorithm).owned is None:
+            return elsewhere
+        return registered._replace(elsewhere=elsewhere.algorithm)

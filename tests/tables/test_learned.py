@@ -1,0 +1,158 @@
+"""What is learned from calls, whose times are made up."""
+
+import json
+import random
+
+import pytest
+
+from mpiagg.schedules import Collective, Layout
+from mpiagg.tables import ANNOUNCED, NATIVE, Case, Choice, Memory, Origin, Settings, Table
+from mpiagg.tables.files import table_of, text_of
+from mpiagg.tables.learned import BETTER, REPEATS, Learner, step_of
+
+NODE, APART, SPREAD = Layout.of([2]), Layout.of([1] * 4), Layout.of([2, 2])
+LIBRARY = "MPICH"
+
+
+def learner(layout=NODE, before=None, save=None):
+    return Learner(layout, LIBRARY, Origin(layout, "MPICH 5", {}), before, save)
+
+
+def case_of(layout=NODE, nbytes=2**20, collective=Collective.ALLREDUCE, library=None, learned=None):
+    return Case(collective, nbytes, layout, library=library, learned=learned)
+
+
+def usual(case, *, registered=False):
+    choice = Settings().found(case).choice
+    return choice._replace(elsewhere=None) if registered else choice.in_other_memory
+
+
+def taught(one, case, seconds, *, registered=False, agree=list):
+    """Let calls of a case be tried until they are not any more, and return the choices that they took."""
+    taken = []
+    while one.learns(case, leased=registered):
+        kind = one.kind(case, registered=registered)
+        choice = one.choice(kind, case)
+        taken.append(choice)
+        one.note(kind, seconds(choice, len(taken)), agree)
+        assert len(taken) < 1000
+    return taken
+
+
+def test_steps_are_powers_of_four():
+    assert [step_of(nbytes) for nbytes in (0, 1, 2, 4, 5, 16, 17, 64, 65, 4**20, 4**20 + 1)] == [
+        *(0, 0, 1, 1, 2, 2, 3, 3, 4, 20, 21)
+    ]
+
+
+@pytest.mark.parametrize("layout", [NODE, APART, SPREAD])
+@pytest.mark.parametrize("library", [None, LIBRARY])
+@pytest.mark.parametrize("collective", [Collective.ALLREDUCE, Collective.ALLTOALL, Collective.SCAN])
+def test_every_choice_has_as_many_turns_and_the_fastest_stays(layout, library, collective):
+    one, case = learner(layout), case_of(layout, 2**20, collective, library)
+    candidates = set(taught(learner(layout), case, lambda *_: 1.0))
+    assert usual(case) in candidates
+    assert (Choice(NATIVE) in candidates) == (library is not None)
+    for winner in candidates:
+        one = learner(layout)
+        taken = taught(one, case, lambda choice, _, winner=winner: 0.5 if choice == winner else 1.0)
+        assert {choice: taken.count(choice) for choice in candidates} == dict.fromkeys(candidates, 1 + REPEATS)
+        found = Settings().found(case._replace(learned=one.table))
+        assert found.choice.in_other_memory == winner
+        # Only what was tried is learned: others stay as they were.
+        for nbytes in (2**18, 2**20 + 1, 64):
+            other = case._replace(nbytes=nbytes)
+            assert Settings().found(other._replace(learned=one.table)).choice.in_other_memory == usual(other)
+        another = case._replace(library=LIBRARY if library is None else None)
+        assert Settings().found(another._replace(learned=one.table)).choice.in_other_memory == usual(another)
+
+
+def test_what_is_usual_stays_unless_another_is_faster_by_more_than_noise():
+    case = case_of(APART)
+    for better, stays in ((1.0, True), (BETTER - 0.01, True), (BETTER + 0.01, False)):
+        one = learner(APART)
+        taught(one, case, lambda choice, _, better=better: 1.0 if choice == usual(case) else 1.0 / better)
+        assert (Settings().found(case._replace(learned=one.table)).choice == usual(case)) is stays
+
+
+def test_first_calls_do_not_count_nor_do_single_slow_ones():
+    one, case = learner(), case_of()
+    number = len(set(taught(learner(), case, lambda *_: 1.0)))
+    noise = random.Random(3)
+    slow = {noise.randrange(number, number * (1 + REPEATS)) for _ in range(number)}
+    taken = taught(one, case, lambda _, turn: 100.0 if turn <= number or turn in slow else 1.0)
+    assert len(taken) == number * (1 + REPEATS)
+    times = [times for row in one.table.rows for times in row.times.values()]
+    assert set(times[0].values()) == {1.0}
+
+
+def test_the_slowest_rank_counts():
+    case, winner = case_of(APART), Choice("ring")
+
+    def agree(seconds):
+        told.append(list(seconds))
+        return [3.0 for _ in seconds]
+
+    told, one = [], learner(APART)
+    taught(one, case, lambda choice, _: 0.1 if choice == winner else 1.0, agree=agree)
+    assert len(told) == 1
+    assert Settings().found(case._replace(learned=one.table)).choice == usual(case)
+
+
+def test_on_a_node_registered_memory_is_learned_by_itself():
+    one, case = learner(), case_of(nbytes=2**22)
+    taught(one, case, lambda choice, _: 0.5 if choice.algorithm == "circulant" else 1.0)
+    assert Settings().found(case._replace(learned=one.table)).choice == Choice("shared", elsewhere="circulant")
+    assert one.learns(case, leased=True)
+    taught(one, case, lambda choice, _: 0.5 if choice.algorithm == "shared" else 1.0, registered=True)
+    assert Settings().found(case._replace(learned=one.table)).choice == Choice("shared", elsewhere="circulant")
+    names = {name for row in one.table.rows for times in row.times.values() for name in times}
+    assert {"shared", "shared, registered memory", "circulant"} <= names
+    short = case_of(nbytes=ANNOUNCED)
+    taught(one, short, lambda *_: 1.0)
+    assert not one.learns(short, leased=True)
+
+
+def test_what_was_learned_goes_on_in_the_next_job():
+    saved, case, longer = [], case_of(APART), case_of(APART, 2**24)
+    one = learner(APART, save=lambda table: saved.append(text_of(table)))
+    taught(one, case, lambda choice, _: 0.5 if choice == Choice("tree") or choice.lanes == 2 else 1.0)
+    first = Settings().found(case._replace(learned=one.table)).choice
+    before = table_of("t", json.loads(saved[-1]))
+    assert (before.rows, before.origin) == (one.table.rows, one.table.origin)
+    two = learner(APART, before, lambda table: saved.append(text_of(table)))
+    assert taught(two, case, lambda *_: 1.0) == []
+    assert two.learns(longer, leased=False)
+    taught(two, longer, lambda choice, _: 0.5 if choice.algorithm == "circulant" else 1.0)
+    table = table_of("t", json.loads(saved[-1]))
+    assert Settings().found(case._replace(learned=table)).choice == first
+    assert Settings().found(longer._replace(learned=table)).choice.algorithm == "circulant"
+    three = learner(APART, table)
+    assert not three.learns(case, leased=False)
+    assert not three.learns(longer, leased=False)
+    lengths = {nbytes for row in table.rows for nbytes in row.times}
+    assert lengths == {case.nbytes, longer.nbytes}
+
+
+def test_a_forced_algorithm_comes_before_what_was_learned():
+    one, case = learner(APART), case_of(APART)
+    taught(one, case, lambda choice, _: 0.5 if choice.algorithm == "circulant" else 1.0)
+    assert Settings(forced="tree").found(case._replace(learned=one.table)).choice == Choice("tree")
+
+
+def test_calls_that_may_not_share_memory_go_by_the_default_on_a_node():
+    one, case = learner(), case_of()
+    taught(one, case, lambda choice, _: 0.5 if choice.algorithm == "ring" else 1.0)
+    alone = case._replace(memory=Memory.NONE)
+    assert Settings().found(alone._replace(learned=one.table)) == Settings().found(alone)
+
+
+def test_many_ranks_are_priced_as_fewer():
+    layout = Layout.of([4] * 1024)
+    one, case = learner(layout), case_of(layout, 64, Collective.ALLTOALL)
+    assert len(set(taught(one, case, lambda *_: 1.0))) > 1
+
+
+def test_a_table_without_times_is_no_reason_not_to_learn():
+    before = Table("t", Settings().found(case_of()).table.rows, None)
+    assert learner(before=before).learns(case_of(), leased=False)
