@@ -149,12 +149,13 @@ def main() -> None:
     parser.add_argument("--bytes", default=",".join(map(str, BYTES)))
     parser.add_argument("--kinds", default=",".join(KINDS))
     parser.add_argument("--seconds", type=float, default=1.5, help="for each cell")
+    parser.add_argument("--warmup", type=int, default=20, help="calls of each before they are timed")
     parser.add_argument("--all-algorithms", action="store_true")
     asked = parser.parse_args()
     world = MPI.COMM_WORLD
     comms = {"mpi": world.Dup(), **{kind: mpiagg.Comm(world) for kind in KINDS}}
     keep = registered(comms["mixed"], 1)
-    pace = Pace(iterations=200_000, warmup=20, seconds=asked.seconds)
+    pace = Pace(iterations=200_000, warmup=asked.warmup, seconds=asked.seconds)
     rows = []
     for verb in asked.verbs.split(","):
         for nbytes in [0] if verb == "Barrier" else map(int, asked.bytes.split(",")):

@@ -213,8 +213,7 @@ def rows_of(
 ) -> list[Row]:
     """Return the rows that say what is best by measured times.
 
-    Where the MPI library's own collective was fastest for any length, the first rows are for it: of cases in which it
-    may be taken.
+    The first rows are for cases in which the MPI library's own collective may be taken.
 
     Parameters
     ----------
@@ -258,7 +257,7 @@ def rows_of(
                     for nbytes in same
                 }
                 kept.append(Row(collective, choice, limit_of[same[-1]], layout.size, spread, where, told, of))
-    return [*native_rows, *rows] if any(row.choice.native for row in native_rows) else rows
+    return rows if library is None else [*native_rows, *rows]
 
 
 def _or_native(choice: Choice, times: Times, able: Times, nbytes: int, spread: Spread) -> Choice:

@@ -132,6 +132,9 @@ def meant(
     native = takes_native(collective, how, nbytes, minima=False, at_once=at_once)
     native = native and x.dtype == how.dtype and not reproducible
     case = channel.case(collective, nbytes, native=native)
+    trial = None
+    if at_once and (algorithm, lanes, wire) == ("auto", None, None) and not (ragged or only_native or reproducible):
+        case, trial = tried(channel, case, device)
     choice = pick(algorithm, lanes, case, wire, device)
     if ragged and algorithm == "auto":
         choice = Choice(NATIVE)
@@ -145,11 +148,9 @@ def meant(
             raise ValueError(f"{asked} cannot apply an op that is not predefined; 'native' can")
         choice = Choice(NATIVE)
     form = Form(x.dtype, x.shape, device) if rows is None else None
-    learns = at_once and (algorithm, lanes, wire) == ("auto", None, None)
-    learns = learns and not (ragged or only_native or reproducible)
     operation = Operation(
         *(collective, channel.rank, channel.layout, root, counts, how, choice, op, form, received, ragged),
-        tried=tried(channel, case, device) if learns else None,
+        tried=trial,
     )
     # A bad one is an error on every rank that gives it, also where there is nothing to be written to it.
     out = None if given_out is None else check_output(given_out, shape, x.dtype, device)

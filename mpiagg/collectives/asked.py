@@ -75,6 +75,9 @@ class Asked(NamedTuple):
         native = takes_native(self.collective, self.reduction, nbytes, minima=True, at_once=at_once or self.moved)
         native = native and not ((channel.reproducible and not self.moved) or self.ours)
         case = channel.case(self.collective, nbytes, memory, native=native)
+        trial = None
+        if at_once and not (self.moved or self.ragged or self.ours or channel.reproducible):
+            case, trial = tried(channel, case, device)
         choice = pick("auto", None, case, device=device)
         registered = memory is Memory.TOGETHER and (at_once or channel.memory.host.leased)
         # Shorter ones are copied into memory that the ranks share anyway, which they would have to come together for.
@@ -83,7 +86,6 @@ class Asked(NamedTuple):
             choice = Choice(NATIVE)
         elif self.ragged and self.ours:
             choice = Choice(STRAIGHT[self.collective])
-        learns = at_once and not (self.moved or self.ragged or self.ours)
         form = None if self.half is None else Form(self.half, (sum(self.counts),), device)
         return Operation(
             self.collective,
@@ -97,7 +99,7 @@ class Asked(NamedTuple):
             form,
             self.received,
             self.ragged,
-            tried(channel, case, device) if learns else None,
+            trial,
         )
 
 

@@ -15,11 +15,13 @@ from mpiagg.tables import Case, Choice
 from mpiagg.transport import DEFAULT_TIMEOUT, NOWHERE, Channel
 
 
-def tried(channel: Channel, case: Case, device: Device) -> Case | None:
-    """Return a case, if its blocking calls are tried here; else None."""
-    if channel.learner is None or device is not HOST:
-        return None
-    return case if channel.learner.learns(case, leased=channel.memory.host.leased) else None
+def tried(channel: Channel, case: Case, device: Device) -> tuple[Case, Case | None]:
+    """Return a case of blocking calls that may be tried, with what was learned of such, and again if they are tried."""
+    learner = channel.learner
+    if learner is None or device is not HOST:
+        return case, None
+    case = case._replace(learned=learner.table)
+    return case, case if learner.learns(case, leased=channel.memory.host.leased) else None
 
 
 def resolve(
@@ -55,17 +57,18 @@ class _Learning(calls.Call):
         assert case is not None
         told = channel.gather(bytes([self._are_registered(x, out)]), o.in_words)
         kind = learner.kind(case, registered=all(map(any, told)))
-        choice = learner.choice(kind, case)
+        choice, leased = learner.choice(kind, case), channel.memory.host.leased
         call = self._trials.get(choice)
         if call is None:
             operation = replace(o, choice=choice, tried=None)
             call = self._trials[choice] = calls.resolve(channel, operation, x, out, quiet=self.quiet)
         start = perf_counter()
         call.run(x, out, timeout)
-        if learner.note(kind, perf_counter() - start, self._longest):
+        learner.note(kind, case, perf_counter() - start, self._longest, leased=leased)
+        if not learner.learns(case, leased=leased):
             for key, kept in list(channel.calls.items()):
                 other = kept.operation.tried if isinstance(kept, _Learning) else None
-                if other is not None and not learner.learns(other, leased=channel.memory.host.leased):
+                if other is not None and not learner.learns(other, leased=leased):
                     channel.calls.pop(key).free()  # the next one like it is resolved by what was learned
 
     def _are_registered(self, *arrays: Array | None) -> bool:

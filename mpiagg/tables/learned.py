@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import groupby
 from statistics import median
 from typing import Final, NamedTuple
@@ -17,6 +17,9 @@ CHEAPEST: Final = 3
 
 REPEATS: Final = 5
 """How often each is timed, after a first call in which it is set up."""
+
+PATIENCE: Final = 100
+"""How many calls are watched, which have been learned, for others that lie in the other kind of memory."""
 
 BETTER: Final = 1.03
 """By how much another must be faster than the usual one to be taken: less is noise."""
@@ -94,19 +97,23 @@ class Learner:
 
     Attributes
     ----------
+    before : Table or None
+        What was learned before: what is not tried goes by that, before other tables.
     table : Table or None
-        What is to be taken, before other tables.
+        The same, with what was learned since.
     """
 
     def __init__(
         self, layout: Layout, library: str, origin: Origin, before: Table | None, save: Callable[[Table], object] | None
     ) -> None:
-        self.layout, self.library, self.table = layout, library, before
+        self.layout, self.library, self.before, self.table = layout, library, before, before
         self._origin, self._save = origin, save
         self._trials: dict[Kind, _Trial] = {}
         self._learned: dict[Kind, Choice] = {}
         self._times: dict[tuple[Collective, str | None], dict[int, dict[str, float]]] = {}
         self._known: set[Kind] = set()
+        self._open: dict[Kind, bool] = {}
+        self._watched: dict[Kind, int] = {}
         for row in () if before is None else before.rows:
             for nbytes, times in row.times.items():
                 self._times.setdefault((row.collective, row.library), {})[nbytes] = dict(times)
@@ -114,8 +121,29 @@ class Learner:
                 self._known |= {Kind(row.collective, step_of(nbytes), row.library, each) for each in where}
 
     def learns(self, case: Case, *, leased: bool) -> bool:
-        """Whether calls of a case are tried, vectors in registered memory among them if any is ``leased``."""
-        return any(self.kind(case, registered=each) not in self._known for each in {False, leased})
+        """Whether calls of a case are tried; until they are not, and then for good.
+
+        All ranks ask for the first time at the same call. What they have kept of calls may differ later; so nothing
+        that comes then, as the first array in registered memory, changes the answer.
+
+        Parameters
+        ----------
+        case : Case
+        leased : bool
+            Whether any array is in registered memory, so that these calls may be of two kinds.
+        """
+        calls = self.kind(case, registered=False)
+        if calls not in self._open:
+            self._open[calls] = True
+            self._close(case, leased=leased)
+        return self._open[calls]
+
+    def _close(self, case: Case, *, leased: bool) -> None:
+        """Stop to try calls, if all of their kinds are known, or only one comes."""
+        calls = self.kind(case, registered=False)
+        missing = {self.kind(case, registered=each) for each in (False, leased)} - self._known
+        if not missing or self._watched.get(calls, 0) >= PATIENCE:
+            self._open[calls] = False
 
     def kind(self, case: Case, *, registered: bool) -> Kind:
         """Return the kind of calls that a case is of."""
@@ -130,39 +158,49 @@ class Learner:
             self._trials[kind] = _Trial(case.nbytes, self._choices(kind, case))
         return self._trials[kind].turn
 
-    def note(self, kind: Kind, seconds: float, agree: Callable[[Sequence[float]], Sequence[float]]) -> bool:
-        """Note what a call took; after the last, choose.
+    def note(
+        self,
+        kind: Kind,
+        case: Case,
+        seconds: float,
+        agree: Callable[[Sequence[float]], Sequence[float]],
+        *,
+        leased: bool,
+    ) -> None:
+        """Note what a call took; after the last of its kind, choose.
 
         Parameters
         ----------
         kind : Kind
+        case : Case
         seconds : float
             On this rank.
         agree : callable
             Returns the longest times of all ranks, the same on all.
-
-        Returns
-        -------
-        bool
-            Whether it was the last, so that from now on the table has what is taken.
+        leased : bool
+            As for :meth:`learns`.
         """
         trial = self._trials.get(kind)
         if trial is None:
-            return False
-        trial.seconds.append(seconds)
-        if not trial.done:
-            return False
+            calls = kind._replace(registered=False)
+            self._watched[calls] = self._watched.get(calls, 0) + 1
+        else:
+            trial.seconds.append(seconds)
+            if trial.done:
+                self._decide(kind, trial.nbytes, trial.choices[0], trial.medians(agree(trial.seconds)))
+        self._close(case, leased=leased)
+
+    def _decide(self, kind: Kind, nbytes: int, usual: Choice, found: Mapping[Choice, float]) -> None:
+        """Keep the fastest choice of a kind."""
         del self._trials[kind]
-        found = trial.medians(agree(trial.seconds))
-        usual, best = trial.choices[0], min(found, key=found.__getitem__)
+        best = min(found, key=found.__getitem__)
         self._learned[kind] = usual if found[usual] <= BETTER * found[best] else best
         self._known.add(kind)
-        told = self._times.setdefault((kind.collective, kind.library), {}).setdefault(trial.nbytes, {})
+        told = self._times.setdefault((kind.collective, kind.library), {}).setdefault(nbytes, {})
         told.update({f"{choice}{REGISTERED if kind.registered else ''}": taken for choice, taken in found.items()})
         self.table = Table("what this job has learned", tuple(self._rows()), self._origin)
         if self._save is not None:
             self._save(self.table)
-        return True
 
     # -- what is tried
 

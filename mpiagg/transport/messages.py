@@ -137,7 +137,7 @@ class Channel(Agreement):
         self, collective: Collective, nbytes: int, memory: Memory = Memory.TOGETHER, *, native: bool = False
     ) -> Case:
         """Return what a choice goes by here; ``native`` if the MPI library's own collective may be taken, too."""
-        learned = None if self.learner is None else self.learner.table
+        learned = None if self.learner is None else self.learner.before
         return Case(collective, nbytes, self.layout, memory, self.library if native else None, learned)
 
     @property

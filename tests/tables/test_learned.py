@@ -8,7 +8,7 @@ import pytest
 from mpiagg.schedules import Collective, Layout
 from mpiagg.tables import ANNOUNCED, NATIVE, Case, Choice, Memory, Origin, Settings, Table
 from mpiagg.tables.files import table_of, text_of
-from mpiagg.tables.learned import BETTER, REPEATS, Learner, step_of
+from mpiagg.tables.learned import BETTER, PATIENCE, REPEATS, Learner, step_of
 
 NODE, APART, SPREAD = Layout.of([2]), Layout.of([1] * 4), Layout.of([2, 2])
 LIBRARY = "MPICH"
@@ -27,14 +27,14 @@ def usual(case, *, registered=False):
     return choice._replace(elsewhere=None) if registered else choice.in_other_memory
 
 
-def taught(one, case, seconds, *, registered=False, agree=list):
+def taught(one, case, seconds, *, leased=False, registered=False, agree=list):
     """Let calls of a case be tried until they are not any more, and return the choices that they took."""
     taken = []
-    while one.learns(case, leased=registered):
+    while one.learns(case, leased=leased):
         kind = one.kind(case, registered=registered)
         choice = one.choice(kind, case)
         taken.append(choice)
-        one.note(kind, seconds(choice, len(taken)), agree)
+        one.note(kind, case, seconds(choice, len(taken)), agree, leased=leased)
         assert len(taken) < 1000
     return taken
 
@@ -101,16 +101,49 @@ def test_the_slowest_rank_counts():
 
 def test_on_a_node_registered_memory_is_learned_by_itself():
     one, case = learner(), case_of(nbytes=2**22)
-    taught(one, case, lambda choice, _: 0.5 if choice.algorithm == "circulant" else 1.0)
-    assert Settings().found(case._replace(learned=one.table)).choice == Choice("shared", elsewhere="circulant")
-    assert one.learns(case, leased=True)
-    taught(one, case, lambda choice, _: 0.5 if choice.algorithm == "shared" else 1.0, registered=True)
+
+    def seconds(registered):
+        return lambda choice, _: 0.5 if choice.algorithm == ("shared" if registered else "circulant") else 1.0
+
+    for turn in range(1000):
+        if not one.learns(case, leased=True):
+            break
+        registered = turn % 3 > 0
+        kind = one.kind(case, registered=registered)
+        choice = one.choice(kind, case)
+        one.note(kind, case, seconds(registered)(choice, turn), list, leased=True)
+    assert 50 < turn < 150
     assert Settings().found(case._replace(learned=one.table)).choice == Choice("shared", elsewhere="circulant")
     names = {name for row in one.table.rows for times in row.times.values() for name in times}
     assert {"shared", "shared, registered memory", "circulant"} <= names
+    # Where it makes no difference, it is no other kind.
     short = case_of(nbytes=ANNOUNCED)
-    taught(one, short, lambda *_: 1.0)
+    assert one.kind(short, registered=True) == one.kind(short, registered=False)
+    taught(one, short, lambda *_: 1.0, leased=True)
     assert not one.learns(short, leased=True)
+
+
+@pytest.mark.parametrize("registered", [False, True])
+def test_calls_are_not_watched_for_ever_for_others_in_the_other_kind_of_memory(registered):
+    one, case = learner(), case_of()
+    taken = taught(one, case, lambda *_: 1.0, leased=True, registered=registered)
+    assert PATIENCE < len(taken) < PATIENCE + 50
+
+
+def test_calls_that_are_not_tried_any_more_are_never_tried_again():
+    """Some ranks may have kept them, and others not."""
+    one, case = learner(), case_of()
+    taught(one, case, lambda *_: 1.0)
+    assert one.learns(case, leased=True) is False
+    other = case_of(collective=Collective.BROADCAST)
+    assert one.learns(other, leased=True)
+
+
+def test_what_is_not_tried_goes_by_what_was_there_before():
+    one, case = learner(APART), case_of(APART)
+    taught(one, case, lambda choice, _: 0.5 if choice.algorithm == "circulant" else 1.0)
+    assert one.before is None
+    assert learner(APART, one.table).before is one.table
 
 
 def test_what_was_learned_goes_on_in_the_next_job():
