@@ -24,11 +24,15 @@ from mpi4py import MPI
 import mpiagg
 from mpiagg.benchmarks import machine
 from mpiagg.benchmarks.contest import Entry, Pace, hold
+from mpiagg.tables import settings
 
 Arrays = Callable[[int], Any]
 VERBS = ("Allreduce", "Bcast", "Reduce", "Allgather", "Reduce_scatter_block", "Barrier")
 MORE = ("Alltoall", "Gather", "Scatter", "Scan", "Exscan", "Allgatherv", "Alltoallv", "Gatherv", "Scatterv")
 """Verbs to be named by ``--verbs``."""
+
+LEARNING = 200
+"""With ``MPIAGG_TUNING=learn``: calls by ``"auto"`` before any is timed, in which it learns."""
 
 BYTES = (8, 1024, 64 * 1024, 2**20, 16 * 2**20)
 KINDS = ("plain", "mixed", "registered")
@@ -149,18 +153,19 @@ def main() -> None:
     parser.add_argument("--bytes", default=",".join(map(str, BYTES)))
     parser.add_argument("--kinds", default=",".join(KINDS))
     parser.add_argument("--seconds", type=float, default=1.5, help="for each cell")
-    parser.add_argument("--warmup", type=int, default=20, help="calls of each before they are timed")
     parser.add_argument("--all-algorithms", action="store_true")
     asked = parser.parse_args()
     world = MPI.COMM_WORLD
     comms = {"mpi": world.Dup(), **{kind: mpiagg.Comm(world) for kind in KINDS}}
     keep = registered(comms["mixed"], 1)
-    pace = Pace(iterations=200_000, warmup=asked.warmup, seconds=asked.seconds)
+    pace = Pace(iterations=200_000, warmup=20, seconds=asked.seconds)
     rows = []
     for verb in asked.verbs.split(","):
         for nbytes in [0] if verb == "Barrier" else map(int, asked.bytes.split(",")):
             for kind in asked.kinds.split(","):
                 calls = contenders(verb, nbytes, kind, comms, every=asked.all_algorithms)
+                for _ in range(LEARNING if settings().learns and "auto" in calls else 0):
+                    calls["auto"]()
                 found = hold(world, [Entry(call) for call in calls.values()], pace)
                 row = {"verb": verb, "bytes": nbytes, "arrays": kind}
                 row["us"] = {name: float(np.median(r.seconds)) * 1e6 for name, r in zip(calls, found, strict=True)}

@@ -4,13 +4,14 @@
 
 It saves ``bench/results/tuning-4x1-<library>.json``, the table, and ``allreduce-4x1-tuned-<library>.json``, with its
 picture: there ``auto`` is what a user of this cluster gets who has measured a table for it. A table that is there
-already is used; delete it to have another one measured.
+already is used; delete it to have another one measured. ``allreduce-<cluster>-quick-<library>.json`` are the same after
+``mpiagg tune --quick``, with ``MPIAGG_TUNING=learn``.
 """
 
 import subprocess
 import sys
 
-from network import CLUSTER, OPTIONS, RATE
+from network import CLUSTER, OPTIONS, RATE, on
 from saving import BENCH, RESULTS, library, main
 
 FOUR_NODES = [*CLUSTER, "--nodes", "4", "--rate", RATE, "--"]
@@ -22,7 +23,19 @@ TUNE = [
 
 SWEEPS = {"allreduce-4x1-tuned": [*FOUR_NODES, "env", f"MPIAGG_TUNING={TABLE}", *BENCH, *OPTIONS]}
 
+CACHE = RESULTS.parents[1] / "build"
+QUICK = [sys.executable, "-m", "mpiagg", "tune", "--quick", "-m", "64:4M"]
+CLUSTERS = {f"allreduce-{nodes}x{ranks}-quick": on(nodes, ranks) for nodes, ranks in ((4, 1), (2, 2))}
+LEARNED = ["env", f"XDG_CACHE_HOME={CACHE}"]
+SWEEPS |= {
+    name: [*cluster, *LEARNED, "MPIAGG_TUNING=learn", *BENCH, "-m", "64:4M", "--link-rate", RATE, "--time-limit", "4"]
+    for name, cluster in CLUSTERS.items()
+}
+
 if __name__ == "__main__":
+    for cluster in () if {"-h", "--help"} & set(sys.argv) else CLUSTERS.values():
+        if status := subprocess.call([*cluster, *LEARNED, *QUICK]):  # noqa: S603 - our own Python
+            sys.exit(status)
     if not TABLE.exists() and not {"-h", "--help"} & set(sys.argv):
         RESULTS.mkdir(exist_ok=True)
         if status := subprocess.call(TUNE):  # noqa: S603 - our own Python

@@ -104,7 +104,7 @@ def _call_goals() -> str:
 def _auto() -> str:
     """Return how far "auto" is from the best of all algorithms and the MPI library's own."""
     lines = []
-    for name in [f"auto-n2-{library}" for library in CALLS]:
+    for name in [f"{how}-n2-{library}" for how in ("auto", "learned") for library in CALLS]:
         rows = [row for row in _saved(name) if row["bytes"]]  # a barrier has no algorithms
         sizes = sorted({row["bytes"] for row in rows})
         lines += [_head(name, sizes)]
