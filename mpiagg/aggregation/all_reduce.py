@@ -66,10 +66,10 @@ class AllReduce(Elementwise):
     Notes
     -----
     All ranks end with the same bits (a backend may do otherwise). Values of float16 and bfloat16 are combined in
-    float32. Tensors of B bytes cost what an all-reduce of B bytes costs, a wire less than that: B/2 for float32 with
-    fp16 or bf16, about B/4 with u8, 2.25 B with exact. Memory: B where tensors must be packed, the algorithm's scratch,
-    and with a wire a copy in the codec's form; with exact 2.25 B, or that of 16 MiB. What a wire loses can be kept for
-    the next time: :class:`ErrorFeedback`.
+    float32. Tensors of B bytes cost what an all-reduce of B bytes costs; with a wire for float32 one of B/2 (fp16,
+    bf16), about B/4 (u8), or 2.25 B (exact). Memory: B where tensors must be packed, the algorithm's scratch, and with
+    a wire a copy in the codec's form; with exact 2.25 B, but no more than 36 MiB. What a wire loses can be kept for the
+    next time: :class:`ErrorFeedback`.
 
     The form of reduction with u8 is that of ByteGrad in Bagua (Gan et al., VLDB 2021): scatter quantised parts, add
     up in float32, gather the quantised result.
@@ -92,6 +92,7 @@ class AllReduce(Elementwise):
         self.op, self.divide_before, self.algorithm, self.wire = op, divide_before, algorithm, wire
         self.by_layer, self.backend = by_layer, backend
         self.denom: float = self._channel.size
+        self._reproducible = bool(reproducible)
 
         def check() -> str:
             self._check_arguments(denom)
@@ -178,5 +179,5 @@ class AllReduce(Elementwise):
     def choice(self, vector: Array) -> Choice:
         """Return how a vector is reduced."""
         nbytes = vector.size * working_dtype(vector.dtype).itemsize
-        case = self._channel.case(Collective.ALLREDUCE, nbytes)
+        case = self._channel.case(Collective.ALLREDUCE, nbytes, reproducible=self._reproducible)
         return pick(self.algorithm, None, case, self.wire, device_of(vector))

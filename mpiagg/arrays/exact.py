@@ -3,7 +3,7 @@
 All ranks first agree on the largest exponent that an element has on any of them. Each rank then rounds its own value to
 a multiple of one power of two, which depends on that exponent and on the number of ranks alone. These multiples, and
 all sums of them, are whole numbers of at most 53 bits, which float64 holds: no addition rounds, so the order is no
-matter. One rounding is left, of the sum to the vector's dtype.
+matter. What rounds comes after: the sum is divided, if it is an average, and brought to the vector's dtype.
 
 The rounding to a grid, by adding a large number and subtracting it again, is that of Demmel and Nguyen, "Parallel
 reproducible summation", IEEE Transactions on Computers 64 (2015), with the exponents of all ranks in place of bins.
@@ -11,6 +11,7 @@ reproducible summation", IEEE Transactions on Computers 64 (2015), with the expo
 
 from __future__ import annotations
 
+import copy
 from typing import Final
 
 import numpy as np
@@ -59,14 +60,21 @@ class ExactSum:
 
     def __init__(self, vector: Array, size: int, words: Array | None = None) -> None:
         device = device_of(vector)
-        self._length, self._double = vector.size, vector.dtype.itemsize == 8
+        self._double = vector.dtype.itemsize == 8
         self.exponents = device.empty(vector.size, np.uint16 if self._double else np.uint8)
         self.words = device.empty(self.words_of(vector), np.float64) if words is None else words
         self._block = min(vector.size, BLOCK_OF_DEVICE if isinstance(device, Accelerator) else BLOCK)
-        self._bits, self._more = device.empty((2, self._block), np.int64)
+        self._bits = device.empty(self._block, np.int64)
+        self._more = device.empty(self._block if self._double else 0, np.int64)
         self._nan = device.empty(self._block, np.bool_)
         # A value is less than 2**53 parts of the grid, and the sum of all ranks' at most that.
         self._room = max(0, (size - 1).bit_length() - 2)
+
+    def of(self, vector: Array) -> ExactSum:
+        """Return the same for a vector that is shorter, in the same memory."""
+        part = copy.copy(self)
+        part.exponents, part.words = self.exponents[: vector.size], self.words[: self.words_of(vector)]
+        return part
 
     @staticmethod
     def words_of(vector: Array) -> int:
@@ -93,6 +101,11 @@ class ExactSum:
 
     def split(self, vector: Array) -> None:
         """Write this rank's words: its values, rounded to the grids that the exponents say."""
+        # What is infinite has no rest, and what is too small beside others is nothing: neither is a fault.
+        with np.errstate(invalid="ignore", under="ignore"):
+            self._split(vector)
+
+    def _split(self, vector: Array) -> None:
         for block, bits, high in self._blocks():
             grid = bits.view(np.float64)
             if not self._double:
@@ -110,34 +123,42 @@ class ExactSum:
             np.add(bits, exponents, out=bits)  # modulo 2**64
             np.add(bits, (2 + self._room - 1023) * _ONE + _HALF, out=bits)
             _round(low, grid, high)
-            with np.errstate(invalid="ignore"):  # what is infinite has no rest
-                np.subtract(low, high, out=low)
+            np.subtract(low, high, out=low)
             np.multiply(grid, 2.0 ** (self._room - 52), out=grid)
             _round(low, grid, low)
 
     def total(self, vector: Array, divisor: float | None) -> None:
         """Write the sum that the words are now, divided, to a vector."""
+        with np.errstate(under="ignore"):
+            self._total(vector, divisor)
+
+    def _total(self, vector: Array, divisor: float | None) -> None:
         for block, bits, total in self._blocks():
+            nan = self._nan[: bits.size]
             if self._double:
-                low, nan = self._low(block), self._nan[: bits.size]
+                low = self._low(block)
                 np.isnan(low, out=nan)
                 np.copyto(low, 0, where=nan)  # the first word says what it is
                 np.add(total, low, out=total)
-                self._scale(block, bits, -_SCALED)
-                np.multiply(total, bits.view(np.float64), out=total)
             if divisor is not None:
                 np.divide(total, divisor, out=total)
+            if self._double:
+                self._scale(block, bits, -_SCALED)
+                np.multiply(total, bits.view(np.float64), out=total)
+            np.isnan(total, out=nan)
+            np.copyto(total, np.nan, where=nan)  # of two that are added, it depends on the order which one stays
             np.copyto(vector[block], total, casting="same_kind")
 
     def _blocks(self) -> list[tuple[slice, Array, Array]]:
         """Return the ranges of the blocks, with room for 64 bits an element, and their first words."""
-        starts = range(0, self._length, self._block or 1)
-        parts = [slice(start, min(start + self._block, self._length)) for start in starts]
+        length = self.exponents.size
+        starts = range(0, length, self._block or 1)
+        parts = [slice(start, min(start + self._block, length)) for start in starts]
         return [(part, self._bits[: part.stop - part.start], self.words[part]) for part in parts]
 
     def _low(self, block: slice) -> Array:
         """Return the second words of a block."""
-        return self.words[block.start + self._length : block.stop + self._length]
+        return self.words[block.start + self.exponents.size : block.stop + self.exponents.size]
 
     def _scale(self, block: slice, bits: Array, power: int) -> None:
         """Write the bits of 2**power for the lower half of all exponents, and of 2**-power for the upper."""

@@ -19,7 +19,7 @@ from mpiagg.cli.simulate import parse_nodes
 from mpiagg.launch import job
 from mpiagg.schedules import Collective, Layout
 from mpiagg.tables import Case, Memory, Settings
-from mpiagg.tables.cache import folder
+from mpiagg.tables.cache import folder, write_cached
 from mpiagg.tables.files import read_table, write_table
 from mpiagg.tables.predicted import Prices
 from mpiagg.tables.settings import FORCED, LEARN, TUNING, Found
@@ -124,11 +124,10 @@ def _measure(
 
     tuner = Tuner(world, collectives, lengths, seconds, tell)
     tell(f"# {job.vendor()}, {world.size} ranks ({tuner.layout}); what is fastest")
-    table = tuner.table("measured")
     path = output or cache_of(channel_of(world), tuner.layout)[0]
-    if world.rank == 0:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_table(path, table)
+    table = tuner.table("measured")
+    if path is not None and world.rank == 0:
+        write_table(path, table) if output else write_cached(path, table)
     tell(f"# saved {len(table.rows)} rows in {path}")
     tell(f"# use them with {TUNING}={path if output else LEARN}")
     return 0
@@ -149,7 +148,11 @@ def _settings(path: Path | None, ranks: int | None, nodes: str | None) -> Settin
 
 def _learned(layout: Layout | None) -> Path | None:
     """Return the newest of the tables that were learned, or of those for a layout; None if there is none."""
-    for path in sorted(folder().glob("*.json"), key=lambda each: each.stat().st_mtime, reverse=True):
+    found: dict[Path, float] = {}
+    for path in folder().glob("*.json"):
+        with suppress(OSError):  # of one that is gone
+            found[path] = path.stat().st_mtime
+    for path in sorted(found, key=found.__getitem__, reverse=True):
         with suppress(ValueError):  # of one that is broken, which jobs warn of
             origin = read_table(path).origin
             if layout is None or (origin is not None and origin.layout == layout):

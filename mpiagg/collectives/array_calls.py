@@ -17,7 +17,7 @@ from mpiagg.common.arguments import check_flag, check_root
 from mpiagg.plans.bound import prepare
 from mpiagg.plans.calls import Call
 from mpiagg.plans.choices import NATIVE, Choice, pick, takes_native
-from mpiagg.plans.learning import resolve, tried
+from mpiagg.plans.learning import choose, resolve
 from mpiagg.plans.native import KNOWN_TO_MPI
 from mpiagg.plans.operation import Operation, even_counts
 from mpiagg.plans.plan import Plan
@@ -131,11 +131,11 @@ def meant(
     nbytes = 0 if ragged else sum(counts) * how.dtype.itemsize
     native = takes_native(collective, how, nbytes, minima=False, at_once=at_once)
     native = native and x.dtype == how.dtype and not reproducible
-    case = channel.case(collective, nbytes, native=native)
-    trial = None
+    case, trial = channel.case(collective, nbytes, native=native, reproducible=reproducible), None
     if at_once and (algorithm, lanes, wire) == ("auto", None, None) and not (ragged or only_native or reproducible):
-        case, trial = tried(channel, case, device)
-    choice = pick(algorithm, lanes, case, wire, device)
+        choice, trial = choose(channel, case, device)
+    else:
+        choice = pick(algorithm, lanes, case, wire, device)
     if ragged and algorithm == "auto":
         choice = Choice(NATIVE)
     elif ragged and choice.algorithm != NATIVE and forwards(choice.algorithm, collective):

@@ -11,7 +11,7 @@ from mpiagg.arrays import Array, Form, Reduction, device_of
 from mpiagg.collectives.buffers import read
 from mpiagg.plans.bound import STAGED_BYTES
 from mpiagg.plans.choices import NATIVE, STRAIGHT, Choice, Memory, pick, takes_native
-from mpiagg.plans.learning import tried
+from mpiagg.plans.learning import choose
 from mpiagg.plans.operation import Operation
 from mpiagg.schedules import Collective
 from mpiagg.transport import Channel
@@ -75,10 +75,10 @@ class Asked(NamedTuple):
         native = takes_native(self.collective, self.reduction, nbytes, minima=True, at_once=at_once or self.moved)
         native = native and not ((channel.reproducible and not self.moved) or self.ours)
         case = channel.case(self.collective, nbytes, memory, native=native)
-        trial = None
-        if at_once and not (self.moved or self.ragged or self.ours or channel.reproducible):
-            case, trial = tried(channel, case, device)
-        choice = pick("auto", None, case, device=device)
+        if at_once and not (self.moved or self.ragged or self.ours):
+            choice, trial = choose(channel, case, device)
+        else:
+            choice, trial = pick("auto", None, case, device=device), None
         registered = memory is Memory.TOGETHER and (at_once or channel.memory.host.leased)
         # Shorter ones are copied into memory that the ranks share anyway, which they would have to come together for.
         long = choice.elsewhere == NATIVE and nbytes > STAGED_BYTES and len(channel.layout.nodes) == 1

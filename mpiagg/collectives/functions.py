@@ -81,8 +81,8 @@ def allreduce(
     Raises
     ------
     ValueError
-        For an unknown op, algorithm or wire, a wire that is not for the algorithm, or an ``out`` that is read-only
-        or of another shape.
+        For an unknown op, algorithm or wire, a wire that is not for the algorithm or op, or an ``out`` that is
+        read-only or of another shape.
     TypeError
         For a dtype that the op or the wire is not for, or an ``out`` that is no array or of another dtype.
     StallError

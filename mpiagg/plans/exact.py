@@ -21,7 +21,7 @@ PIECE: Final = 2**20
 """Bytes of a vector that are worked on at a time on one node, so that their words stay in the cache."""
 
 PIECE_OF_NODES: Final = 2**24
-"""The same where there are several nodes, and rounds take time: no more memory is needed for a longer vector."""
+"""The same where there are several nodes, and rounds take time: so that long vectors need no more memory."""
 
 
 def bind_exact(  # noqa: PLR0917 - what bind_operation is given
@@ -49,7 +49,7 @@ def bind_exact(  # noqa: PLR0917 - what bind_operation is given
         belongs.append(Program((), program.releases, program.nbytes))
         return replace(program, releases=(), nbytes=0)
 
-    def made(piece: Array) -> tuple[ExactSum, Program, Program]:
+    def room(piece: Array) -> ExactSum:
         words = None
         if memory is Memory.TOGETHER and tag != SHARED_TAG and device_of(piece) is HOST and channel.node.size > 1:
             nbytes = 8 * ExactSum.words_of(piece)
@@ -57,16 +57,20 @@ def bind_exact(  # noqa: PLR0917 - what bind_operation is given
                 block = host.take(nbytes, busy=channel.busy)
                 words = block.parts[channel.node.place][:nbytes].view(np.float64)
                 belongs.append(Program((), (partial(host.give_back, block),), 0))
-        exact = ExactSum(piece, o.size, words)
-        belongs.append(Program((), (), exact.nbytes))
+        belongs.append(Program((), (), (found := ExactSum(piece, o.size, words)).nbytes))
+        return found
+
+    def made(exact: ExactSum) -> tuple[ExactSum, Program, Program]:
         largest, total = reduction("max", exact.exponents.dtype, 1), reduction("sum", exact.words.dtype, 1)
         return exact, reduced(exact.exponents, largest, MPI.MAX), reduced(exact.words, total, MPI.SUM)
 
-    by_length = {length: made(piece) for length, piece in {piece.size: piece for piece in pieces}.items()}
+    # All are of one length, but for the last one.
+    exact = room(buffer[:length])
+    by_length = {length: made(exact.of(piece)) for length, piece in {piece.size: piece for piece in pieces}.items()}
     parts: list[Program | Callable[[], object]] = []
     for piece in pieces:
-        exact, exponents, words = by_length[piece.size]
-        parts += [partial(exact.find_exponents, piece), exponents, partial(exact.split, piece), words]
-        parts.append(partial(exact.total, piece, o.reduction.divisor))
+        part, exponents, words = by_length[piece.size]
+        parts += [partial(part.find_exponents, piece), exponents, partial(part.split, piece), words]
+        parts.append(partial(part.total, piece, o.reduction.divisor))
     program = in_turn(*parts, *belongs)
     return replace(program, rounds=(Interleaved([program.rounds]).as_round(),), device=accelerator_of(buffer))

@@ -10,25 +10,26 @@ import numpy as np
 
 from mpiagg.arrays import HOST, Array, Device
 from mpiagg.plans import calls
+from mpiagg.plans.choices import pick
 from mpiagg.plans.operation import Operation
-from mpiagg.tables import Case, Choice
+from mpiagg.tables import Case, Choice, settings
 from mpiagg.transport import DEFAULT_TIMEOUT, NOWHERE, Channel
 
 
-def tried(channel: Channel, case: Case, device: Device) -> tuple[Case, Case | None]:
-    """Return a case of blocking calls that may be tried, with what was learned of such, and again if they are tried."""
+def choose(channel: Channel, case: Case, device: Device) -> tuple[Choice, Case | None]:
+    """Return what blocking calls of a case take, and the case again, if such calls may be tried here."""
     learner = channel.learner
-    if learner is None or device is not HOST:
-        return case, None
-    case = case._replace(learned=learner.table)
-    return case, case if learner.learns(case, leased=channel.memory.host.leased) else None
+    if learner is None or device is not HOST or settings().forced is not None:
+        return pick("auto", None, case, device=device), None
+    return learner.chosen(case), case
 
 
 def resolve(
     channel: Channel, operation: Operation, x: Array | None, out: Array | None, *, quiet: bool = False
 ) -> calls.Call:
     """Return the call of an operation, as :func:`mpiagg.plans.calls.resolve` does; of one that is tried, all trials."""
-    if operation.tried is None:
+    case, learner = operation.tried, channel.learner
+    if case is None or learner is None or not learner.learns(case, leased=channel.memory.host.leased):
         return calls.resolve(channel, operation, x, out, quiet=quiet)
     return _Learning(channel, operation, quiet=quiet)
 
@@ -43,6 +44,8 @@ class _Learning(calls.Call):
     def __init__(self, channel: Channel, operation: Operation, *, quiet: bool) -> None:
         super().__init__(channel, operation, quiet=quiet)
         self._trials: dict[Choice, calls.Call] = {}
+        # The choice may have been another when another rank resolved this.
+        self._words = replace(operation, choice=Choice("auto")).in_words
 
     @property
     def nbytes(self) -> int:
@@ -55,20 +58,21 @@ class _Learning(calls.Call):
         learner, case = channel.learner, o.tried
         assert learner is not None  # or else it would not have been made
         assert case is not None
-        told = channel.gather(bytes([self._are_registered(x, out)]), o.in_words)
+        told = channel.gather(bytes([self._are_registered(x, out)]), self._words)
         kind = learner.kind(case, registered=all(map(any, told)))
-        choice, leased = learner.choice(kind, case), channel.memory.host.leased
+        choice = learner.choice(kind, case)
         call = self._trials.get(choice)
         if call is None:
             operation = replace(o, choice=choice, tried=None)
             call = self._trials[choice] = calls.resolve(channel, operation, x, out, quiet=self.quiet)
         start = perf_counter()
         call.run(x, out, timeout)
-        learner.note(kind, case, perf_counter() - start, self._longest, leased=leased)
-        if not learner.learns(case, leased=leased):
+        learner.note(kind, perf_counter() - start, self._longest)
+        if not learner.learns(case, leased=channel.memory.host.leased):
+            calls_like_it = learner.kind(case, registered=False)
             for key, kept in list(channel.calls.items()):
                 other = kept.operation.tried if isinstance(kept, _Learning) else None
-                if other is not None and not learner.learns(other, leased=leased):
+                if other is not None and learner.kind(other, registered=False) == calls_like_it:
                     channel.calls.pop(key).free()  # the next one like it is resolved by what was learned
 
     def _are_registered(self, *arrays: Array | None) -> bool:
@@ -82,6 +86,9 @@ class _Learning(calls.Call):
         return longest
 
     def free(self) -> None:
-        """Free what it has tried."""
+        """Free what it has tried, and what that keeps for each place in memory."""
+        kept, trials = self.channel.calls, set(self._trials.values())
+        for key in [key for key in kept if isinstance(key, tuple) and key[0] in trials]:
+            kept.pop(key).free()
         while self._trials:
             self._trials.popitem()[1].free()

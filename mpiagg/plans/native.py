@@ -216,7 +216,14 @@ def bind_native(comm: MPI.Intracomm, operation: Operation, x: Array | None, out:
     before = () if call.before is None else (call.before,)
     nbytes = 0 if call.before is None or x is None or o.collective is Collective.BROADCAST else x.nbytes
     a_round = BoundRound((*before, request.Start), (request.Test,), (partial(_finish, o, out),), (awaited,))
-    return Program((a_round,), (request.Free,), nbytes)
+    # mpi4py's persistent collectives do not keep their input alive.
+    return Program((a_round,), (partial(_release, request, call.given),), nbytes)
+
+
+def _release(request: MPI.Request, given: object) -> None:
+    """Free a request; until then what it was given stays."""
+    del given
+    request.Free()
 
 
 def called_at_once(channel: Channel, operation: Operation, x: Array | None, out: Array | None) -> Program:

@@ -7,6 +7,7 @@ import os
 import re
 import warnings
 from collections.abc import Sequence
+from dataclasses import replace
 from hashlib import blake2b
 from pathlib import Path
 
@@ -30,34 +31,37 @@ def cached(layout: Layout, mpi: str, machines: Sequence[str]) -> Path:
     return folder() / f"{name}-{layout.size}-{digest}.json"
 
 
-def read_cached(path: Path, layout: Layout) -> bytes:
-    """Return what is in a file, if that is a table of a layout; nothing if there is no file.
-
-    Of anything else it warns, and returns nothing.
-    """
-    if not path.exists():
-        return b""
+def read_cached(path: Path, layout: Layout) -> tuple[bytes, str]:
+    """Return what is in a file, if that is a table of a layout; nothing if there is no file, or, with why, if not."""
     try:
         with documents.about(f"tuning table {str(path)!r}"):
+            if not path.exists():
+                return b"", ""
             data = documents.read(path, MOST_FILE_BYTES)
-            _check(table_of(str(path), documents.parsed(data)), layout)
+            table = table_of(str(path), documents.parsed(data))
     except (OSError, ValueError) as error:
-        warnings.warn(f"what was learned before cannot be used: {error}", RuntimeWarning, stacklevel=2)
-        return b""
-    return data
-
-
-def _check(table: Table, layout: Layout) -> None:
-    if table.origin is None or table.origin.layout != layout:
-        raise ValueError(f"it is not of layout {layout}")
+        return b"", str(error)
+    fits = table.origin is not None and table.origin.layout == layout
+    return (data, "") if fits else (b"", f"tuning table {str(path)!r} is not of layout {layout}")
 
 
 def write_cached(path: Path, table: Table) -> None:
-    """Write a table, in one step, so that another job reads the one before or this one; warn if that fails."""
-    part = path.with_suffix(f".{os.getpid()}.part")
+    """Write a table, in one step, so that another job reads the one before or this one; warn if that fails.
+
+    What others have written meanwhile of other collectives stays: another communicator, or another job.
+    """
+    origin = table.origin
+    if origin is not None and (data := read_cached(path, origin.layout)[0]):
+        mine = {row.collective for row in table.rows}
+        others = table_of(str(path), documents.parsed(data)).rows
+        table = replace(table, rows=(*table.rows, *(row for row in others if row.collective not in mine)))
+    part = path.with_suffix(f".{os.urandom(8).hex()}.part")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        part.write_text(text_of(table))
-        part.replace(path)
+        try:
+            part.write_text(text_of(table))
+            part.replace(path)
+        finally:
+            part.unlink(missing_ok=True)
     except OSError as error:
-        warnings.warn(f"what was learned is not kept for the next job: {error}", RuntimeWarning, stacklevel=2)
+        warnings.warn(f"tuning table {str(path)!r} is not kept: {error}", RuntimeWarning, stacklevel=2)

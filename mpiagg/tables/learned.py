@@ -98,9 +98,9 @@ class Learner:
     Attributes
     ----------
     before : Table or None
-        What was learned before: what is not tried goes by that, before other tables.
+        What was learned before: what cannot be tried goes by that, before other tables.
     table : Table or None
-        The same, with what was learned since.
+        The same, with what was learned since: for the next job.
     """
 
     def __init__(
@@ -116,15 +116,15 @@ class Learner:
         self._watched: dict[Kind, int] = {}
         for row in () if before is None else before.rows:
             for nbytes, times in row.times.items():
-                self._times.setdefault((row.collective, row.library), {})[nbytes] = dict(times)
+                self._times.setdefault((row.collective, row.library), {}).setdefault(nbytes, {}).update(times)
                 where = {name.endswith(REGISTERED) for name in times}
                 self._known |= {Kind(row.collective, step_of(nbytes), row.library, each) for each in where}
 
     def learns(self, case: Case, *, leased: bool) -> bool:
-        """Whether calls of a case are tried; until they are not, and then for good.
+        """Whether calls of a case are tried; once they are not, they never are again. It asks for good, with a call.
 
-        All ranks ask for the first time at the same call. What they have kept of calls may differ later; so nothing
-        that comes then, as the first array in registered memory, changes the answer.
+        All ranks are in the same call then. What they have kept of calls may differ later; so nothing that comes then,
+        as the first array in registered memory, changes the answer.
 
         Parameters
         ----------
@@ -133,52 +133,36 @@ class Learner:
             Whether any array is in registered memory, so that these calls may be of two kinds.
         """
         calls = self.kind(case, registered=False)
-        if calls not in self._open:
-            self._open[calls] = True
-            self._close(case, leased=leased)
+        if self._open.get(calls, True):
+            missing = {self.kind(case, registered=each) for each in (False, leased)} - self._known
+            self._open[calls] = bool(missing) and self._watched.get(calls, 0) < PATIENCE
         return self._open[calls]
-
-    def _close(self, case: Case, *, leased: bool) -> None:
-        """Stop to try calls, if all of their kinds are known, or only one comes."""
-        calls = self.kind(case, registered=False)
-        missing = {self.kind(case, registered=each) for each in (False, leased)} - self._known
-        if not missing or self._watched.get(calls, 0) >= PATIENCE:
-            self._open[calls] = False
 
     def kind(self, case: Case, *, registered: bool) -> Kind:
         """Return the kind of calls that a case is of."""
-        registered = registered and len(self.layout.nodes) == 1 and case.nbytes > ANNOUNCED
-        return Kind(case.collective, step_of(case.nbytes), case.library, registered)
+        step = step_of(case.nbytes)
+        # As calls of one step are learned together, this is another kind for all of them, or for none.
+        apart = len(self.layout.nodes) == 1 and 4**step > ANNOUNCED
+        return Kind(case.collective, step, case.library, registered and apart)
 
     def choice(self, kind: Kind, case: Case) -> Choice:
         """Return what the next call of a kind takes."""
         if kind in self._known:
-            return self._usual(kind, case.nbytes)
+            return _of_kind(self.chosen(case), kind)
         if kind not in self._trials:
             self._trials[kind] = _Trial(case.nbytes, self._choices(kind, case))
         return self._trials[kind].turn
 
-    def note(
-        self,
-        kind: Kind,
-        case: Case,
-        seconds: float,
-        agree: Callable[[Sequence[float]], Sequence[float]],
-        *,
-        leased: bool,
-    ) -> None:
+    def note(self, kind: Kind, seconds: float, agree: Callable[[Sequence[float]], Sequence[float]]) -> None:
         """Note what a call took; after the last of its kind, choose.
 
         Parameters
         ----------
         kind : Kind
-        case : Case
         seconds : float
             On this rank.
         agree : callable
             Returns the longest times of all ranks, the same on all.
-        leased : bool
-            As for :meth:`learns`.
         """
         trial = self._trials.get(kind)
         if trial is None:
@@ -188,7 +172,6 @@ class Learner:
             trial.seconds.append(seconds)
             if trial.done:
                 self._decide(kind, trial.nbytes, trial.choices[0], trial.medians(agree(trial.seconds)))
-        self._close(case, leased=leased)
 
     def _decide(self, kind: Kind, nbytes: int, usual: Choice, found: Mapping[Choice, float]) -> None:
         """Keep the fastest choice of a kind."""
@@ -202,13 +185,18 @@ class Learner:
         if self._save is not None:
             self._save(self.table)
 
-    # -- what is tried
+    def chosen(self, case: Case) -> Choice:
+        """Return what calls of a case take that are not tried: what was learned of their kinds, or what is usual."""
+        usual = Settings().found(case._replace(learned=self.before)).choice
+        kinds = [self.kind(case, registered=each) for each in (False, True)]
+        if not any(kind in self._learned for kind in kinds):
+            return usual
+        elsewhere, registered = (self._learned.get(kind, _of_kind(usual, kind)) for kind in kinds)
+        # A row says by its algorithm what is taken in registered memory, if owners read and write it there.
+        together = registered.algorithm != NATIVE and algorithm(registered.algorithm).owned is not None
+        return registered._replace(elsewhere=elsewhere.algorithm) if together and registered != elsewhere else elsewhere
 
-    def _usual(self, kind: Kind, nbytes: int) -> Choice:
-        """Return what would be taken without any trial."""
-        case = Case(kind.collective, nbytes, self.layout, library=kind.library, learned=self.table)
-        choice = Settings().found(case).choice
-        return choice._replace(elsewhere=None) if kind.registered else choice.in_other_memory
+    # -- what is tried
 
     def _choices(self, kind: Kind, case: Case) -> list[Choice]:
         """Return what is tried: first what is usual."""
@@ -216,7 +204,7 @@ class Learner:
         if layout.size > PRICED_RANKS:
             widest = -(-layout.size // len(layout.nodes))
             layout = Layout.of([min(widest, PRICED_RANKS)] * max(1, PRICED_RANKS // widest))
-        found = [self._usual(kind, case.nbytes)]
+        found = [_of_kind(self.chosen(case), kind)]
         if kind.library is not None:
             found.append(Choice(NATIVE))
         seconds = Prices(kind.collective, layout, Memory.TOGETHER).seconds(case.nbytes)
@@ -232,32 +220,28 @@ class Learner:
             top = max(kind.step for kind in self._learned if kind.collective is collective)
             for library in (self.library, None):
                 yield from self._ladder(collective, library, top)
-        for row in () if self.table is None else self.table.rows:
+        for row in () if self.before is None else self.before.rows:
             tops = [kind.step for kind in self._learned if kind.collective is row.collective]
-            if not tops or row.nbytes is None or row.nbytes > 4 ** max(tops):
+            longer = not tops or row.nbytes is None or row.nbytes > 4 ** max(tops)
+            if longer or (row.memory is Memory.NONE and self._memory is Memory.TOGETHER):
                 yield row
+
+    @property
+    def _memory(self) -> Memory | None:
+        """That of the calls that are tried; None where no two ranks share a node, so that it makes no difference."""
+        return None if Spread.of(self.layout) is Spread.ONE_EACH else Memory.TOGETHER
 
     def _ladder(self, collective: Collective, library: str | None, top: int) -> Iterator[Row]:
         spread = Spread.of(self.layout)
-        # Where no two ranks share a node, it makes no difference whether they could share memory.
-        memory = None if spread is Spread.ONE_EACH else Memory.TOGETHER
         times = self._times.get((collective, library), {})
-        steps = [(self._at(collective, library, step), step) for step in range(top + 1)]
+        cases = [Case(collective, 4**step, self.layout, library=library) for step in range(top + 1)]
+        steps = [(self.chosen(case), step) for step, case in enumerate(cases)]
         for choice, group in groupby(steps, lambda entry: entry[0]):
             same = {step for _, step in group}
             told = {nbytes: times[nbytes] for nbytes in sorted(times) if step_of(nbytes) in same}
-            yield Row(collective, choice, 4 ** max(same), self.layout.size, spread, memory, told, library)
+            yield Row(collective, choice, 4 ** max(same), self.layout.size, spread, self._memory, told, library)
 
-    def _at(self, collective: Collective, library: str | None, step: int) -> Choice:
-        """Return what is taken at a step: what was learned, or else what is usual."""
-        case = Case(collective, 4**step, self.layout, library=library, learned=self.table)
-        usual = Settings().found(case).choice
-        elsewhere, registered = (
-            self._learned.get(Kind(collective, step, library, where), usual_there)
-            for where, usual_there in ((False, usual.in_other_memory), (True, usual._replace(elsewhere=None)))
-        )
-        apart = len(self.layout.nodes) == 1 and 4**step > ANNOUNCED and registered != elsewhere
-        # A row says by its algorithm what is taken in registered memory, if owners read and write it there.
-        if not apart or registered.algorithm == NATIVE or algorithm(registered.algorithm).owned is None:
-            return elsewhere
-        return registered._replace(elsewhere=elsewhere.algorithm)
+
+def _of_kind(choice: Choice, kind: Kind) -> Choice:
+    """Return what a choice means for calls of a kind."""
+    return choice._replace(elsewhere=None) if kind.registered else choice.in_other_memory

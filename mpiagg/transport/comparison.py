@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import warnings
 from collections.abc import Sequence
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Final
@@ -65,19 +67,27 @@ def learner_of(ranks: Agreement, layout: Layout) -> Learner | None:
     if not settings().learns or ranks.size == 1:
         return None
     path, origin = cache_of(ranks, layout)
-    saves = ranks.rank == 0
-    content = ranks.gather(read_cached(path, layout) if saves else b"", "begin with what was learned before")[0]
+    data, fault = (b"", "") if path is None else read_cached(path, layout)
+    content = ranks.gather(data, "begin with what was learned before")[0]
+    if fault:
+        warnings.warn(f"what was learned before cannot be used: {fault}", RuntimeWarning, stacklevel=2)
     before = table_of("what was learned before", documents.parsed(content)) if content else None
-    save = partial(write_cached, path) if saves else None
+    save = None if path is None else partial(write_cached, path)
     return Learner(layout, MPI.get_vendor()[0], origin, before, save)
 
 
-def cache_of(ranks: Agreement, layout: Layout) -> tuple[Path, Origin]:
-    """Return the file that this user's tables for this cluster are kept in, and what cluster that is; collective."""
+def cache_of(ranks: Agreement, layout: Layout) -> tuple[Path | None, Origin]:
+    """Return the file for this user's table of this cluster, on rank 0, and what cluster that is; collective.
+
+    There is none where the user has no home.
+    """
     mpi = MPI.Get_library_version().splitlines()[0].strip("\0 ")
     told = ranks.gather(json.dumps(description(), sort_keys=True).encode(), "tell of what kind their machines are")
     machines = sorted({each.decode(errors="replace") for each in told})
-    return cached(layout, mpi, machines), Origin(layout, mpi, {"machines": machines})
+    path = None
+    with suppress(RuntimeError):
+        path = cached(layout, mpi, machines) if ranks.rank == 0 else None
+    return path, Origin(layout, mpi, {"machines": machines})
 
 
 def _watch(trail: Trail, cards: Sequence[Card]) -> None:

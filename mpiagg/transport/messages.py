@@ -134,10 +134,16 @@ class Channel(Agreement):
         return self.node.layout
 
     def case(
-        self, collective: Collective, nbytes: int, memory: Memory = Memory.TOGETHER, *, native: bool = False
+        self,
+        collective: Collective,
+        nbytes: int,
+        memory: Memory = Memory.TOGETHER,
+        *,
+        native: bool = False,
+        reproducible: bool = False,
     ) -> Case:
         """Return what a choice goes by here; ``native`` if the MPI library's own collective may be taken, too."""
-        learned = None if self.learner is None else self.learner.before
+        learned = None if self.learner is None or reproducible else self.learner.before
         return Case(collective, nbytes, self.layout, memory, self.library if native else None, learned)
 
     @property

@@ -310,6 +310,51 @@ def test_jobs_learn_from_their_own_calls(run_ranks, monkeypatch, tmp_path, ranks
     assert done.err.count("what was learned before cannot be used") == 1
 
 
+KEPT = """
+import sys
+import numpy as np
+import mpiagg
+from mpiagg.transport import channel_of
+channel = channel_of(None)
+rank, size = channel.rank, channel.size
+
+def twice(collective, length):
+    # A call that one rank has kept and another resolves anew, after others like it were learned.
+    plain, strided = np.ones(length, np.int64), np.ones(2 * length, np.int64)[::2]
+    for x in (plain, strided if rank == 1 else plain):
+        y = getattr(mpiagg, collective)(x)
+        assert y is None or (y == (rank + 1 if collective == "scan" else size)).all(), (collective, length)
+
+for collective in ("allreduce", "reduce", "scan"):
+    for length in (2500, 5000, 12_500):  # two of one power of 4, on both sides of 32 KiB, and a longer one
+        getattr(mpiagg, collective)(np.ones(length, np.int64))
+    for turn in range(200):
+        getattr(mpiagg, collective)(np.ones(12_500, np.int64))
+        if turn == 20:
+            memory = mpiagg.empty(10)
+    for length in (2500, 5000, 12_500):
+        twice(collective, length)
+try:  # an error that all have been told of changes nothing
+    mpiagg.allreduce(np.ones(16_384), "nonsense" if rank == 1 else "sum", check=True)
+except Exception as error:
+    assert isinstance(error, ValueError if rank == 1 else mpiagg.MismatchError)
+for _ in range(60):
+    assert (mpiagg.allreduce(np.ones(16_384)) == size).all()
+values = [np.random.default_rng(each).standard_normal(5000) for each in range(size)]
+own = mpiagg.allreduce(values[rank], reproducible=True)
+assert own.tobytes() == mpiagg.simulate(values)[rank].tobytes()
+sys.stdout.write("k" if rank else "o")
+"""
+
+
+def test_ranks_that_have_kept_other_calls_learn_the_same(run_ranks, monkeypatch, tmp_path):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setenv("MPIAGG_TUNING", "learn")
+    for _ in range(2):  # the second time with what the first has learned
+        done = run_ranks(2, KEPT)
+        assert (done.status, sorted(done.out), done.err) == (0, ["k", "o"], "")
+
+
 def test_without_being_told_to_nothing_is_learned(run_ranks, monkeypatch, tmp_path):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     done = run_ranks(2, LEARN, "2")

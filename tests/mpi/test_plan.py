@@ -45,6 +45,18 @@ def whole(size, turn, length=13):
     return [np.arange(length, dtype=float) * (turn + 1) + r * r + turn for r in range(size)]
 
 
+@pytest.mark.parametrize(
+    "collective", ["allreduce", "reduce", "allgather", "reduce_scatter", "gather", "alltoall", "scan"]
+)
+def test_a_plan_keeps_its_input(comm, size, collective):
+    with init(collective, np.full((size, 50), 1), comm=comm, algorithm="native") as plan:
+        others = [np.full((size, 50), 7) for _ in range(20)]  # where the input lay, if it is gone
+        result = plan()
+        wanted = comm.rank + 1 if collective == "scan" else size if collective in ("allreduce", "reduce_scatter") else 1
+        assert result is None or (result == (size if collective == "reduce" else wanted)).all()
+        assert others[0][0, 0] == 7
+
+
 @pytest.mark.parametrize(("collective", "algorithm"), EVERY)
 def test_restarted_with_other_data(comm, rank, size, collective, algorithm):
     x = np.zeros(13)

@@ -6,7 +6,7 @@ import random
 import pytest
 
 from mpiagg.schedules import Collective, Layout
-from mpiagg.tables import ANNOUNCED, NATIVE, Case, Choice, Memory, Origin, Settings, Table
+from mpiagg.tables import ANNOUNCED, NATIVE, Case, Choice, Memory, Origin, Row, Settings, Table
 from mpiagg.tables.files import table_of, text_of
 from mpiagg.tables.learned import BETTER, PATIENCE, REPEATS, Learner, step_of
 
@@ -34,7 +34,7 @@ def taught(one, case, seconds, *, leased=False, registered=False, agree=list):
         kind = one.kind(case, registered=registered)
         choice = one.choice(kind, case)
         taken.append(choice)
-        one.note(kind, case, seconds(choice, len(taken)), agree, leased=leased)
+        one.note(kind, seconds(choice, len(taken)), agree)
         assert len(taken) < 1000
     return taken
 
@@ -111,16 +111,27 @@ def test_on_a_node_registered_memory_is_learned_by_itself():
         registered = turn % 3 > 0
         kind = one.kind(case, registered=registered)
         choice = one.choice(kind, case)
-        one.note(kind, case, seconds(registered)(choice, turn), list, leased=True)
+        one.note(kind, seconds(registered)(choice, turn), list)
     assert 50 < turn < 150
     assert Settings().found(case._replace(learned=one.table)).choice == Choice("shared", elsewhere="circulant")
     names = {name for row in one.table.rows for times in row.times.values() for name in times}
     assert {"shared", "shared, registered memory", "circulant"} <= names
     # Where it makes no difference, it is no other kind.
-    short = case_of(nbytes=ANNOUNCED)
+    short = case_of(nbytes=ANNOUNCED // 2)
     assert one.kind(short, registered=True) == one.kind(short, registered=False)
     taught(one, short, lambda *_: 1.0, leased=True)
     assert not one.learns(short, leased=True)
+
+
+def test_all_lengths_of_a_step_are_tried_or_none():
+    """On one rank a call of one length may be resolved anew when on another one of another length is."""
+    one = learner()
+    step = step_of(ANNOUNCED)
+    below, above = case_of(nbytes=4 ** (step - 1) + 1), case_of(nbytes=4**step)
+    assert below.nbytes < ANNOUNCED < above.nbytes
+    assert all(one.kind(below, registered=each) == one.kind(above, registered=each) for each in (False, True))
+    taught(one, above, lambda *_: 1.0, leased=True, registered=True)
+    assert not one.learns(below, leased=True)
 
 
 @pytest.mark.parametrize("registered", [False, True])
@@ -137,6 +148,22 @@ def test_calls_that_are_not_tried_any_more_are_never_tried_again():
     assert one.learns(case, leased=True) is False
     other = case_of(collective=Collective.BROADCAST)
     assert one.learns(other, leased=True)
+
+
+def test_other_calls_of_the_same_step_are_not_changed_by_what_is_learned_beyond_it():
+    """A row's limit may lie within a step: whoever resolves a call later must find what others have kept."""
+    rows = (
+        Row(Collective.REDUCE, Choice("ring"), 2 * 4**7, times={4**7: {"ring": 1.0}}),
+        Row(Collective.REDUCE, Choice("tree"), 2 * 4**8, times={4**8: {"tree": 1.0}}),
+    )
+    one = learner(APART, Table("t", rows))
+    known = [case_of(APART, nbytes, Collective.REDUCE) for nbytes in (20_000, 4**8, 2 * 4**8)]
+    before = [one.chosen(case) for case in known]
+    assert before[:2] == [Choice("ring"), Choice("tree")]
+    longer = case_of(APART, 4**10, Collective.REDUCE)
+    taught(one, longer, lambda choice, _: 0.5 if choice.algorithm == "bine" else 1.0)
+    assert [one.chosen(case) for case in known] == before
+    assert one.chosen(longer).algorithm != before[1].algorithm
 
 
 def test_what_is_not_tried_goes_by_what_was_there_before():
@@ -165,6 +192,15 @@ def test_what_was_learned_goes_on_in_the_next_job():
     assert not three.learns(longer, leased=False)
     lengths = {nbytes for row in table.rows for nbytes in row.times}
     assert lengths == {case.nbytes, longer.nbytes}
+
+
+def test_rows_for_calls_that_share_no_memory_stay():
+    alone = Row(Collective.ALLREDUCE, Choice("tree"), 2**10, memory=Memory.NONE, times={64: {"tree": 1.0, "ring": 2.0}})
+    both = Row(Collective.ALLREDUCE, Choice("ring"), 2**10, memory=Memory.TOGETHER, times={64: {"shared": 3.0}})
+    one, case = learner(before=Table("t", (both, alone))), case_of()
+    taught(one, case, lambda *_: 1.0)
+    assert alone in one.table.rows
+    assert {"tree": 1.0, "ring": 2.0, "shared": 3.0} in [row.times.get(64) for row in one.table.rows]
 
 
 def test_a_forced_algorithm_comes_before_what_was_learned():
