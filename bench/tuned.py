@@ -33,10 +33,11 @@ SWEEPS |= {
 }
 
 if __name__ == "__main__":
-    for cluster in () if {"-h", "--help"} & set(sys.argv) else CLUSTERS.values():
+    measures = not {"-h", "--help"} & set(sys.argv)
+    for cluster in CLUSTERS.values() if measures else ():
         if status := subprocess.call([*cluster, *LEARNED, *QUICK]):  # noqa: S603 - our own Python
             sys.exit(status)
-    if not TABLE.exists() and not {"-h", "--help"} & set(sys.argv):
+    if measures and not TABLE.exists():
         RESULTS.mkdir(exist_ok=True)
         if status := subprocess.call(TUNE):  # noqa: S603 - our own Python
             sys.exit(status)

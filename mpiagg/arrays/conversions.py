@@ -53,10 +53,10 @@ _PAIRS: Final = frozenset(["fe", "ef", "Ef"])
 """The letters of dtypes between which there are conversions here; ml_dtypes widens its bfloat16 as fast as any."""
 
 
-def blocks(length: int) -> Iterator[slice]:
+def blocks(length: int, block: int = BLOCK) -> Iterator[slice]:
     """Yield the ranges of the blocks of a vector."""
-    for start in range(0, length, BLOCK):
-        yield slice(start, min(start + BLOCK, length))
+    for start in range(0, length, block):
+        yield slice(start, min(start + block, length))
 
 
 def convert(target: Array, source: Array) -> None:

@@ -12,10 +12,12 @@ reproducible summation", IEEE Transactions on Computers 64 (2015), with the expo
 from __future__ import annotations
 
 import copy
+from collections.abc import Iterator
 from typing import Final
 
 import numpy as np
 
+from mpiagg.arrays.conversions import blocks
 from mpiagg.arrays.devices import Accelerator
 from mpiagg.arrays.reductions import Array
 from mpiagg.arrays.where import device_of
@@ -149,12 +151,10 @@ class ExactSum:
             np.copyto(total, np.nan, where=nan)  # of two that are added, it depends on the order which one stays
             np.copyto(vector[block], total, casting="same_kind")
 
-    def _blocks(self) -> list[tuple[slice, Array, Array]]:
-        """Return the ranges of the blocks, with room for 64 bits an element, and their first words."""
-        length = self.exponents.size
-        starts = range(0, length, self._block or 1)
-        parts = [slice(start, min(start + self._block, length)) for start in starts]
-        return [(part, self._bits[: part.stop - part.start], self.words[part]) for part in parts]
+    def _blocks(self) -> Iterator[tuple[slice, Array, Array]]:
+        """Yield the ranges of the blocks, with room for 64 bits an element, and their first words."""
+        for part in blocks(self.exponents.size, max(1, self._block)):
+            yield part, self._bits[: part.stop - part.start], self.words[part]
 
     def _low(self, block: slice) -> Array:
         """Return the second words of a block."""

@@ -126,8 +126,15 @@ def _measure(
     tell(f"# {job.vendor()}, {world.size} ranks ({tuner.layout}); what is fastest")
     path = output or cache_of(channel_of(world), tuner.layout)[0]
     table = tuner.table("measured")
-    if path is not None and world.rank == 0:
-        write_table(path, table) if output else write_cached(path, table)
+    if world.rank > 0:
+        return 0
+    if path is None:
+        click.echo("Error: there is no home folder to keep the table in; set XDG_CACHE_HOME, or give -o FILE", err=True)
+        return 1
+    if output:
+        write_table(path, table)
+    elif not write_cached(path, table):
+        return 1
     tell(f"# saved {len(table.rows)} rows in {path}")
     tell(f"# use them with {TUNING}={path if output else LEARN}")
     return 0

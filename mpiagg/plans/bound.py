@@ -6,15 +6,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Final
 
-from mpiagg.arrays import (
-    EXACT,
-    Accelerator,
-    Array,
-    accelerator_of,
-    device_of,
-    flat,
-    same_memory,
-)
+from mpiagg.arrays import EXACT, Accelerator, Array, accelerator_of, device_of, flat, same_memory
 from mpiagg.plans.binding import Wire, bind
 from mpiagg.plans.choices import BY_WAY_OF_HOST, NATIVE, NCCL, Memory
 from mpiagg.plans.exact import bind_exact

@@ -45,10 +45,15 @@ def read_cached(path: Path, layout: Layout) -> tuple[bytes, str]:
     return (data, "") if fits else (b"", f"tuning table {str(path)!r} is not of layout {layout}")
 
 
-def write_cached(path: Path, table: Table) -> None:
-    """Write a table, in one step, so that another job reads the one before or this one; warn if that fails.
+def write_cached(path: Path, table: Table) -> bool:
+    """Write a table, in one step, so that another job reads the one before or this one; if that fails, warn.
 
     What others have written meanwhile of other collectives stays: another communicator, or another job.
+
+    Returns
+    -------
+    bool
+        Whether it was written.
     """
     origin = table.origin
     if origin is not None and (data := read_cached(path, origin.layout)[0]):
@@ -65,3 +70,5 @@ def write_cached(path: Path, table: Table) -> None:
             part.unlink(missing_ok=True)
     except OSError as error:
         warnings.warn(f"tuning table {str(path)!r} is not kept: {error}", RuntimeWarning, stacklevel=2)
+        return False
+    return True

@@ -31,6 +31,10 @@ REGISTERED: Final = ", registered memory"
 """What follows the name of a choice whose time is of vectors in registered memory."""
 
 
+_USUAL: Final = Settings()
+"""By which it is chosen what is usual: who learns has no table of a file, and no algorithm is forced."""
+
+
 class Kind(NamedTuple):
     """Calls that are carried out alike.
 
@@ -84,8 +88,6 @@ class Learner:
 
     Parameters
     ----------
-    layout : Layout
-        The ranks.
     library : str
         The MPI library.
     origin : Origin
@@ -104,9 +106,9 @@ class Learner:
     """
 
     def __init__(
-        self, layout: Layout, library: str, origin: Origin, before: Table | None, save: Callable[[Table], object] | None
+        self, library: str, origin: Origin, before: Table | None, save: Callable[[Table], object] | None
     ) -> None:
-        self.layout, self.library, self.before, self.table = layout, library, before, before
+        self.layout, self.library, self.before, self.table = origin.layout, library, before, before
         self._origin, self._save = origin, save
         self._trials: dict[Kind, _Trial] = {}
         self._learned: dict[Kind, Choice] = {}
@@ -187,7 +189,7 @@ class Learner:
 
     def chosen(self, case: Case) -> Choice:
         """Return what calls of a case take that are not tried: what was learned of their kinds, or what is usual."""
-        usual = Settings().found(case._replace(learned=self.before)).choice
+        usual = _USUAL.found(case._replace(learned=self.before)).choice
         kinds = [self.kind(case, registered=each) for each in (False, True)]
         if not any(kind in self._learned for kind in kinds):
             return usual

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 from mpi4py import MPI
@@ -20,11 +20,13 @@ from mpiagg.schedules import Layout
 from mpiagg.tables import DIGEST_BYTES, Origin, Settings, settings
 from mpiagg.tables.cache import cached, read_cached, write_cached
 from mpiagg.tables.files import table_of
-from mpiagg.tables.learned import Learner
 from mpiagg.transport.agreement import Agreement
 from mpiagg.transport.awareness import awareness
 from mpiagg.transport.process import process
 from mpiagg.watch import CARD_BYTES, Card, Trail
+
+if TYPE_CHECKING:
+    from mpiagg.tables.learned import Learner
 
 NAME_BYTES: Final = 8
 """Bytes of a channel's name."""
@@ -66,6 +68,8 @@ def learner_of(ranks: Agreement, layout: Layout) -> Learner | None:
     """
     if not settings().learns or ranks.size == 1:
         return None
+    from mpiagg.tables.learned import Learner  # noqa: PLC0415 - and with it the prices, which few jobs need
+
     path, origin = cache_of(ranks, layout)
     data, fault = (b"", "") if path is None else read_cached(path, layout)
     content = ranks.gather(data, "begin with what was learned before")[0]
@@ -73,7 +77,7 @@ def learner_of(ranks: Agreement, layout: Layout) -> Learner | None:
         warnings.warn(f"what was learned before cannot be used: {fault}", RuntimeWarning, stacklevel=2)
     before = table_of("what was learned before", documents.parsed(content)) if content else None
     save = None if path is None else partial(write_cached, path)
-    return Learner(layout, MPI.get_vendor()[0], origin, before, save)
+    return Learner(MPI.get_vendor()[0], origin, before, save)
 
 
 def cache_of(ranks: Agreement, layout: Layout) -> tuple[Path | None, Origin]:

@@ -15,7 +15,7 @@ LIBRARY = "MPICH"
 
 
 def learner(layout=NODE, before=None, save=None):
-    return Learner(layout, LIBRARY, Origin(layout, "MPICH 5", {}), before, save)
+    return Learner(LIBRARY, Origin(layout, "MPICH 5", {}), before, save)
 
 
 def case_of(layout=NODE, nbytes=2**20, collective=Collective.ALLREDUCE, library=None, learned=None):
