@@ -21,7 +21,7 @@ from typing import Any
 import click
 import numpy as np
 
-from mpiagg.cli.simulate import parse_nodes, parse_rate, parse_time
+from mpiagg.cli.quantities import parse_nodes, parse_rate, parse_time
 from mpiagg.schedules import Cluster, Collective, Layout, algorithm, price
 
 FITTED = "recursive_doubling"

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Final
 import click
 
 from mpiagg.cli.aggregators import AGGREGATORS
+from mpiagg.cli.progress import progress
 from mpiagg.cli.settings import Settings
 from mpiagg.launch import job
 from mpiagg.launch import start as launch
@@ -101,7 +102,7 @@ def demo(
 
         death = None if kill_rank is None else surviving.Death(kill_rank, at_step)
         try:
-            with summary.progress(settings.epochs, shown=world.rank == 0) as advance:
+            with progress("training", settings.epochs, "epochs", shown=world.rank == 0) as advance:
                 if death is None:
                     result = training.work(settings, world, after_epoch=advance)
                 else:

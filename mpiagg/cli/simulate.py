@@ -4,123 +4,62 @@ from __future__ import annotations
 
 import json
 import math
-import re
-from collections.abc import Callable, Iterator
+import statistics
+from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import click
+import numpy as np
 from rich import box
 from rich.table import Table
 
 from mpiagg.benchmarks.flags import parse_size
+from mpiagg.cli import price_plot
+from mpiagg.cli.progress import progress
+from mpiagg.cli.quantities import (
+    MOST_RANKS,
+    TIMES,
+    Written,
+    parse_network,
+    parse_nodes,
+    parse_rate,
+    parse_slow,
+    parse_stragglers,
+    parse_time,
+)
 from mpiagg.launch import job
 from mpiagg.schedules import Cluster, Collective, Layout, algorithms
 from mpiagg.schedules import algorithm as find_algorithm
+from mpiagg.schedules.cluster import Noise, node_numbers
 from mpiagg.schedules.model import Prediction, Pricing
+from mpiagg.schedules.networks import Groups, Torus, levels_of
 
-MOST_RANKS: Final = 2**16
 ALL: Final = "all"
-
-_TIMES: Final = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "ns": 1e-9}
-_RATES: Final = {"": 1.0, "k": 1e3, "m": 1e6, "g": 1e9, "t": 1e12}
-_NUMBER: Final = r"(\d+(?:\.\d*)?|\.\d+)"
-
-
-def parse_time(text: str) -> float:
-    """Return the seconds that are written like 2us, 0.3us, 1ms or 1s.
-
-    Raises
-    ------
-    ValueError
-        If it is not written so.
-    """
-    match = re.fullmatch(rf"{_NUMBER}\s*([mun]?s)", text.strip())
-    if match is None:
-        raise ValueError(f"{text!r} is not a time; write 300ns, 2us, 1ms or 1s")
-    return float(match[1]) * _TIMES[match[2]]
-
-
-def parse_rate(text: str) -> float:
-    """Return the bytes a second that are written like 25GB/s, 100MB/s or 1Gbit/s; a GB has 10**9 bytes.
-
-    Raises
-    ------
-    ValueError
-        If it is not written so, or zero.
-    """
-    match = re.fullmatch(rf"{_NUMBER}\s*([kmgtKMGT]?)(?:B/s|(bit)(?:/s)?)", text.strip())
-    if match is None or float(match[1]) == 0:
-        raise ValueError(f"{text!r} is not a rate; write 25GB/s, 100MB/s or 1Gbit/s")
-    return float(match[1]) * _RATES[match[2].lower()] / (8 if match[3] else 1)
-
-
-def parse_nodes(text: str, ranks: int | None = None) -> Layout:
-    """Return the layout that is written as a number of nodes, as ``4 x 2``, or as ``8,8,4`` or ``8 + 8 + 4``.
-
-    Raises
-    ------
-    ValueError
-        If it is not written so, or not of so many ranks.
-    """
-    if re.fullmatch(r"\s*\d+\s*([,+]\s*\d+\s*)+", text):
-        sizes = [int(part) for part in re.split("[,+]", text)]
-    elif match := re.fullmatch(r"\s*(\d+)\s*(?:x\s*(\d+)\s*)?", text):
-        nodes = int(match[1])
-        if match[2] is None and ranks is None:
-            raise ValueError(f"how many ranks are on the {nodes} nodes? Give -n too, or write {nodes}x8 or 8,8,4")
-        total = ranks if match[2] is None else nodes * int(match[2])
-        if max(nodes, total or 0) > MOST_RANKS:
-            raise ValueError(f"at most {MOST_RANKS:,} ranks, not {max(nodes, total or 0):,}")
-        sizes = [total * (node + 1) // nodes - total * node // nodes for node in range(nodes)] if total else []
-    else:
-        raise ValueError(f"{text!r} is no layout of nodes; write 128, 4x2 or 8,8,4")
-    if not sizes or min(sizes) == 0:
-        raise ValueError(f"{text!r} leaves nodes without ranks")
-    if sum(sizes) > MOST_RANKS:
-        raise ValueError(f"at most {MOST_RANKS:,} ranks, not {sum(sizes):,}")
-    if ranks not in (None, sum(sizes)):
-        raise ValueError(f"{text!r} is a layout of {sum(sizes)} ranks, not of {ranks}")
-    return Layout.by_name([node for node, size in enumerate(sizes) for _ in range(size)])
-
-
-class _Written(click.ParamType):  # type: ignore[type-arg]  # generic in new releases of click only
-    """Something that a function reads from text, and refuses with ValueError."""
-
-    def __init__(self, name: str, read: Callable[[str], Any]) -> None:
-        self.name, self._read = name, read
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        try:
-            return self._read(value)
-        except ValueError as error:
-            self.fail(str(error), param, ctx)
-
-
-def _read_slow(text: str) -> tuple[int, float]:
-    match = re.fullmatch(r"(\d+):(.+)", text)
-    if match is None:
-        raise ValueError(f"{text!r} is no slow node; write 3:1GB/s")
-    return int(match[1]), parse_rate(match[2])
+RUNS: Final = 10
+"""How many runs with noise there are."""
 
 
 def _read_algorithm(text: str) -> str:
     return text if text == ALL else find_algorithm(text, (ALL,)).name
 
 
-_TIME, _RATE = _Written("time", parse_time), _Written("rate", parse_rate)
+_TIME, _RATE = Written("time", parse_time), Written("rate", parse_rate)
 
 
 @dataclass(frozen=True)
 class Question:
-    """What is to be priced: the algorithms, for which collective and vector, where."""
+    """What is to be priced: the algorithms, for which collective and vector, where, and what comes late there."""
 
     names: tuple[str, ...]
     collective: Collective
     nbytes: int
     layout: Layout
     cluster: Cluster
+    noise: Noise
+    seed: int
 
     @property
     def where(self) -> str:
@@ -132,31 +71,49 @@ class Question:
         """Return the prices of an algorithm."""
         return Pricing(name, self.collective, self.layout, self.cluster)
 
+    def sample(self, pricing: Pricing) -> list[float]:
+        """Return what an algorithm takes with noise, in each of the runs."""
+        runs = RUNS if self.noise.jitter or self.noise.stragglers else 0
+        return pricing.sample(self.nbytes, self.noise, range(self.seed, self.seed + runs))
+
     def smaller(self) -> Iterator[Question]:
-        """Yield the question for fewer ranks: those of the first 1, 2, 4, ... nodes, or of one node fewer."""
+        """Yield the question for fewer ranks: those of the first 1, 2, 4, ... nodes, or of one node fewer.
+
+        A torus is halved along its longest side, as long as one can be.
+        """
         ranks, nodes = self.layout.size, len(self.layout.nodes)
         whole = ranks if nodes == 1 else nodes
-        for number in [2**power for power in range(whole.bit_length()) if 2**power < whole] + [whole]:
+        networks: dict[int, tuple[Groups, ...] | Torus] = {whole: self.cluster.network}
+        for power in range(whole.bit_length()) if not isinstance(self.cluster.network, Torus) else ():
+            networks.setdefault(2**power, self.cluster.network)
+        while isinstance(torus := networks[min(networks)], Torus) and any(side % 2 == 0 for side in torus.sides):
+            longest = max((side, index) for index, side in enumerate(torus.sides) if side % 2 == 0)[1]
+            sides = tuple(side // 2 if index == longest else side for index, side in enumerate(torus.sides))
+            networks[math.prod(sides)] = replace(torus, sides=sides)
+        for number in sorted(number for number in networks if number <= whole):
             layout = Layout.of([number]) if nodes == 1 else Layout(self.layout.nodes[:number])
             links = self.cluster.links if nodes == 1 else self.cluster.links[:number]
-            yield replace(self, layout=layout, cluster=replace(self.cluster, links=links))
+            cluster = replace(self.cluster, links=links, network=networks[number])
+            yield replace(self, layout=layout, cluster=cluster)
 
 
 _EXAMPLES: Final = """\b
 mpiagg simulate ring -n 1024 --bytes 100M --alpha 2us --bandwidth 25GB/s
 mpiagg simulate all -n 1024 --nodes 128 --node-alpha 0.3us --node-bandwidth 50GB/s
 mpiagg simulate all --nodes 8,8,4 --slow-node 2:1GB/s --plot prices.png
+mpiagg simulate all --nodes 512x8 --network fat-tree:32:2,256:4 --hop 0.5us
+mpiagg simulate all -n 512 --network torus:8x8x8 --jitter 1us --stragglers 1:1ms
 """
 
 
 @click.command(epilog=_EXAMPLES)
-@click.argument("algorithm", type=_Written("algorithm", _read_algorithm))
+@click.argument("algorithm", type=Written("algorithm", _read_algorithm))
 @click.option("-n", "ranks", type=click.IntRange(1, MOST_RANKS), help="How many ranks.")
 @click.option(
     "--collective", type=click.Choice([entry.value for entry in Collective]), default=Collective.ALLREDUCE.value
 )
 @click.option(
-    "--bytes", "nbytes", type=_Written("size", parse_size), default="100M", help="Of the vector; suffixes K, M, G."
+    "--bytes", "nbytes", type=Written("size", parse_size), default="100M", help="Of the vector; suffixes K, M, G."
 )
 @click.option("--alpha", type=_TIME, default="2us", help="Latency of a message.")
 @click.option("--bandwidth", type=_RATE, default="10GB/s", help="Of a link, in each direction.")
@@ -169,10 +126,28 @@ mpiagg simulate all --nodes 8,8,4 --slow-node 2:1GB/s --plot prices.png
 @click.option(
     "--slow-node",
     "slow",
-    type=_Written("node:rate", _read_slow),
+    type=Written("node:rate", parse_slow),
     multiple=True,
     help="A node (without --nodes, a rank) whose link has another bandwidth, like 3:1GB/s; repeatable.",
 )
+@click.option("--overhead", type=_TIME, default="0.3us", help="Of a rank for each message beside the first of a round.")
+@click.option("--node-overhead", type=_TIME, default="0.1us", help="The same for messages within a node.")
+@click.option(
+    "--network",
+    type=Written("network", parse_network),
+    metavar="KIND:SIZES",
+    help="Between nodes: fat-tree:32:2,512:4 (32 nodes a switch, half of their bandwidth to others; 512 a pod, a "
+    "quarter), dragonfly:64:2 or torus:16x8x8.  [default: nothing that messages share]",
+)
+@click.option("--hop", type=_TIME, default="0us", help="More latency for each level of the network, or further hop.")
+@click.option("--jitter", type=_TIME, default="0us", help="By how much each message takes longer, on average.")
+@click.option(
+    "--stragglers",
+    type=Written("number:time", parse_stragglers),
+    default=None,
+    help="So many ranks, picked by chance, start so much later, like 2:5ms.",
+)
+@click.option("--seed", type=click.IntRange(0), default=0, help="Of the first run with jitter or stragglers.")
 @click.option("--plot", type=job.OutputFile(), help="Draw time against size and ranks, of all algorithms, into a PNG.")
 @click.option("--json", "json_file", type=job.OutputFile(), help="Save the numbers.")
 def simulate(plot: Path | None, json_file: Path | None, **options: Any) -> None:
@@ -180,17 +155,19 @@ def simulate(plot: Path | None, json_file: Path | None, **options: Any) -> None:
 
     A message takes a latency, and its bytes over the bandwidth; messages that use a link in the same round share it.
     Reductions take their bytes over a rate. The table says how long each ALGORITHM takes, in how many rounds that
-    follow one another, how many bytes leave or enter by the busiest link, and what the time is made of. ALGORITHM is a
-    name of docs/algorithms.md (ring, tree, knomial, knomial-8, ...), or all.
+    follow one another, how many bytes leave or enter by the busiest link, and what the time is made of; with --nodes
+    or --network a second one says how many bytes cross each level. With --jitter or --stragglers there are ten
+    runs more, and their median and longest time. ALGORITHM is a name of docs/algorithms.md (ring, tree, knomial,
+    knomial-8, ...), or all.
     """
     question = _question(**options)
     if plot is not None and question.layout.size == 1:
         raise click.UsageError("--plot is for two ranks and more: one alone takes no time")
-    figure = None if plot is None else _figure()
-    predictions = {name: _predicted(question, name, alone=options["algorithm"] != ALL) for name in question.names}
-    found = {name: prediction for name, prediction in predictions.items() if prediction is not None}
+    figure = None if plot is None else price_plot.figure()
+    found = _predicted(question, alone=options["algorithm"] != ALL)
     question = replace(question, names=tuple(found))
-    job.console().print(_table(question, found))
+    for table in _tables(question, found):
+        job.console().print(table)
     if json_file is not None:
         json_file.write_text(json.dumps(_record(question, found), indent=1) + "\n")
     if figure is not None:
@@ -199,21 +176,33 @@ def simulate(plot: Path | None, json_file: Path | None, **options: Any) -> None:
         click.echo(f"Saved the plot to {plot}")
 
 
-def _predicted(question: Question, name: str, *, alone: bool) -> Prediction | None:
-    """Return what an algorithm takes; None if that cannot be said, which is an error where it is ``alone``.
+class Found(NamedTuple):
+    """What an algorithm takes, and the times of runs with noise."""
+
+    prediction: Prediction
+    sample: list[float]
+
+
+def _predicted(question: Question, *, alone: bool) -> dict[str, Found]:
+    """Return what algorithms take; what cannot be said is left out, and is an error where it was asked for ``alone``.
 
     Raises
     ------
     click.UsageError
         If it cannot be said of an algorithm that is asked for by its name.
     """
-    try:
-        return question.pricing(name).predict(question.nbytes)
-    except ValueError as error:
-        if alone:
-            raise click.UsageError(str(error)) from None
-        click.echo(f"Left out: {error}", err=True)
-        return None
+    found = {}
+    with progress("pricing", len(question.names), "algorithms") as advance:
+        for name in question.names:
+            try:
+                pricing = question.pricing(name)
+                found[name] = Found(pricing.predict(question.nbytes), question.sample(pricing))
+            except ValueError as error:
+                if alone:
+                    raise click.UsageError(str(error)) from None
+                click.echo(f"Left out: {error}", err=True)
+            advance()
+    return found
 
 
 def _question(
@@ -229,6 +218,13 @@ def _question(
     node_alpha: float,
     node_bandwidth: float,
     slow: tuple[tuple[int, float], ...],
+    overhead: float,
+    node_overhead: float,
+    network: tuple[Groups, ...] | Torus | None,
+    hop: float,
+    jitter: float,
+    stragglers: Noise | None,
+    seed: int,
 ) -> Question:
     """Return what is asked.
 
@@ -244,10 +240,34 @@ def _question(
         if node >= count:
             raise click.UsageError(f"--slow-node must be from 0 to {count - 1}, not {node}")
         links[node] = 1 / rate
-    cluster = Cluster(alpha, 1 / bandwidth, 1 / gamma, links=tuple(links) if slow else ())
+    cluster = Cluster(alpha, 1 / bandwidth, 1 / gamma, links=tuple(links) if slow else (), overhead=overhead)
     if nodes is not None:
-        cluster = replace(cluster, node_alpha=node_alpha, node_beta=1 / node_bandwidth)
-    return Question(_serving(algorithm, collective), Collective(collective), nbytes, layout, cluster)
+        cluster = replace(cluster, node_alpha=node_alpha, node_beta=1 / node_bandwidth, node_overhead=node_overhead)
+    if network is not None:
+        cluster = replace(cluster, network=_network(network, hop, layout))
+    noise = replace(stragglers or Noise(), jitter=jitter)
+    if noise.stragglers > layout.size:
+        raise click.UsageError(f"--stragglers: there are {layout.size:,} ranks, not {noise.stragglers:,}")
+    return Question(_serving(algorithm, collective), Collective(collective), nbytes, layout, cluster, noise, seed)
+
+
+def _network(network: tuple[Groups, ...] | Torus, hop: float, layout: Layout) -> tuple[Groups, ...] | Torus:
+    """Return the network with its latencies.
+
+    Raises
+    ------
+    click.UsageError
+        If it does not fit the nodes.
+    """
+    if len(layout.nodes) == 1:
+        raise click.UsageError("--network is between nodes, and there is one")
+    try:
+        levels_of(network, node_numbers(layout), np.ones(len(layout.nodes)))
+    except ValueError as error:
+        raise click.UsageError(f"--network: {error}") from None
+    if isinstance(network, Torus):
+        return replace(network, alpha=hop)
+    return tuple(replace(groups, alpha=hop) for groups in network)
 
 
 def _layout(ranks: int | None, nodes: str | None) -> Layout:
@@ -272,22 +292,48 @@ def _serving(algorithm: str, collective: str) -> tuple[str, ...]:
     return serving if algorithm == ALL else (algorithm,)
 
 
-def _table(question: Question, found: dict[str, Prediction]) -> Table:
+def _tables(question: Question, found: dict[str, Found]) -> Iterator[Table]:
+    """Yield what is told, the fastest first."""
+    rows = sorted(found.items(), key=lambda entry: entry[1].prediction.seconds)
     title = f"{question.collective.value} of {_size(question.nbytes)}, {question.where}"
-    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, show_edge=False, padding=(0, 1, 0, 0))
-    table.add_column("algorithm", no_wrap=True)
-    for column in ("time", "rounds", "busiest\nlink", "latency", "band-\nwidth", "reduc-\ntion"):
-        table.add_column(column, justify="right", no_wrap=True)
-    for name, prediction in sorted(found.items(), key=lambda entry: entry[1].seconds):
+    table = _empty(title, "time", "rounds", "busiest\nlink", "latency", "band-\nwidth", "reduc-\ntion")
+    for name, (prediction, _) in rows:
         parts = (prediction.latency, prediction.bandwidth, prediction.reduction)
         shares = [f"{100 * part / prediction.seconds if prediction.seconds else 0:.1f}%" for part in parts]
         table.add_row(name, _time(prediction.seconds), f"{prediction.rounds:,}", _size(prediction.busiest), *shares)
+    yield table
+    if len(question.layout.nodes) > 1 and (question.cluster.network or question.cluster.node_alpha is not None):
+        table = _empty("bytes that cross, in all", *_levels(question.cluster.network))
+        for name, (prediction, _) in rows:
+            table.add_row(name, *map(_size, prediction.crossing))
+        yield table
+    if question.noise.jitter or question.noise.stragglers:
+        table = _empty(f"{RUNS} runs with chance, from seed {question.seed}", "median", "longest", "of the\nquiet time")
+        for name, (prediction, sample) in rows:
+            typical = statistics.median(sample)
+            ratio = typical / prediction.seconds if prediction.seconds else 1.0
+            table.add_row(name, _time(typical), _time(max(sample)), f"{ratio:.3g}")
+        yield table
+
+
+def _empty(title: str, *columns: str) -> Table:
+    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, show_edge=False, padding=(0, 1, 0, 0))
+    table.add_column("algorithm", no_wrap=True)
+    for column in columns:
+        table.add_column(column, justify="right", no_wrap=True)
     return table
 
 
+def _levels(network: tuple[Groups, ...] | Torus) -> list[str]:
+    """Return the names of the levels that bytes can cross."""
+    if isinstance(network, Torus):
+        return ["between\nnodes", "in hops of\nthe torus"]
+    return ["between\nnodes", *(f"groups of\n{groups.nodes:,}" for groups in network)]
+
+
 def _time(seconds: float) -> str:
-    unit = next((unit for unit, length in _TIMES.items() if seconds >= length), "ns")
-    return f"{seconds / _TIMES[unit]:,.4g} {unit}" if seconds < 10_000 else f"{seconds:,.0f} s"
+    unit = next((unit for unit, length in TIMES.items() if seconds >= length), "ns")
+    return f"{seconds / TIMES[unit]:,.4g} {unit}" if seconds < 10_000 else f"{seconds:,.0f} s"
 
 
 def _size(nbytes: float) -> str:
@@ -295,45 +341,41 @@ def _size(nbytes: float) -> str:
     return f"{nbytes / 2 ** (10 * power):,.4g} {('B', 'KiB', 'MiB', 'GiB', 'TiB')[power]}"
 
 
-def _record(question: Question, found: dict[str, Prediction]) -> dict[str, Any]:
+def _draw(figure: Any, question: Question) -> None:
+    """Draw time against size and against ranks, for all algorithms that can be priced."""
+    sizes = [64 * 4**power for power in range(13)]
+    fewer = [smaller for smaller in question.smaller() if smaller.layout.size > 1]
+    names = [*dict.fromkeys((*algorithms(question.collective), *question.names))]
+    by_size, by_ranks = {}, {}
+    with progress("drawing", len(names), "algorithms") as advance:
+        for name in names:
+            with suppress(ValueError):  # too many messages, as was told of those in the table
+                pricing = question.pricing(name)
+                by_size[name] = [pricing.seconds(size) for size in sizes]
+                by_ranks[name] = [smaller.pricing(name).seconds(question.nbytes) for smaller in fewer]
+            advance()
+    left, right = figure.subplots(1, 2)
+    price_plot.draw(left, "size", {size: _size(size) for size in sizes}, by_size, question.where)
+    ranks = [smaller.layout.size for smaller in fewer]
+    price_plot.draw(right, "ranks", {count: f"{count:,}" for count in ranks}, by_ranks, _size(question.nbytes))
+    figure.suptitle(question.collective.value)
+    handles = {
+        label: line for axes in (left, right) for line, label in zip(*axes.get_legend_handles_labels(), strict=True)
+    }
+    figure.legend(handles.values(), handles.keys(), loc="outside right upper", fontsize="small")
+
+
+def _record(question: Question, found: dict[str, Found]) -> dict[str, Any]:
+    chance = {"noise": asdict(question.noise), "seed": question.seed}
     return {
         "collective": question.collective.value,
         "size": question.nbytes,
         "ranks": question.layout.size,
         "layout": str(question.layout),
         "cluster": asdict(question.cluster),
-        "rows": [{"algorithm": name, **asdict(prediction)} for name, prediction in found.items()],
+        **(chance if question.noise != Noise() else {}),
+        "rows": [
+            {"algorithm": name, **asdict(prediction), **({"runs": sample} if sample else {})}
+            for name, (prediction, sample) in found.items()
+        ],
     }
-
-
-def _figure() -> Any:
-    """Return an empty figure.
-
-    Raises
-    ------
-    click.ClickException
-        If matplotlib is not installed.
-    """
-    try:
-        from matplotlib.figure import Figure  # noqa: PLC0415 - an extra that need not be installed
-    except ImportError:
-        raise click.ClickException('--plot needs matplotlib: pip install "mpiagg[plot]"') from None
-    return Figure(figsize=(11, 4.5), layout="constrained")
-
-
-def _draw(figure: Any, question: Question) -> None:
-    """Draw time against size and against ranks, for all algorithms that serve, and those that are asked for."""
-    by_size, by_ranks = figure.subplots(1, 2)
-    sizes = [64 * 4**power for power in range(13)]
-    fewer = [smaller for smaller in question.smaller() if smaller.layout.size > 1]
-    names = dict.fromkeys((*algorithms(question.collective), *question.names))
-    for number, name in enumerate(names):
-        style = {"color": f"C{number % 10}", "marker": ".ox^v"[number // 10 % 5]}
-        pricing = question.pricing(name)
-        by_size.plot(sizes, [pricing.seconds(size) for size in sizes], label=name, **style)
-        times = [smaller.pricing(name).seconds(question.nbytes) for smaller in fewer]
-        by_ranks.plot([smaller.layout.size for smaller in fewer], times, **style)
-    by_size.set(xscale="log", yscale="log", xlabel="bytes", ylabel="predicted time (s)", title=question.where)
-    by_ranks.set(xscale="log", yscale="log", xlabel="ranks", ylabel="predicted time (s)", title=_size(question.nbytes))
-    figure.suptitle(question.collective.value)
-    figure.legend(*by_size.get_legend_handles_labels(), loc="outside right upper", fontsize="small")

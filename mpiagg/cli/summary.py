@@ -1,17 +1,14 @@
-"""What the demo tells on rank 0: a progress bar, tables, a loss curve, a file, and whether all is well."""
+"""What the demo tells on rank 0: tables, a loss curve, a file, and whether all is well."""
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from statistics import mean
 from typing import Final
 
 import click
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
 from mpiagg.benchmarks import machine
@@ -24,21 +21,6 @@ TOLERANCE: Final = 1e-8
 
 DIVERGED: Final = 2 * math.log(CLASSES)
 """A loss twice that of guessing is no learning any more."""
-
-
-@contextmanager
-def progress(epochs: int, *, shown: bool) -> Iterator[Callable[[], None]]:
-    """Show a bar of the epochs, on a terminal; give what advances it."""
-    console = job.console()
-    columns = (TextColumn("training"), BarColumn(), MofNCompleteColumn(), TextColumn("epochs"), TimeRemainingColumn())
-    # Without a thread of its own: the bar moves when an epoch ends.
-    with Progress(*columns, console=console, auto_refresh=False, disable=not (shown and console.is_terminal)) as bar:
-        task = bar.add_task("", total=epochs)
-
-        def advance() -> None:
-            bar.update(task, advance=1, refresh=True)
-
-        yield advance
 
 
 def report(result: Result, plot: Path, json_file: Path | None) -> int:

@@ -15,7 +15,7 @@ from rich import box
 from rich.table import Table as Printed
 
 from mpiagg.benchmarks.flags import SizeRange, parse_range
-from mpiagg.cli.simulate import parse_nodes
+from mpiagg.cli.quantities import parse_nodes
 from mpiagg.launch import job
 from mpiagg.schedules import Collective, Layout
 from mpiagg.tables import Case, Memory, Settings

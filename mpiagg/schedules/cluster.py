@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
 from mpiagg.schedules.layout import Layout
+from mpiagg.schedules.networks import Groups, Level, Torus, levels_of
 
 
 @dataclass(frozen=True)
@@ -22,12 +23,17 @@ class Cluster:
         Seconds for each byte on a link.
     gamma : float
         Seconds for each byte reduced.
+    overhead, node_overhead : float
+        Seconds in which a rank sends, or receives, a message and can do the same with no other: between nodes, and
+        within one.
     node_alpha, node_beta : float, optional
         What ``alpha`` and ``beta`` are for messages within a node; those two are then for messages between nodes, and
         all ranks of a node share its link. Without them every rank has a link of its own, wherever it is.
     links : tuple of float
         Where links differ: ``beta`` for each node, by its number in the layout. A message goes at the pace of the
         slower of its two ends.
+    network : tuple of Groups, or Torus
+        What lies between the nodes; without it they can all send at once. Without ``node_alpha`` a rank is a node.
 
     Raises
     ------
@@ -41,6 +47,9 @@ class Cluster:
     node_alpha: float | None = None
     node_beta: float | None = None
     links: tuple[float, ...] = ()
+    overhead: float = 0.3e-6
+    node_overhead: float = 0.1e-6
+    network: tuple[Groups, ...] | Torus = ()
 
     def __post_init__(self) -> None:
         """Refuse half of what a message within a node costs."""
@@ -49,26 +58,50 @@ class Cluster:
 
 
 @dataclass(frozen=True)
+class Noise:
+    """What makes messages and ranks late, by chance.
+
+    Attributes
+    ----------
+    jitter : float
+        Seconds that each message takes longer, on average; they are exponentially distributed.
+    stragglers : int
+        How many ranks, picked by chance, start late.
+    delay : float
+        By how many seconds these start late.
+    """
+
+    jitter: float = 0.0
+    stragglers: int = 0
+    delay: float = 0.0
+
+
+@dataclass(frozen=True)
 class Links:
-    """The links of the ranks of a layout.
+    """The links of the ranks of a layout, and what they cost.
 
     Attributes
     ----------
     of : numpy.ndarray of int64
         For each rank the number of its link; ranks that share one are on one node.
-    alpha : float
-        Seconds for a message between links.
+    alpha, overhead : float
+        Seconds for a message between links, and those of it that occupy its ends.
     beta : numpy.ndarray of float64
         Seconds for each byte on each link.
-    node_alpha, node_beta : float
+    node_alpha, node_beta, node_overhead : float
         The same for messages between ranks that share a link, which do not pass it.
+    network : tuple
+        The levels between the links.
     """
 
     of: npt.NDArray[np.int64]
     alpha: float
     beta: npt.NDArray[np.float64]
+    overhead: float
     node_alpha: float = 0.0
     node_beta: float = 0.0
+    node_overhead: float = 0.0
+    network: tuple[Level, ...] = ()
 
     @classmethod
     def between(cls, layout: Layout, cluster: Cluster) -> Links:
@@ -77,23 +110,22 @@ class Links:
         Raises
         ------
         ValueError
-            If the cluster's links are of another number of nodes.
+            If the cluster's links, or its network, are of another number of nodes.
         """
         nodes = len(layout.nodes)
         if cluster.links and len(cluster.links) != nodes:
             raise ValueError(f"the cluster has links of {len(cluster.links)} nodes, but the ranks are on {nodes}")
-        node_of = node_numbers(layout)
+        node_of, ranks = node_numbers(layout), np.arange(layout.size)
         betas = np.array(cluster.links or [cluster.beta] * nodes, np.float64)
-        ranks = np.arange(layout.size)
         if cluster.node_alpha is None or cluster.node_beta is None:
-            return cls(ranks, cluster.alpha, betas[node_of])
+            betas = betas[node_of]
+            network = levels_of(cluster.network, ranks, betas)
+            return cls(ranks, cluster.alpha, betas, cluster.overhead, network=network)
         if nodes == 1:
-            return cls(ranks, cluster.node_alpha, np.full(layout.size, cluster.node_beta))
-        return cls(node_of, cluster.alpha, betas, cluster.node_alpha, cluster.node_beta)
-
-    def with_alpha(self, factor: float) -> Links:
-        """Return the links with latencies that are ``factor`` times as long."""
-        return replace(self, alpha=factor * self.alpha, node_alpha=factor * self.node_alpha)
+            betas = np.full(layout.size, cluster.node_beta)
+            return cls(ranks, cluster.node_alpha, betas, cluster.node_overhead)
+        within = cluster.node_alpha, cluster.node_beta, cluster.node_overhead
+        return cls(node_of, cluster.alpha, betas, cluster.overhead, *within, levels_of(cluster.network, node_of, betas))
 
 
 def node_numbers(layout: Layout) -> npt.NDArray[np.int64]:

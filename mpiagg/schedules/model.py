@@ -1,19 +1,23 @@
-"""The price of schedules under an alpha-beta-gamma model of links between ranks, or between and within nodes.
+"""The price of schedules under a LogGP-like model of links between ranks, or between and within nodes.
 
 A message of b bytes takes ``alpha + beta * b`` seconds from when both of its ends have come to it, and reducing b
-bytes takes ``gamma * b``. Messages that a rank sends (or receives) in one round share its link.
+bytes takes ``gamma * b``. Messages that a rank sends (or receives) in one round share its link. They also share the
+rank: it spends ``overhead`` on each, and is occupied by each beside the first that it sends, and the first that it
+receives. A link and a rank work at the same time, so a message takes ``alpha``, and the longer of the two.
 
 Where a cluster says what a message within a node costs, each node has one link to the others, in both
 directions at once, and each rank one within its node. Messages that leave (enter) a node share its link if a rank sends
 (receives) them in one round, and if they belong to rounds of the same numbers, at the ranks that send them and
 at the ranks that receive them; only rounds with messages are numbered. So ranks of a node that do the same at the
-same time share the link evenly, and those whose turns come one after another do not.
+same time share the link evenly, and those whose turns come one after another do not. What lies between the nodes is
+shared in the same way (``networks``).
 
 The price is that of the rank that is done last. It is computed for all ranks at once: ``posts`` runs the generators for
 many ranks, ``waves`` finds which messages pass together, and ``clocks`` prices them. The walk through the schedules, in
 ``finish_times``, is what that is held to.
 
-Source: Hockney, The communication challenge for MPP, Parallel Computing 20 (1994); Thakur et al. (2005) for gamma.
+Sources: Hockney, The communication challenge for MPP, Parallel Computing 20 (1994); Alexandrov, Ionescu, Schauser,
+Scheiman, LogGP, SPAA 1995; Thakur et al. (2005) for gamma.
 """
 
 from __future__ import annotations
@@ -21,20 +25,22 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import accumulate
-from typing import Final
+from typing import Final, NamedTuple
+
+import numpy as np
 
 from mpiagg.errors import ScheduleError
-from mpiagg.schedules.clocks import Clocks
-from mpiagg.schedules.cluster import Cluster, Links
+from mpiagg.schedules.clocks import Chance, Clocks
+from mpiagg.schedules.cluster import Cluster, Links, Noise
 from mpiagg.schedules.layout import Layout
 from mpiagg.schedules.posts import Irregular, Together, posts_of
 from mpiagg.schedules.steps import Collective, Round
 from mpiagg.schedules.table import algorithm
 from mpiagg.schedules.walk import Message, walk
 
-__all__ = ["Cluster", "Prediction", "Pricing", "finish_times", "price"]
+__all__ = ["Cluster", "Noise", "Prediction", "Pricing", "finish_times", "price"]
 
 
 @dataclass(frozen=True)
@@ -51,6 +57,9 @@ class Prediction:
         The most messages that follow one another.
     busiest : float
         The bytes that leave, or enter, by the busiest link: of a node to the others, where there are several.
+    crossing : tuple of float
+        The bytes that cross each level, all together: those that leave nodes, and those that take the links of each
+        level of the network; on a torus a byte counts once for each hop.
     """
 
     seconds: float
@@ -59,6 +68,7 @@ class Prediction:
     reduction: float
     rounds: int
     busiest: float
+    crossing: tuple[float, ...]
 
 
 def price(
@@ -88,10 +98,10 @@ class Pricing:
     ) -> None:
         entry, goal = algorithm(name), Collective(collective)
         entry.generator(goal)  # refuses what the algorithm does not serve
-        self._links, self._gamma = Links.between(layout, cluster), cluster.gamma
+        links, self._gamma = Links.between(layout, cluster), cluster.gamma
         for together in Together:  # as much as fits together
             with suppress(Irregular):
-                self._clocks = Clocks(posts_of(entry, goal, layout, root, together=together), self._links)
+                self._clocks = Clocks(posts_of(entry, goal, layout, root, together=together), links)
                 break
         else:
             raise ScheduleError(f"messages of {name!r} for {goal.value} do not pass; check() says which")
@@ -99,22 +109,36 @@ class Pricing:
 
     def seconds(self, nbytes: float) -> float:
         """Return the price for a vector of ``nbytes``."""
-        return self._price(nbytes, self._links, self._gamma)
+        return self._price(nbytes, self._gamma)
 
     def predict(self, nbytes: float) -> Prediction:
         """Return the price, and what it is made of."""
         seconds = self.seconds(nbytes)
         # The price is the longest way's sum of costs: as a cost grows a little, the price grows by its share.
-        slower = self._price(nbytes, self._links.with_alpha(1 + _LITTLE), self._gamma)
+        slower = self._price(nbytes, self._gamma, latency=1 + _LITTLE)
         latency = min(seconds, max(0.0, slower - seconds) / _LITTLE)
-        slower = self._price(nbytes, self._links, self._gamma * (1 + _LITTLE))
+        slower = self._price(nbytes, self._gamma * (1 + _LITTLE))
         reduction = min(seconds - latency, max(0.0, slower - seconds) / _LITTLE)
-        rounds = self._price(0, replace(self._links, alpha=1.0, node_alpha=1.0), 0)
-        busiest = self._clocks.busiest() * nbytes / self._pieces
-        return Prediction(seconds, latency, seconds - latency - reduction, reduction, round(rounds), busiest)
+        chunk = nbytes / self._pieces
+        return Prediction(
+            seconds,
+            latency,
+            seconds - latency - reduction,
+            reduction,
+            self._clocks.rounds(),
+            self._clocks.busiest() * chunk,
+            tuple(chunk * chunks for chunks in self._clocks.crossing()),
+        )
 
-    def _price(self, nbytes: float, links: Links, gamma: float) -> float:
-        return float(self._clocks.run(nbytes / self._pieces, links, gamma).max())
+    def sample(self, nbytes: float, noise: Noise, seeds: Sequence[int]) -> list[float]:
+        """Return what it takes with noise, once for each seed; the seconds are counted from when the first ranks start.
+
+        Of more than some hundred rounds that are repeated, the first are carried out, and the others take as long.
+        """
+        return [self._price(nbytes, self._gamma, chance=Chance(noise, seed)) for seed in seeds]
+
+    def _price(self, nbytes: float, gamma: float, *, latency: float = 1.0, chance: Chance | None = None) -> float:
+        return float(self._clocks.run(nbytes / self._pieces, gamma, latency=latency, chance=chance).max())
 
 
 _LITTLE: Final = 1e-5
@@ -142,8 +166,8 @@ def finish_times(
     for event in events:
         if isinstance(event, Message):
             both_there = max(clock[event.source], clock[event.target])
-            alpha, beta = next(cost)
-            done = both_there + alpha + beta * chunk_bytes
+            latency, pace, occupied = next(cost)
+            done = both_there + latency + max(pace * chunk_bytes, occupied)
             latest[event.source] = max(latest[event.source], done)
             latest[event.target] = max(latest[event.target], done)
         else:
@@ -152,10 +176,16 @@ def finish_times(
     return clock
 
 
-def _costs(
-    messages: Sequence[Message], programs: Sequence[Sequence[Round]], links: Links
-) -> Iterator[tuple[float, float]]:
-    """Yield for each message its latency, and its seconds for each byte of a chunk, with those that share its way."""
+class _Cost(NamedTuple):
+    """What a message costs: seconds, seconds for each byte of a chunk, and seconds in which its ends are occupied."""
+
+    latency: float
+    pace: float
+    occupied: float
+
+
+def _costs(messages: Sequence[Message], programs: Sequence[Sequence[Round]], links: Links) -> Iterator[_Cost]:
+    """Yield for each message what it costs, with those that share its way."""
     number = [[0, *accumulate(bool(a_round.messages) for a_round in program)] for program in programs]
     of, beta = links.of.tolist(), links.beta.tolist()
     load: Counter[tuple[object, ...]] = Counter()
@@ -169,10 +199,25 @@ def _costs(
         shared = [("out", ends[0], rounds), ("into", ends[1], rounds)] if across else []
         for way in (out, into, *shared):
             load[way] += sum(step.count for step in message.sent)
-        ways.append(([out, *shared[:1]], [into, *shared[1:]], ends))
-    for leaving, entering, ends in ways:
+        for way in (out, into):
+            load["messages", way] += 1
+        ways.append(([out, *shared[:1]], [into, *shared[1:]], ends, rounds))
+    counts = np.array([sum(step.count for step in message.sent) for message in messages], np.float64)
+    pairs = np.array([(message.source, message.target) for message in messages], np.int64).reshape(-1, 2).T
+    numbers = np.array([rounds for *_, rounds in ways], np.int64).reshape(-1, 2).T
+    network = [np.maximum(*level.paces(pairs, numbers, counts)) for level in links.network]
+    farther = [level.latency(pairs) for level in links.network]
+    for index, (leaving, entering, ends, _) in enumerate(ways):
         out_load, into_load = (max(load[way] for way in side) for side in (leaving, entering))
-        if ends[0] == ends[1]:
-            yield links.node_alpha, links.node_beta * max(out_load, into_load)
+        across = ends[0] != ends[1]
+        others = max(
+            sum(max(0, load["messages", (side, *way[1:])] - 1) for side in ("out", "into"))
+            for way in (leaving[0], entering[0])
+        )
+        if across:
+            pace = max(out_load * beta[ends[0]], into_load * beta[ends[1]], *(paces[index] for paces in network))
+            latency = links.alpha + sum(more[index] for more in farther)
+            yield _Cost(latency, pace, links.overhead * others)
         else:
-            yield links.alpha, max(out_load * beta[ends[0]], into_load * beta[ends[1]])
+            pace = links.node_beta * max(out_load, into_load)
+            yield _Cost(links.node_alpha, pace, links.node_overhead * others)

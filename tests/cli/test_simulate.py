@@ -7,8 +7,11 @@ import pytest
 from click.testing import CliRunner
 
 from mpiagg.cli import main
-from mpiagg.cli.simulate import parse_nodes, parse_rate, parse_time
+from mpiagg.cli.price_plot import alike
+from mpiagg.cli.quantities import parse_network, parse_nodes, parse_rate, parse_stragglers, parse_time
 from mpiagg.schedules import Cluster, Layout, algorithms, price
+from mpiagg.schedules.model import Noise, Pricing
+from mpiagg.schedules.networks import Groups, Torus
 
 
 def simulate(*arguments):
@@ -39,6 +42,13 @@ def test_rates(text, rate):
         *[(parse_nodes, text, "leaves nodes without ranks") for text in ("0x2", "4x0", "8,0")],
         *[(parse_nodes, text, "at most 65,536 ranks, not ") for text in ("60000x60000", "9999999999x1", "65536,1")],
         (parse_nodes, "4", "how many ranks are on the 4 nodes"),
+        *[
+            (parse_network, f"{text}", "is no network; write fat-tree:32:2,512:4")
+            for text in ("", "fat-tree", "fat-tree:", "fat-tree:4:", "fat-tree:4:x", "torus:4x", "torus:4,4", "ring:4")
+        ],
+        (parse_network, "dragonfly:4,8", "is no network"),
+        *[(parse_stragglers, text, "write 2:5ms") for text in ("", "2", "2:", ":5ms", "x:5ms", "-1:5ms")],
+        (parse_stragglers, "2:5", "is not a time"),
     ],
 )
 def test_what_is_not_written_so_is_refused(read, text, words):
@@ -59,6 +69,19 @@ def test_what_is_not_written_so_is_refused(read, text, words):
 )
 def test_layouts(text, ranks, sizes):
     assert parse_nodes(text, ranks) == Layout.of(sizes)
+
+
+@pytest.mark.parametrize(
+    ("text", "network"),
+    [
+        ("fat-tree:32", (Groups(32),)),
+        ("fat-tree:32:2,512:4.5", (Groups(32, 2.0), Groups(512, 4.5))),
+        ("dragonfly:64:2", (Groups(64, 2.0, paired=True),)),
+        ("torus:16x8x8", Torus((16, 8, 8))),
+    ],
+)
+def test_networks(text, network):
+    assert parse_network(text) == network
 
 
 def test_a_layout_is_read_as_it_is_told():
@@ -83,6 +106,11 @@ def test_a_layout_is_read_as_it_is_told():
         (["ring", "-n", 65537], "65537 is not in the range"),
         (["ring", "-n", 4, "--slow-node", "4:1GB/s"], "--slow-node must be from 0 to 3, not 4"),
         (["ring", "-n", 4, "--slow-node", "1GB/s"], "'1GB/s' is no slow node; write 3:1GB/s"),
+        (["ring", "-n", 8, "--network", "torus:3x2"], "--network: a torus of 3 x 2 has 6 nodes, but there are 8"),
+        (["ring", "-n", 8, "--network", "fat-tree:4,6"], "is not made of groups of 4 nodes"),
+        (["ring", "--nodes", "1x8", "--network", "fat-tree:4"], "--network is between nodes, and there is one"),
+        (["ring", "-n", 4, "--stragglers", "5:1ms"], "--stragglers: there are 4 ranks, not 5"),
+        (["ring", "-n", 4, "--jitter", "0.2"], "'0.2' is not a time"),
         (["ring", "-n", 1, "--plot", "x.png"], "--plot is for two ranks and more"),
         (["ring", "-n", 4, "--plot", "nowhere/x.png"], "folder 'nowhere' does not exist"),
     ],
@@ -102,17 +130,37 @@ def test_the_prices_are_the_models(tmp_path):
     done = simulate(
         "all", "--nodes", "4,4,2", "--bytes", "1M", "--alpha", "3us", "--bandwidth", "1GB/s", "--gamma", "10GB/s",
         *["--node-alpha", "0.5us", "--node-bandwidth", "20GB/s", "--slow-node", "2:100MB/s", "--json", path],
+        *["--overhead", "0.7us", "--node-overhead", "0.2us", "--network", "fat-tree:2:3", "--hop", "0.4us"],
     )  # fmt: skip
     assert done.exit_code == 0, done.output
     told = json.loads(path.read_text())
-    cluster = Cluster(3e-6, 1e-9, 1e-10, 0.5e-6, 5e-11, links=(1e-9, 1e-9, 1e-8))
+    network = (Groups(2, 3.0, 0.4e-6),)
+    cluster = Cluster(3e-6, 1e-9, 1e-10, 0.5e-6, 5e-11, (1e-9, 1e-9, 1e-8), 0.7e-6, 0.2e-6, network)
     assert (told["ranks"], told["layout"], told["size"]) == (10, "4 + 4 + 2", 2**20)
     assert told["cluster"]["links"] == pytest.approx(cluster.links)
+    assert "noise" not in told
     assert [row["algorithm"] for row in told["rows"]] == list(algorithms("allreduce"))
     for row in told["rows"]:
         expected = price(row["algorithm"], "allreduce", Layout.of([4, 4, 2]), 2**20, cluster)
         assert row["seconds"] == pytest.approx(expected)
         assert row["latency"] + row["bandwidth"] + row["reduction"] == pytest.approx(row["seconds"])
+        assert len(row["crossing"]) == 2
+        assert "runs" not in row
+
+
+def test_runs_with_chance_are_the_models(tmp_path):
+    path = tmp_path / "prices.json"
+    chance = ("--jitter", "2us", "--stragglers", "1:1ms", "--seed", 5)
+    done = simulate("ring", "-n", 6, "--network", "torus:3x2", *chance, "--json", path)
+    assert done.exit_code == 0, done.output
+    told = json.loads(path.read_text())
+    (row,) = told["rows"]
+    pricing = Pricing("ring", "allreduce", Layout.by_name(range(6)), Cluster(network=Torus((3, 2))))
+    noise = Noise(2e-6, 1, 1e-3)
+    assert row["runs"] == pytest.approx(pricing.sample(100 * 2**20, noise, range(5, 15)))
+    assert (told["noise"], told["seed"]) == ({"jitter": 2e-6, "stragglers": 1, "delay": 1e-3}, 5)
+    assert "10 runs with chance, from seed 5" in done.output
+    assert "in hops of" in done.output
 
 
 def test_the_table_is_sorted_and_fits():
@@ -123,8 +171,11 @@ def test_the_table_is_sorted_and_fits():
     assert max(map(len, lines)) <= 80
     assert "…" not in done.output  # which stands for what does not fit
     names = [line.split()[0] for line in lines if line.split()[:1] and line.split()[0] in algorithms()]
+    names, crossing = names[: len(names) // 2], names[len(names) // 2 :]
+    assert names == crossing
     assert sorted(names) == sorted(algorithms("allreduce"))
     assert names[:2] == ["halving_doubling", "hierarchical"]
+    assert "bytes that cross, in all" in done.output
     assert "30.22 ms" in next(line for line in lines if line.startswith("hierarchical"))
 
 
@@ -135,7 +186,13 @@ def test_65536_ranks():
     assert "131,070" in done.output
 
 
-@pytest.mark.parametrize("where", [("-n", 5), ("-n", 6, "--nodes", 1), ("--nodes", "2,1,2", "--slow-node", "1:1GB/s")])
+@pytest.mark.parametrize(
+    "where",
+    [
+        *[("-n", 5), ("-n", 6, "--nodes", 1), ("--nodes", "2,1,2", "--slow-node", "1:1GB/s")],
+        *[("-n", 12, "--network", "torus:6x2"), ("-n", 12, "--network", "fat-tree:2:2,6:3")],
+    ],
+)
 def test_a_plot(where, tmp_path):
     pytest.importorskip("matplotlib")
     path = tmp_path / "plot.png"
@@ -143,6 +200,19 @@ def test_a_plot(where, tmp_path):
     assert done.exit_code == 0, done.output
     assert f"Saved the plot to {path}" in done.output.replace("\n", "")
     assert path.read_bytes().startswith(b"\x89PNG")
+
+
+def test_curves_that_cannot_be_told_apart_are_one():
+    curves = {"a": [1, 2, 3], "b": [1, 2, 4], "c": [1.001, 2, 3], "d": [1, 2, 4.0]}
+    assert alike(curves) == [("a", "c"), ("b", "d")]
+
+
+def test_a_plot_without_what_has_too_many_messages(monkeypatch, tmp_path):
+    pytest.importorskip("matplotlib")
+    monkeypatch.setattr("mpiagg.schedules.posts.MOST_ENDS", 500)
+    done = simulate("all", "--collective", "alltoall", "-n", 64, "--plot", tmp_path / "plot.png")
+    assert done.exit_code == 0, done.output
+    assert "Left out: pairwise on 64 ranks" in done.output
 
 
 def test_a_plot_without_matplotlib_is_refused_at_once(monkeypatch, tmp_path):

@@ -29,15 +29,16 @@ from mpiagg.schedules import (
 )
 from mpiagg.schedules.clocks import Clocks
 from mpiagg.schedules.cluster import Links
-from mpiagg.schedules.model import Pricing, finish_times
+from mpiagg.schedules.model import Noise, Pricing, finish_times
+from mpiagg.schedules.networks import Groups, Torus
 from mpiagg.schedules.posts import Irregular, Together, posts_of
 from mpiagg.schedules.ranks import others
 
 SERVED = [(name, collective) for name, entry in TABLE.items() for collective in entry.schedules]
 CLUSTER = Cluster(alpha=3e-6, beta=1e-9, gamma=2e-10)
-ROUNDS = Cluster(alpha=1.0, beta=0.0, gamma=0.0)
-BYTES = Cluster(alpha=0.0, beta=1.0, gamma=0.0)
-REDUCED = Cluster(alpha=0.0, beta=0.0, gamma=1.0)
+ROUNDS = Cluster(alpha=1.0, beta=0.0, gamma=0.0, overhead=0)
+BYTES = Cluster(alpha=0.0, beta=1.0, gamma=0.0, overhead=0)
+REDUCED = Cluster(alpha=0.0, beta=0.0, gamma=1.0, overhead=0)
 SIZES = (1, 2, 3, 5, 8, 13, 16)
 
 
@@ -109,7 +110,14 @@ def clocks(name, collective, layout, cluster, chunk_bytes=1.0, *, root=0, togeth
     if together is Together.ROUNDS and (name in PIPELINES or Collective(collective).prefix):
         together = Together.RANKS
     posts = posts_of(algorithm(name), collective, layout, root, together=together)
-    return Clocks(posts, links).run(chunk_bytes, links, cluster.gamma)
+    try:
+        return Clocks(posts, links).run(chunk_bytes, cluster.gamma)
+    except Irregular:
+        if not cluster.network:
+            raise
+    # Messages of rounds with other numbers share the links of groups.
+    posts = posts_of(algorithm(name), collective, layout, root, together=Together.NOTHING)
+    return Clocks(posts, links).run(chunk_bytes, cluster.gamma)
 
 
 def walked(name, collective, layout, cluster, chunk_bytes=1.0, *, root=0):
@@ -117,6 +125,16 @@ def walked(name, collective, layout, cluster, chunk_bytes=1.0, *, root=0):
 
 
 COSTS = st.one_of(st.just(0.0), st.floats(0.01, 10))
+
+
+@st.composite
+def networks(draw):
+    """Return one or two levels of groups."""
+    nodes, found = 1, []
+    for _ in range(draw(st.integers(1, 2))):
+        nodes *= draw(st.integers(1, 3))
+        found.append(Groups(nodes, draw(st.floats(0.1, 8)), draw(COSTS)))
+    return tuple(found)
 
 
 @st.composite
@@ -135,7 +153,9 @@ def settings_of(draw, most=20):
     within = draw(st.one_of(st.just({}), st.fixed_dictionaries({"node_alpha": COSTS, "node_beta": COSTS})))
     nodes = len(layout.nodes)
     links = draw(st.one_of(st.just(()), st.tuples(*[st.floats(0.01, 10)] * nodes)))
-    return layout, Cluster(draw(COSTS), draw(COSTS), draw(COSTS), links=links, **within)
+    of_messages = {"overhead": draw(COSTS), "node_overhead": draw(COSTS)}
+    network = draw(st.one_of(st.just(()), networks()))
+    return layout, Cluster(draw(COSTS), draw(COSTS), draw(COSTS), links=links, network=network, **of_messages, **within)
 
 
 @pytest.mark.parametrize(("name", "collective"), SERVED)
@@ -431,6 +451,162 @@ def test_65536_ranks_on_8192_nodes():
     across = 2 * (nodes - 1) * (cluster.alpha + nbytes / nodes * cluster.beta)
     expected = in_node + across + (n - 1) / n * nbytes * cluster.gamma
     assert price("hierarchical", "allreduce", layout, nbytes, cluster) == pytest.approx(expected, rel=1e-8)
+
+
+# -- processors
+
+
+@pytest.mark.parametrize("n", [2, 5, 300])
+def test_a_rank_spends_its_time_on_each_of_several_messages(n):
+    cluster = Cluster(alpha=5.0, beta=0.0, gamma=0.0, overhead=0.5)
+    # Each of the two rounds has n-1 messages out and n-1 in.
+    assert price("direct", "allreduce", n, 100, cluster) == pytest.approx(2 * (5 + 2 * (n - 2) * 0.5))
+    assert price("ring", "allreduce", n, 100, cluster) == pytest.approx(2 * (n - 1) * 5)
+
+
+def test_a_link_and_a_rank_work_at_the_same_time():
+    programs = [[Round(send(1), send(2), send(3))], *([Round(receive(0))] for _ in range(3))]
+    for overhead, expected in ((0.5, 1 + 30), (20, 1 + 40)):
+        cluster = Cluster(alpha=1, beta=10, gamma=0, overhead=overhead)
+        assert max(finish_times(programs, 1, cluster)) == expected
+    within = Cluster(1, 10, 0, node_alpha=2, node_beta=0, overhead=50, node_overhead=7)
+    assert max(finish_times(programs, 1, within)) == 2 + 2 * 7
+    # Two messages leave the node, and one stays there.
+    assert max(finish_times(programs, 1, within, Layout.of([2, 2]))) == 1 + 50
+
+
+# -- networks
+
+SHIFTED = Cluster(alpha=1, beta=10, gamma=0, overhead=0)
+
+
+def shifted(nodes, by):
+    """Each node sends a chunk to the one so many after it."""
+    return [[Round(send((node + by) % nodes), receive((node - by) % nodes))] for node in range(nodes)]
+
+
+@pytest.mark.parametrize(("by", "expected"), [(1, 1 + 3 + 10), (2, 1 + 3 + 20), (4, 1 + 3 + 40)])
+def test_what_leaves_a_group_shares_its_links(by, expected):
+    """Four nodes of each switch have one link's bandwidth to the others."""
+    cluster = replace(SHIFTED, network=(Groups(4, 4.0, 3.0),))
+    assert max(finish_times(shifted(16, by), 1, cluster)) == expected
+    free = replace(SHIFTED, network=(Groups(4, 1.0, 3.0),))
+    assert max(finish_times(shifted(16, by), 1, free)) == 1 + 3 + 10
+
+
+def test_levels_add_their_latencies_and_the_slowest_counts():
+    cluster = replace(SHIFTED, network=(Groups(2, 1.0, 3.0), Groups(8, 4.0, 5.0)))
+    assert max(finish_times(shifted(16, 8), 1, cluster)) == 1 + 3 + 5 + 40
+    assert max(finish_times(shifted(16, 2), 1, cluster)) == 1 + 3 + 5 + 10
+    assert max(finish_times(shifted(4, 2), 1, cluster)) == 1 + 3 + 10
+
+
+def test_the_links_of_a_group_have_the_bandwidth_of_its_nodes_links():
+    """The second group's nodes have links of a tenth; so have its links to the other."""
+    cluster = replace(SHIFTED, links=(10, 10, 100, 100), network=(Groups(2),))
+    swapped = [[Round(send(rank ^ 2), receive(rank ^ 2))] for rank in range(4)]
+    assert finish_times(swapped, 1, cluster, Layout.of([1] * 4)) == [101] * 4
+    wider = replace(cluster, network=(Groups(2, 0.5),))
+    assert finish_times(swapped, 1, wider, Layout.of([1] * 4)) == [101] * 4
+
+
+def test_two_groups_of_a_dragonfly_have_links_of_their_own():
+    """To one group alone goes twice as much as the links allow, by way of others; to all it goes straight."""
+    cluster = replace(SHIFTED, network=(Groups(4, 1.0, paired=True),))
+    assert max(finish_times(shifted(20, 4), 1, cluster)) == 1 + 2 * 10
+    to_all = [
+        [Round(send((node + 4 * (node % 4 + 1)) % 20), receive((node - 4 * (node % 4 + 1)) % 20))] for node in range(20)
+    ]
+    assert max(finish_times(to_all, 1, cluster)) == 1 + 10
+    assert max(finish_times(shifted(8, 4), 1, cluster)) == 1 + 10  # two groups alone
+
+
+@pytest.mark.parametrize(
+    ("sides", "by", "hops", "load"),
+    [((8,), 1, 1, 1), ((8,), 3, 3, 3), ((8,), 4, 4, 2), ((4, 4), 4, 1, 1), ((4, 4), 8, 2, 1), ((4, 4), 1, 2, 1)],
+)
+def test_the_byte_hops_of_a_torus_share_its_links(sides, by, hops, load):
+    """To the fourth of a ring of eight half goes either way. In rows of 4, one node in four steps into the next row."""
+    cluster = replace(SHIFTED, network=Torus(sides, 2.0))
+    nodes = 8 if sides == (8,) else 16
+    assert max(finish_times(shifted(nodes, by), 1, cluster)) == pytest.approx(1 + 2 * (hops - 1) + 10 * load)
+
+
+@pytest.mark.parametrize("network", [Torus((3, 2)), Torus((2, 0, 3)), Torus(()), (Groups(2), Groups(3)), (Groups(0),)])
+def test_networks_that_cannot_be_are_refused(network):
+    with pytest.raises(ValueError, match=r"nodes, but there are 8|made of groups"):
+        price("ring", "allreduce", Layout.of([1] * 8), 1, replace(SHIFTED, network=network))
+
+
+@pytest.mark.parametrize("each", [1, 2])
+@pytest.mark.parametrize(("name", "collective"), SERVED)
+def test_all_ranks_at_once_are_the_walk_on_a_torus(name, collective, each):
+    """Where ranks start to meet all others at different times, the farthest of these are taken for the last."""
+    layout = Layout.of([each] * 12)
+    cluster = Cluster(1, 2, 0.5, node_alpha=0.3, node_beta=0.7, overhead=0.2, network=Torus((4, 3), 0.1))
+    expected = walked(name, collective, layout, cluster)
+    assert clocks(name, collective, layout, cluster, together=Together.NOTHING) == pytest.approx(expected)
+    assert max(clocks(name, collective, layout, cluster)) == pytest.approx(max(expected), rel=0.1)
+
+
+@pytest.mark.parametrize("name", algorithms("allreduce"))
+def test_what_crosses_each_level_is_what_messages_say(name):
+    layout = Layout.of([2] * 8)
+    for network in ((Groups(2), Groups(4)), Torus((4, 2))):
+        cluster = Cluster(node_alpha=1e-6, node_beta=1e-10, network=network)
+        links = Links.between(layout, cluster)
+        expected = np.zeros(1 + len(links.network))
+        for rank, program in enumerate(schedules(name, Collective.ALLREDUCE, layout)):
+            for step in (step for a_round in program for step in a_round if step.action is Action.SEND):
+                ends = np.array([[rank], [step.peer]])
+                expected += step.count * np.array(
+                    [rank // 2 != step.peer // 2, *(level.crossing(ends)[0] for level in links.network)]
+                )
+        pricing = Pricing(name, "allreduce", layout, cluster)
+        pieces = algorithm(name).pieces(Collective.ALLREDUCE, layout)
+        assert pricing.predict(1000).crossing == pytest.approx(tuple(1000 / pieces * expected)), network
+
+
+# -- chance
+
+
+def test_jitter_makes_messages_longer_and_equal_seeds_are_equal():
+    for name in algorithms("allreduce"):
+        pricing = Pricing(name, "allreduce", Layout.of([2] * 4), Cluster(node_alpha=1e-6, node_beta=1e-10))
+        quiet, noise = pricing.seconds(1000), Noise(jitter=1e-6)
+        found = pricing.sample(1000, noise, range(5))
+        assert quiet < min(found)
+        assert max(found) < 5 * quiet
+        assert len(set(found)) == 5
+        assert found == pricing.sample(1000, noise, range(5))
+        assert pricing.sample(1000, Noise(), [3]) == [quiet]
+
+
+def test_the_mean_of_jitter_is_what_it_says():
+    pricing = Pricing("tree", "broadcast", Layout.of([2]), Cluster())
+    found = np.mean(pricing.sample(1000, Noise(jitter=3e-6), range(2000)))
+    assert found - pricing.seconds(1000) == pytest.approx(3e-6, rel=0.1)
+    # Of n - 1 messages at once the slowest counts.
+    several = Pricing("direct", "allgather", Layout.of([16]), Cluster())
+    longest = np.mean(np.max(np.random.default_rng(0).exponential(size=(4000, 16 * 15)), axis=1))
+    found = np.mean(several.sample(1000, Noise(jitter=3e-6), range(500)))
+    assert found - several.seconds(1000) == pytest.approx(3e-6 * longest, rel=0.15)
+
+
+@pytest.mark.parametrize("name", ["ring", "halving_doubling", "parameter_server"])
+def test_a_straggler_delays_all(name):
+    pricing = Pricing(name, "allreduce", Layout.of([16]), Cluster())
+    quiet = pricing.seconds(1000)
+    found = pricing.sample(1000, Noise(stragglers=1, delay=1.0), range(8))
+    assert 1 < min(found) <= max(found) <= 1 + quiet
+    assert pricing.sample(1000, Noise(stragglers=16, delay=1.0), [0]) == [pytest.approx(1 + quiet)]
+
+
+def test_rounds_that_are_not_carried_out_take_as_long_as_others(monkeypatch):
+    pricing, noise = Pricing("ring", "allreduce", Layout.of([300]), Cluster()), Noise(jitter=1e-6)
+    short = np.mean(pricing.sample(1000, noise, range(4)))
+    monkeypatch.setattr("mpiagg.schedules.clocks.MOST_ROUNDS", 10**9)
+    assert short == pytest.approx(np.mean(pricing.sample(1000, noise, range(4))), rel=0.05)
 
 
 # -- what a price is made of
