@@ -7,8 +7,10 @@ either: it is 6 KB for TCP at 50 us and 1 Gbit/s, and 50 KB for 2 us and 25 GB/s
 What the model leaves out is put right here, in words:
 
 - ``direct``, ``one_shot``, ``parameter_server``, ``knomial`` and ``recursive_multiplying`` are no candidates where they
-  send messages. They start several at once, of the first three n-1, for which the model takes one latency; on four
-  nodes each of these messages was measured to cost about a third of one.
+  send messages. They start several at once, of the first three n-1. What each of these costs a processor differs
+  between networks and machines more than anything else here, so the table does without: it was measured to be half of
+  a latency where four ranks have two cores, all of one where eight have, and is a sixth or less where messages are
+  handed to an adapter.
 - Two lanes pay every latency twice, and hide half of the reduction behind the other lane's transfer. Within a node
   they hide nothing: the processor that reduces is the one that moves the bytes. A chain of ranks (``ring``, in a scan)
   is a pipeline of its lanes.
@@ -36,7 +38,9 @@ from mpiagg.schedules import Cluster, Collective, Layout, algorithms
 from mpiagg.schedules.model import Pricing
 from mpiagg.tables.rows import NATIVE, Choice, Memory, Row, Spread, Table
 
-CLUSTER: Final = Cluster(alpha=10e-6, beta=1 / 1.25e9, gamma=1 / 5e9, node_alpha=1e-6, node_beta=1 / 5e9)
+CLUSTER: Final = Cluster(
+    alpha=10e-6, beta=1 / 1.25e9, gamma=1 / 5e9, node_alpha=1e-6, node_beta=1 / 5e9, overhead=0, node_overhead=0
+)
 """The cluster of the default table. A sum of long vectors reads two numbers from memory for each that it writes."""
 
 GATE: Final = 0.5e-6
@@ -59,7 +63,7 @@ RANKS: Final = (2, 4, 8, 32, 128, 512)
 """The ends of the ranges of lengths and of ranks. The last range of either is open."""
 
 _CROWDING: Final = ("direct", "one_shot", "parameter_server", "knomial", "recursive_multiplying")
-"""Algorithms in which a rank has several messages at once: the model has their latencies pass at the same time."""
+"""Algorithms in which a rank has several messages at once."""
 
 
 _IN_TURN: Final = (("knomial", Collective.GATHER), ("knomial", Collective.SCATTER))
