@@ -133,6 +133,12 @@ mpiagg simulate all -n 512 --network torus:8x8x8 --jitter 1us --stragglers 1:1ms
 @click.option("--overhead", type=_TIME, default="0.3us", help="Of a rank for each message beside the first of a round.")
 @click.option("--node-overhead", type=_TIME, default="0.1us", help="The same for messages within a node.")
 @click.option(
+    "--eager",
+    type=Written("size", parse_size),
+    default="8K",
+    help="Shorter messages are sent without waiting for their receivers.",
+)
+@click.option(
     "--network",
     type=Written("network", parse_network),
     metavar="KIND:SIZES",
@@ -220,6 +226,7 @@ def _question(
     slow: tuple[tuple[int, float], ...],
     overhead: float,
     node_overhead: float,
+    eager: int,
     network: tuple[Groups, ...] | Torus | None,
     hop: float,
     jitter: float,
@@ -240,7 +247,9 @@ def _question(
         if node >= count:
             raise click.UsageError(f"--slow-node must be from 0 to {count - 1}, not {node}")
         links[node] = 1 / rate
-    cluster = Cluster(alpha, 1 / bandwidth, 1 / gamma, links=tuple(links) if slow else (), overhead=overhead)
+    cluster = Cluster(
+        alpha, 1 / bandwidth, 1 / gamma, links=tuple(links) if slow else (), overhead=overhead, eager=eager
+    )
     if nodes is not None:
         cluster = replace(cluster, node_alpha=node_alpha, node_beta=1 / node_bandwidth, node_overhead=node_overhead)
     if network is not None:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from mpiagg.schedules.cluster import Links, Noise
 from mpiagg.schedules.loads import Loads, Side
@@ -21,6 +22,33 @@ MOST_ROUNDS: Final = 512
 """How many repeated rounds are carried out with noise; the others advance as those of the later half of these do."""
 
 _LOOKS: Final = 16  # rounds between two looks at whether they go on alike
+
+
+class Costs(NamedTuple):
+    """What messages cost: latencies, their ends' overheads, and what links or ranks take; and which are waited for."""
+
+    latency: Any
+    overhead: Any
+    at_ends: Values
+    waits: npt.NDArray[np.bool_]
+
+
+class Ends(NamedTuple):
+    """When a message is done at one of its ends: so many seconds after this end, and after its peer, have come to it.
+
+    The later counts. The sender of a short message does not wait for its peer; a receiver who comes late finds it.
+    """
+
+    own: Values
+    peer: Values
+
+    @classmethod
+    def of(cls, costs: Costs, chance: Chance) -> tuple[Ends, Ends]:
+        """Return it for the senders and for the receivers of messages."""
+        passing = chance.longer(costs.latency + costs.at_ends)
+        sent = np.where(costs.waits, passing, costs.overhead + costs.at_ends)
+        found = np.where(costs.waits, passing, costs.overhead)
+        return cls(sent, np.where(costs.waits, passing, -np.inf)), cls(found, passing)
 
 
 class Chance:
@@ -71,7 +99,7 @@ class Clocks:
     """
 
     def __init__(self, posts: Posts, links: Links) -> None:
-        self._size, self._posts = len(links.of), posts
+        self._size, self._posts, self._eager = len(links.of), posts, links.eager
         waves = Waves(posts, self._size)
         self._loads = Loads(posts, waves, links)
         self._ends, self._times = posts.rank[waves.ends], posts.times[waves.ends[0]]
@@ -79,30 +107,42 @@ class Clocks:
         self._reduced: Values = np.bincount(waves.post, reduced, len(posts.rank)).astype(np.float64)
         turns = np.flatnonzero(posts.in_turn)  # where one message is reduced before the next one comes
         self._reduced[turns] = reduced[posts.start[turns + 1] - 1] if len(turns) else 0
-        self._at_target = reduced[waves.received]
+        self._at_target: Values = reduced[waves.received].astype(np.float64)
         self._sides: list[Side] = []
         self._steps = [self._step(wave) for wave in waves.waves]
         self._loads.refuse_overlaps()
 
     def run(
-        self, chunk_bytes: float, gamma: float = 0.0, *, latency: float = 1.0, chance: Chance | None = None
+        self,
+        chunk_bytes: float,
+        gamma: float = 0.0,
+        *,
+        latency: float = 1.0,
+        chance: Chance | None = None,
+        start: Values | None = None,
     ) -> Values:
-        """Return when each rank is done, in seconds after all have started, with chunks of ``chunk_bytes``.
+        """Return when each rank is done, in seconds, with chunks of ``chunk_bytes``.
 
-        Reducing a byte takes ``gamma``, and latencies are so many times as long as they are.
+        Reducing a byte takes ``gamma``, and latencies are so many times as long as they are. All ranks ``start`` at 0,
+        if nothing else is said, or by chance.
         """
-        loads = self._loads
-        costs = latency * loads.latency + np.maximum(chunk_bytes * loads.pace, latency * loads.occupied)
-        met = [
-            (latency * side.latency, np.maximum(chunk_bytes * side.pace, latency * side.occupied))
-            for side in self._sides
-        ]
-        return self._run(costs, met, gamma * chunk_bytes, chance or Chance())
+
+        def costs(of: Loads | Side) -> Costs:
+            waits = of.chunks * chunk_bytes >= self._eager
+            at_ends = np.maximum(chunk_bytes * of.pace, latency * of.occupied)
+            return Costs(latency * of.latency, latency * of.overhead, at_ends, waits)
+
+        met = [costs(side) for side in self._sides]
+        return self._run(costs(self._loads), met, gamma * chunk_bytes, chance or Chance(), start)
 
     def rounds(self) -> int:
         """Return the most messages that follow one another."""
-        met = [(1.0, np.zeros_like(side.pace)) for side in self._sides]
-        return int(np.rint(self._run(np.ones_like(self._loads.latency), met, 0, Chance()).max()))
+
+        def unit(of: Loads | Side) -> Costs:
+            return Costs(1.0, 0.0, np.zeros_like(of.pace), np.ones(of.chunks.shape, np.bool_))
+
+        clocks = self._run(unit(self._loads), [unit(side) for side in self._sides], 0, Chance())
+        return int(np.rint(clocks.max()))
 
     def busiest(self) -> float:
         """Return the most chunks that leave, or enter, by one link."""
@@ -125,42 +165,53 @@ class Clocks:
             extra = _repeat(ends, ranks)
         return wave, extra, ranks, ends
 
-    def _run(self, costs: Values, met: Sequence[tuple[float, Values]], reduction: float, chance: Chance) -> Values:
-        clock: Values
-        clock, latest = chance.starts(self._size), np.zeros(self._size)
+    def _run(
+        self, costs: Costs, met: Sequence[Costs], reduction: float, chance: Chance, start: Values | None = None
+    ) -> Values:
+        clock: Values = chance.starts(self._size) if start is None else start.copy()
+        latest = clock.copy()
         for wave, extra, ranks, ends in self._steps:
-            cost = costs[wave.messages]
             reduced = self._reduced[wave.posts] * reduction
             if wave.meets is not None:
                 passed = [_exchanged(self._sides[index], met[index], clock[ranks], chance) for index in extra]
                 clock[ranks] = np.maximum.reduce([clock[ranks], *passed]) + reduced
-            elif wave.repeats:
+                continue
+            these = Costs(*(np.broadcast_to(cost, costs.at_ends.shape)[wave.messages] for cost in costs))
+            if wave.repeats:
                 times = int(self._times[wave.messages[0]])
-                clock[ranks] = _repeated(clock[ranks], extra, cost, reduced, times=times, chance=chance)
+                clock[ranks] = _repeated(clock[ranks], extra, these, reduced, times=times, chance=chance)
+                continue
+            done: Sequence[Values]
+            if wave.in_turn:
+                done = _in_turn(clock, ends, Ends.of(these, chance), self._at_target[wave.messages] * reduction)
             else:
-                cost = chance.longer(cost)
-                if wave.in_turn:
-                    done = _in_turn(clock, ends, cost, reduction * self._at_target[wave.messages])
-                else:
-                    done = np.maximum(clock[ends[0]], clock[ends[1]]) + cost
-                np.maximum.at(latest, ends[0], done)
-                np.maximum.at(latest, ends[1], done)
-                clock[ranks] = np.maximum(clock[ranks], latest[ranks]) + reduced
+                done = [
+                    np.maximum(clock[own] + after.own, clock[peer] + after.peer)
+                    for own, peer, after in zip(ends, ends[::-1], Ends.of(these, chance), strict=True)
+                ]
+            for end, when in zip(ends, done, strict=True):
+                np.maximum.at(latest, end, when)
+            clock[ranks] = np.maximum(clock[ranks], latest[ranks]) + reduced
         return clock
 
 
-def _exchanged(side: Side, costs: tuple[float, Values], clock: Values, chance: Chance) -> Values:
+def _exchanged(side: Side, costs: Costs, clock: Values, chance: Chance) -> Values:
     """Return when the last message of each rank has passed that it sends to (receives from) all others.
 
     It lasts from when the later end has come, at the pace of the slower; both may be this rank or another.
     """
-    latency, at_ends = costs
-    own, theirs = np.where(side.there, at_ends, -np.inf)
+    own, theirs = np.where(side.there, costs.at_ends, -np.inf)
     come = np.where(side.there[1], clock, -np.inf)
     last, slowest, both = (
         _of_others(_most(values, side.cell), side.group)[side.cell] for values in (come, theirs, come + theirs)
     )
-    done = latency + np.maximum.reduce([clock + own, clock + slowest, last + own, both])
+    at_once = clock + np.maximum(own, slowest)
+    from_others = np.maximum(last + own, both)
+    done = costs.latency + np.maximum(at_once, from_others)
+    if side.sends:
+        done = np.where(costs.waits, done, costs.overhead + at_once)
+    else:
+        done = np.where(costs.waits, done, np.maximum(costs.latency + from_others, costs.overhead + clock))
     own_cell = np.bincount(side.cell)
     messages = np.bincount(side.group, own_cell)[side.group[side.cell]] - own_cell[side.cell]
     return np.where(side.there[0] & (last > -np.inf), chance.longer(done, messages), 0)
@@ -185,18 +236,27 @@ def _of_others(values: Values, group: Numbers) -> Values:
     return largest
 
 
-def _in_turn(clock: Values, ends: Numbers, costs: Values, reductions: Any) -> Values:
-    """Return when each of the messages has passed that one rank receives (or sends) one after the other."""
-    receives = ends[1, 0] == ends[1, 1]
-    reductions = reductions * receives
-    spent = np.cumsum(costs + reductions)
-    before = spent - costs - reductions
-    done: Values = spent - reductions + np.maximum.accumulate(np.maximum(*clock[ends]) - before)
-    return done
+def _in_turn(clock: Values, ends: Numbers, after: tuple[Ends, Ends], reductions: Values) -> list[Values]:
+    """Return when each of the messages is done, at its sender and at its receiver, of which one is the same for all.
+
+    That one sends or receives one after the other; what it receives is reduced before the next message.
+    """
+    receives = int(ends[1, 0] == ends[1, 1])
+    its, peers = after[receives], after[1 - receives]
+    reductions, come = reductions * receives, clock[ends[1 - receives]]
+    spent = np.cumsum(its.own + reductions)
+    start = clock[ends[receives, 0]]
+    gone_on = spent + np.maximum(start, np.maximum.accumulate(come + its.peer + reductions - spent))
+    theirs = np.maximum(come + peers.own, np.append(start, gone_on[:-1]) + peers.peer)
+    done = [theirs, gone_on - reductions]
+    return done if receives else done[::-1]
 
 
 def _repeat(ends: Numbers, ranks: Numbers) -> tuple[Numbers, Numbers, Numbers, Numbers]:
-    """Return a table with a column for each rank: who the peers are; and at which slots in it which messages are."""
+    """Return a table with a column for each rank: who the peers are; and at which slots in it which ends are.
+
+    The ends are those of the senders, and then those of the receivers.
+    """
     by_rank = np.argsort(ranks)
     own, peer = by_rank[np.searchsorted(ranks[by_rank], np.concatenate([ends, ends[::-1]], axis=1))]
     order = np.argsort(own, kind="stable")
@@ -204,26 +264,28 @@ def _repeat(ends: Numbers, ranks: Numbers) -> tuple[Numbers, Numbers, Numbers, N
     slot = np.arange(len(own)) - np.searchsorted(own, own)
     peers = np.tile(np.arange(len(ranks)), (slot.max() + 1, 1))
     peers[slot, own] = peer[order]
-    return peers, slot, own, order % ends.shape[1]
+    return peers, slot, own, order
 
 
 def _repeated(
-    clock: Values, table: tuple[Numbers, ...], costs: Values, reduced: Values, *, times: int, chance: Chance
+    clock: Values, table: tuple[Numbers, ...], costs: Costs, reduced: Values, *, times: int, chance: Chance
 ) -> Values:
     """Let messages pass again and again: each after those of the round before that its two ends had a part in.
 
     The clocks take maxima and add costs. So the advance of a clock is never above the largest of the round before,
     nor below the smallest; once all are equal they stay so, and what is left of the rounds is that many advances.
     """
-    peers, slot, own, messages = table
-    each = np.full(peers.shape, -np.inf)
-    each[slot, own] = costs[messages]
+    peers, slot, own, order = table
+    after_own, after_peer = np.full(peers.shape, -np.inf), np.full(peers.shape, -np.inf)
     halfway = clock
     for left in reversed(range(times)):
         done = times - left
-        if chance.jitter:
-            each[slot, own] = chance.longer(costs)[messages]
-        before, clock = clock, (np.maximum(clock, clock[peers]) + each).max(axis=0) + reduced
+        if chance.jitter or done == 1:
+            both = Ends.of(costs, chance)
+            after_own[slot, own] = np.concatenate([end.own for end in both])[order]
+            after_peer[slot, own] = np.concatenate([end.peer for end in both])[order]
+        before = clock
+        clock = np.maximum(clock + after_own, clock[peers] + after_peer).max(axis=0) + reduced
         if chance.jitter:
             halfway = clock if done == MOST_ROUNDS // 2 else halfway
             if done == MOST_ROUNDS:

@@ -32,6 +32,8 @@ class Cluster:
     links : tuple of float
         Where links differ: ``beta`` for each node, by its number in the layout. A message goes at the pace of the
         slower of its two ends.
+    eager : float
+        Messages of fewer bytes are sent whether or not their receivers have come: a sender does not wait for them.
     network : tuple of Groups, or Torus
         What lies between the nodes; without it they can all send at once. Without ``node_alpha`` a rank is a node.
 
@@ -49,6 +51,7 @@ class Cluster:
     links: tuple[float, ...] = ()
     overhead: float = 0.3e-6
     node_overhead: float = 0.1e-6
+    eager: float = 8192.0
     network: tuple[Groups, ...] | Torus = ()
 
     def __post_init__(self) -> None:
@@ -90,6 +93,8 @@ class Links:
         Seconds for each byte on each link.
     node_alpha, node_beta, node_overhead : float
         The same for messages between ranks that share a link, which do not pass it.
+    eager : float
+        As of the cluster.
     network : tuple
         The levels between the links.
     """
@@ -101,6 +106,7 @@ class Links:
     node_alpha: float = 0.0
     node_beta: float = 0.0
     node_overhead: float = 0.0
+    eager: float = 0.0
     network: tuple[Level, ...] = ()
 
     @classmethod
@@ -120,12 +126,13 @@ class Links:
         if cluster.node_alpha is None or cluster.node_beta is None:
             betas = betas[node_of]
             network = levels_of(cluster.network, ranks, betas)
-            return cls(ranks, cluster.alpha, betas, cluster.overhead, network=network)
+            return cls(ranks, cluster.alpha, betas, cluster.overhead, eager=cluster.eager, network=network)
         if nodes == 1:
             betas = np.full(layout.size, cluster.node_beta)
-            return cls(ranks, cluster.node_alpha, betas, cluster.node_overhead)
+            return cls(ranks, cluster.node_alpha, betas, cluster.node_overhead, eager=cluster.eager)
         within = cluster.node_alpha, cluster.node_beta, cluster.node_overhead
-        return cls(node_of, cluster.alpha, betas, cluster.overhead, *within, levels_of(cluster.network, node_of, betas))
+        network = levels_of(cluster.network, node_of, betas)
+        return cls(node_of, cluster.alpha, betas, cluster.overhead, *within, cluster.eager, network)
 
 
 def node_numbers(layout: Layout) -> npt.NDArray[np.int64]:

@@ -27,20 +27,29 @@ class Side(NamedTuple):
     cell, group : numpy.ndarray of int64
     latency : float
         Seconds.
+    sends : bool
+        Whether these are the messages that ranks send.
+    overhead : float
+        Seconds for each message at its ends.
     there : numpy.ndarray of bool
         Where there are messages.
     pace : numpy.ndarray
         Seconds for each byte of a chunk.
     occupied : numpy.ndarray
         Seconds in which the rank is occupied by its other messages.
+    chunks : numpy.ndarray
+        How many there are in each message of a rank.
     """
 
     cell: Numbers
     group: Numbers
     latency: float
+    sends: bool
+    overhead: float
     there: npt.NDArray[np.bool_]
     pace: Values
     occupied: Values
+    chunks: Values
 
 
 class Loads:
@@ -48,8 +57,9 @@ class Loads:
 
     Attributes
     ----------
-    latency, pace, occupied : numpy.ndarray
-        Of each message: seconds; seconds for each byte of a chunk; seconds in which other messages occupy its ends.
+    chunks, latency, overhead, pace, occupied : numpy.ndarray
+        Of each message: how many chunks it has; seconds, and those of them that occupy each of its ends; seconds for
+        each byte of a chunk; seconds in which other messages occupy its ends.
     carried : numpy.ndarray
         The chunks that leave by each link, and those that enter.
     crossing : numpy.ndarray
@@ -63,7 +73,8 @@ class Loads:
         # Where each rank has a link of its own, what shares it is in one round of that rank.
         self._contended = self._levels[int(links.of.max()) + 1 == len(links.of) :]
         self._ends = posts.rank[waves.ends]
-        counts, times = posts.chunks[waves.sent].astype(np.float64), posts.times[waves.ends[0]]
+        counts = self.chunks = posts.chunks[waves.sent].astype(np.float64)
+        times = posts.times[waves.ends[0]]
         turns = posts.in_turn[waves.post] * (np.arange(len(waves.post)) - posts.start[waves.post])
         numbers = (posts.number[waves.post] + turns)[np.stack([waves.sent, waves.received])]
         passes = [level.crossing(self._ends) for level in self._levels]
@@ -78,6 +89,7 @@ class Loads:
             self._use(level, self._ends, np.stack([*numbers, times, times]), crosses)
         self.latency = np.where(self._across, links.alpha, links.node_alpha)
         self.latency = self.latency + sum(level.latency(self._ends) for level in links.network)
+        self.overhead = np.where(self._across, links.overhead, links.node_overhead)
         self.pace = self._paces(numbers, counts)
         self.occupied = self._occupied(waves)
 
@@ -95,8 +107,7 @@ class Loads:
         kinds = 2 * waves.ends + self._across
         several = [np.maximum(0, np.bincount(kind, minlength=2 * len(self._posts.rank)) - 1) for kind in kinds]
         others = np.where(np.repeat(self._posts.in_turn, 2), 0, np.sum(several, axis=0))
-        overhead = np.where(self._across, self._links.overhead, self._links.node_overhead)
-        found: Values = overhead * np.maximum(*others[kinds])
+        found: Values = self.overhead * np.maximum(*others[kinds])
         return found
 
     def with_all(self, here: Numbers) -> tuple[list[Side], Values]:
@@ -125,19 +136,22 @@ class Loads:
 
     def _sides(self, ranks: Numbers, parts: list[Numbers], chunks: Values, messages: Values) -> Iterator[Side]:
         links, across = self._links, messages[-1] - messages[1]
-        pace, latency = links.node_beta * chunks[1], links.node_alpha
-        occupied = links.node_overhead * np.maximum(0, messages[1] - 1).sum(axis=0)
+        pace, latency, overhead = links.node_beta * chunks[1], links.node_alpha, links.node_overhead
+        others = np.maximum(0, messages[1] - 1).sum(axis=0)
+        each = (chunks[-1] / np.maximum(1, messages[-1])).max(axis=0)
         for depth, (cells, groups) in enumerate(pairwise(parts)):
             if depth:
                 level = self._levels[depth - 1]
                 paces = [level.paces_with_all(ranks, parts[-1], leaving) for leaving in chunks[-1] - chunks[depth]]
                 pace = np.stack(paces) if depth == 1 else np.maximum(pace, paces)
                 latency = (links.alpha if depth == 1 else latency) + level.latency_with_all(ranks)
-                occupied = links.overhead * np.maximum(0, across - 1).sum(axis=0)
+                overhead, others = links.overhead, np.maximum(0, across - 1).sum(axis=0)
             there = chunks[depth + 1] > chunks[depth]
             if np.any(there):
                 group = groups[np.unique(cells, return_index=True)[1]]
-                yield from (Side(cells, group, latency, there[way], pace[way], occupied) for way in ([0, 1], [1, 0]))
+                for sends, way in ((True, [0, 1]), (False, [1, 0])):
+                    costs = latency, sends, overhead, there[way], pace[way], overhead * others, each
+                    yield Side(cells, group, *costs)
 
     def _use(self, level: Level, ends: Numbers, rounds: Numbers, crosses: npt.NDArray[np.bool_]) -> None:
         """Note the rounds in which messages use the links of a level: their numbers, how many, and their kind."""

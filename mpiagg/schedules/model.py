@@ -3,7 +3,8 @@
 A message of b bytes takes ``alpha + beta * b`` seconds from when both of its ends have come to it, and reducing b
 bytes takes ``gamma * b``. Messages that a rank sends (or receives) in one round share its link. They also share the
 rank: it spends ``overhead`` on each, and is occupied by each beside the first that it sends, and the first that it
-receives. A link and a rank work at the same time, so a message takes ``alpha``, and the longer of the two.
+receives. A link and a rank work at the same time, so a message takes ``alpha``, and the longer of the two. Of messages
+of fewer bytes than ``eager`` the sender does not wait for the receiver, and spends ``overhead`` in place of ``alpha``.
 
 Where a cluster says what a message within a node costs, each node has one link to the others, in both
 directions at once, and each rank one within its node. Messages that leave (enter) a node share its link if a rank sends
@@ -35,6 +36,7 @@ from mpiagg.errors import ScheduleError
 from mpiagg.schedules.clocks import Chance, Clocks
 from mpiagg.schedules.cluster import Cluster, Links, Noise
 from mpiagg.schedules.layout import Layout
+from mpiagg.schedules.networks import Values
 from mpiagg.schedules.posts import Irregular, Together, posts_of
 from mpiagg.schedules.steps import Collective, Round
 from mpiagg.schedules.table import algorithm
@@ -137,6 +139,15 @@ class Pricing:
         """
         return [self._price(nbytes, self._gamma, chance=Chance(noise, seed)) for seed in seeds]
 
+    def in_a_row(self, nbytes: float, calls: int = 32) -> float:
+        """Return what a call takes among many that follow one another, of which ranks that are done begin the next."""
+        clocks: Values | None = None
+        times = []
+        for _ in range(calls):
+            clocks = self._clocks.run(nbytes / self._pieces, self._gamma, start=clocks)
+            times.append(float(clocks.max()))
+        return (times[-1] - times[calls // 2 - 1]) / (calls - calls // 2)
+
     def _price(self, nbytes: float, gamma: float, *, latency: float = 1.0, chance: Chance | None = None) -> float:
         return float(self._clocks.run(nbytes / self._pieces, gamma, latency=latency, chance=chance).max())
 
@@ -160,16 +171,21 @@ def finish_times(
     """
     links = Links.between(layout or Layout.of_ranks(len(programs)), cluster)
     events = list(walk(programs))
-    cost = _costs([event for event in events if isinstance(event, Message)], programs, links)
+    costs = _costs([event for event in events if isinstance(event, Message)], programs, links)
     clock = [0.0] * len(programs)
     latest = [0.0] * len(programs)
     for event in events:
         if isinstance(event, Message):
-            both_there = max(clock[event.source], clock[event.target])
-            latency, pace, occupied = next(cost)
-            done = both_there + latency + max(pace * chunk_bytes, occupied)
-            latest[event.source] = max(latest[event.source], done)
-            latest[event.target] = max(latest[event.target], done)
+            cost = next(costs)
+            sender, receiver = clock[event.source], clock[event.target]
+            at_ends = max(cost.pace * chunk_bytes, cost.occupied)
+            if sum(step.count for step in event.sent) * chunk_bytes < cluster.eager:
+                sent = sender + cost.overhead + at_ends
+                received = max(sender + cost.latency + at_ends, receiver + cost.overhead)
+            else:
+                sent = received = max(sender, receiver) + cost.latency + at_ends
+            latest[event.source] = max(latest[event.source], sent)
+            latest[event.target] = max(latest[event.target], received)
         else:
             reduced = sum(step.count for step in event.steps if step.action.reduces)
             clock[event.rank] = max(clock[event.rank], latest[event.rank]) + cluster.gamma * reduced * chunk_bytes
@@ -177,9 +193,14 @@ def finish_times(
 
 
 class _Cost(NamedTuple):
-    """What a message costs: seconds, seconds for each byte of a chunk, and seconds in which its ends are occupied."""
+    """What a message costs.
+
+    Seconds, and those of them at each of its ends; seconds for each byte of a chunk; and seconds in which other
+    messages occupy its ends.
+    """
 
     latency: float
+    overhead: float
     pace: float
     occupied: float
 
@@ -217,7 +238,7 @@ def _costs(messages: Sequence[Message], programs: Sequence[Sequence[Round]], lin
         if across:
             pace = max(out_load * beta[ends[0]], into_load * beta[ends[1]], *(paces[index] for paces in network))
             latency = links.alpha + sum(more[index] for more in farther)
-            yield _Cost(latency, pace, links.overhead * others)
+            yield _Cost(latency, links.overhead, pace, links.overhead * others)
         else:
             pace = links.node_beta * max(out_load, into_load)
-            yield _Cost(links.node_alpha, pace, links.node_overhead * others)
+            yield _Cost(links.node_alpha, links.node_overhead, pace, links.node_overhead * others)

@@ -39,7 +39,14 @@ from mpiagg.schedules.model import Pricing
 from mpiagg.tables.rows import NATIVE, Choice, Memory, Row, Spread, Table
 
 CLUSTER: Final = Cluster(
-    alpha=10e-6, beta=1 / 1.25e9, gamma=1 / 5e9, node_alpha=1e-6, node_beta=1 / 5e9, overhead=0, node_overhead=0
+    alpha=10e-6,
+    beta=1 / 1.25e9,
+    gamma=1 / 5e9,
+    node_alpha=1e-6,
+    node_beta=1 / 5e9,
+    overhead=0,
+    node_overhead=0,
+    eager=0,
 )
 """The cluster of the default table. A sum of long vectors reads two numbers from memory for each that it writes."""
 

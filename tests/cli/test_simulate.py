@@ -130,12 +130,13 @@ def test_the_prices_are_the_models(tmp_path):
     done = simulate(
         "all", "--nodes", "4,4,2", "--bytes", "1M", "--alpha", "3us", "--bandwidth", "1GB/s", "--gamma", "10GB/s",
         *["--node-alpha", "0.5us", "--node-bandwidth", "20GB/s", "--slow-node", "2:100MB/s", "--json", path],
-        *["--overhead", "0.7us", "--node-overhead", "0.2us", "--network", "fat-tree:2:3", "--hop", "0.4us"],
+        *["--overhead", "0.7us", "--node-overhead", "0.2us", "--network", "fat-tree:2:3"],
+        *["--hop", "0.4us", "--eager", "4K"],
     )  # fmt: skip
     assert done.exit_code == 0, done.output
     told = json.loads(path.read_text())
     network = (Groups(2, 3.0, 0.4e-6),)
-    cluster = Cluster(3e-6, 1e-9, 1e-10, 0.5e-6, 5e-11, (1e-9, 1e-9, 1e-8), 0.7e-6, 0.2e-6, network)
+    cluster = Cluster(3e-6, 1e-9, 1e-10, 0.5e-6, 5e-11, (1e-9, 1e-9, 1e-8), 0.7e-6, 0.2e-6, 4096, network)
     assert (told["ranks"], told["layout"], told["size"]) == (10, "4 + 4 + 2", 2**20)
     assert told["cluster"]["links"] == pytest.approx(cluster.links)
     assert "noise" not in told

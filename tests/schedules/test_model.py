@@ -35,10 +35,10 @@ from mpiagg.schedules.posts import Irregular, Together, posts_of
 from mpiagg.schedules.ranks import others
 
 SERVED = [(name, collective) for name, entry in TABLE.items() for collective in entry.schedules]
-CLUSTER = Cluster(alpha=3e-6, beta=1e-9, gamma=2e-10)
-ROUNDS = Cluster(alpha=1.0, beta=0.0, gamma=0.0, overhead=0)
-BYTES = Cluster(alpha=0.0, beta=1.0, gamma=0.0, overhead=0)
-REDUCED = Cluster(alpha=0.0, beta=0.0, gamma=1.0, overhead=0)
+CLUSTER = Cluster(alpha=3e-6, beta=1e-9, gamma=2e-10, eager=0)
+ROUNDS = Cluster(alpha=1.0, beta=0.0, gamma=0.0, overhead=0, eager=0)
+BYTES = Cluster(alpha=0.0, beta=1.0, gamma=0.0, overhead=0, eager=0)
+REDUCED = Cluster(alpha=0.0, beta=0.0, gamma=1.0, overhead=0, eager=0)
 SIZES = (1, 2, 3, 5, 8, 13, 16)
 
 
@@ -153,7 +153,11 @@ def settings_of(draw, most=20):
     within = draw(st.one_of(st.just({}), st.fixed_dictionaries({"node_alpha": COSTS, "node_beta": COSTS})))
     nodes = len(layout.nodes)
     links = draw(st.one_of(st.just(()), st.tuples(*[st.floats(0.01, 10)] * nodes)))
-    of_messages = {"overhead": draw(COSTS), "node_overhead": draw(COSTS)}
+    of_messages = {
+        "overhead": draw(COSTS),
+        "node_overhead": draw(COSTS),
+        "eager": draw(st.sampled_from([0, 5, 50, 1e9])),
+    }
     network = draw(st.one_of(st.just(()), networks()))
     return layout, Cluster(draw(COSTS), draw(COSTS), draw(COSTS), links=links, network=network, **of_messages, **within)
 
@@ -376,7 +380,7 @@ def test_runs_for_many_ranks_are_the_schedules_of_each(name, collective):
 
 
 def test_ranks_of_a_node_share_its_link_if_they_do_the_same_at_the_same_time():
-    cluster, layout = Cluster(alpha=1, beta=10, gamma=0, node_alpha=0.1, node_beta=1), Layout.of([2, 2])
+    cluster, layout = Cluster(alpha=1, beta=10, gamma=0, node_alpha=0.1, node_beta=1, eager=0), Layout.of([2, 2])
     together = [[Round(send(2))], [Round(send(3))], [Round(receive(0))], [Round(receive(1))]]
     assert finish_times(together, 1, cluster, layout) == [21, 21, 21, 21]
     in_turn = [[Round(send(2))], [Round(send(2))], [Round(receive(0)), Round(receive(1))], []]
@@ -395,7 +399,7 @@ def test_nodes_of_one_rank_are_ranks_with_links_of_their_own(name, collective):
 @pytest.mark.parametrize("n", [2, 5, 300])
 def test_a_ring_goes_at_the_pace_of_its_slowest_link(n):
     links = (CLUSTER.beta,) * (n - 1) + (1e-6,)
-    slow = Cluster(CLUSTER.alpha, CLUSTER.beta, CLUSTER.gamma, links=links)
+    slow = Cluster(CLUSTER.alpha, CLUSTER.beta, CLUSTER.gamma, links=links, eager=0)
     expected = 2 * (n - 1) * (CLUSTER.alpha + 1e-6 * 1000 / n) + (n - 1) * CLUSTER.gamma * 1000 / n
     assert price("ring", "allreduce", Layout.of([1] * n), 1000, slow) == pytest.approx(expected)
 
@@ -458,7 +462,7 @@ def test_65536_ranks_on_8192_nodes():
 
 @pytest.mark.parametrize("n", [2, 5, 300])
 def test_a_rank_spends_its_time_on_each_of_several_messages(n):
-    cluster = Cluster(alpha=5.0, beta=0.0, gamma=0.0, overhead=0.5)
+    cluster = Cluster(alpha=5.0, beta=0.0, gamma=0.0, overhead=0.5, eager=0)
     # Each of the two rounds has n-1 messages out and n-1 in.
     assert price("direct", "allreduce", n, 100, cluster) == pytest.approx(2 * (5 + 2 * (n - 2) * 0.5))
     assert price("ring", "allreduce", n, 100, cluster) == pytest.approx(2 * (n - 1) * 5)
@@ -467,17 +471,48 @@ def test_a_rank_spends_its_time_on_each_of_several_messages(n):
 def test_a_link_and_a_rank_work_at_the_same_time():
     programs = [[Round(send(1), send(2), send(3))], *([Round(receive(0))] for _ in range(3))]
     for overhead, expected in ((0.5, 1 + 30), (20, 1 + 40)):
-        cluster = Cluster(alpha=1, beta=10, gamma=0, overhead=overhead)
+        cluster = Cluster(alpha=1, beta=10, gamma=0, overhead=overhead, eager=0)
         assert max(finish_times(programs, 1, cluster)) == expected
-    within = Cluster(1, 10, 0, node_alpha=2, node_beta=0, overhead=50, node_overhead=7)
+    within = Cluster(1, 10, 0, node_alpha=2, node_beta=0, overhead=50, node_overhead=7, eager=0)
     assert max(finish_times(programs, 1, within)) == 2 + 2 * 7
     # Two messages leave the node, and one stays there.
     assert max(finish_times(programs, 1, within, Layout.of([2, 2]))) == 1 + 50
 
 
+def test_the_sender_of_a_short_message_does_not_wait():
+    cluster = Cluster(alpha=5, beta=1, gamma=0, overhead=2, eager=3)
+    late = [
+        [Round(send(1)), Round(send(2))],
+        [Round(receive(3)), Round(receive(0))],
+        [Round(receive(0))],
+        [Round(send(1, count=1))],
+    ]
+    # Rank 0 is done with two short messages after twice 2 + 1; the second arrives 5 + 1 after it is sent.
+    assert finish_times(late, 1, cluster) == [6, 8, 9, 3]
+    # A message of 3 bytes is not short: both ends wait for one another, and rank 2 for both messages.
+    assert finish_times(late, 3, cluster) == [24, 16, 24, 8]
+
+
+def test_a_parameter_server_receives_short_messages_as_fast_as_it_can():
+    """They have all arrived when it takes them, one after the other; for longer ones it waits each time."""
+    n, cluster = 300, Cluster(alpha=50.0, beta=0, gamma=0, overhead=2.0, eager=1000)
+    assert price("parameter_server", "reduce", n, 1, cluster) == 50 + (n - 2) * 2
+    assert price("parameter_server", "reduce", n, 1000, cluster) == (n - 1) * 50
+
+
+def test_calls_in_a_row():
+    """A ring's calls cannot overlap; a root that sends short messages begins the next call at once."""
+    cluster = Cluster(alpha=50.0, beta=0, gamma=0, overhead=2.0, eager=1000)
+    ring_of_4 = Pricing("ring", "allreduce", Layout.of([4]), cluster)
+    assert ring_of_4.in_a_row(4) == pytest.approx(ring_of_4.seconds(4))
+    server = Pricing("parameter_server", "broadcast", Layout.of([4]), cluster)
+    assert server.in_a_row(4) == pytest.approx(3 * 2)
+    assert server.in_a_row(4000) == pytest.approx(50 + 2 * 2)
+
+
 # -- networks
 
-SHIFTED = Cluster(alpha=1, beta=10, gamma=0, overhead=0)
+SHIFTED = Cluster(alpha=1, beta=10, gamma=0, overhead=0, eager=0)
 
 
 def shifted(nodes, by):
