@@ -18,8 +18,9 @@ from mpiagg.schedules.waves import Wave, Waves
 ROUNDING: Final = 8 * float(np.finfo(np.float64).eps)
 """By how much of the clock advances may differ that are the same."""
 
-MOST_ROUNDS: Final = 512
-"""How many repeated rounds are carried out with noise; the others advance as those of the later half of these do."""
+MOST_ROUNDS: Final = 4096
+MOST_NOISY_ROUNDS: Final = 512
+"""How many repeated rounds are carried out, without noise and with it, where ranks do not come to go on alike."""
 
 _LOOKS: Final = 16  # rounds between two looks at whether they go on alike
 
@@ -273,24 +274,24 @@ def _repeated(
     """Let messages pass again and again: each after those of the round before that its two ends had a part in.
 
     The clocks take maxima and add costs. So the advance of a clock is never above the largest of the round before,
-    nor below the smallest; once all are equal they stay so, and what is left of the rounds is that many advances.
+    nor below the smallest; once all are equal they stay so, and what is left of the rounds is that many advances. If
+    that takes too many rounds, the last rank is taken to go on as it did in the later half of those carried out.
     """
     peers, slot, own, order = table
     after_own, after_peer = np.full(peers.shape, -np.inf), np.full(peers.shape, -np.inf)
-    halfway = clock
-    for left in reversed(range(times)):
-        done = times - left
+    most = MOST_NOISY_ROUNDS if chance.jitter else MOST_ROUNDS
+    halfway = 0.0
+    for done in range(1, min(times, most) + 1):
         if chance.jitter or done == 1:
             both = Ends.of(costs, chance)
             after_own[slot, own] = np.concatenate([end.own for end in both])[order]
             after_peer[slot, own] = np.concatenate([end.peer for end in both])[order]
         before = clock
         clock = np.maximum(clock + after_own, clock[peers] + after_peer).max(axis=0) + reduced
-        if chance.jitter:
-            halfway = clock if done == MOST_ROUNDS // 2 else halfway
-            if done == MOST_ROUNDS:
-                clock += left * (clock - halfway).mean() / (MOST_ROUNDS // 2)
-                return clock
-        elif (left % _LOOKS == 0 or left == times - 1) and np.ptp(clock - before) <= ROUNDING * clock.max():
-            return clock + left * np.max(clock - before)
-    return clock
+        if done == most // 2:
+            halfway = clock.max()
+        look = not chance.jitter and (done % _LOOKS == 0 or done == 1)
+        if look and np.ptp(clock - before) <= ROUNDING * clock.max():
+            return clock + (times - done) * np.max(clock - before)
+    later: Values = clock + max(0, times - most) * (clock.max() - halfway) / (most - most // 2)
+    return later
