@@ -1,37 +1,64 @@
 """Hold what the model predicts against what was measured, and state the error.
 
-    python bench/prediction.py FILE.json [--bandwidth 119.6MB/s] [--gamma 10GB/s] [--output NAME]
+    python bench/prediction.py FILE.json... [--bandwidth 119.6MB/s] [--gamma 10GB/s] [--cores 2] [--output NAME]
 
-FILE.json is a saved ``mpiagg bench``, as of the virtual cluster. Little is taken from it: the latency between nodes,
-from two times of recursive doubling, at the smallest size and at 1 KiB (or the size next to it), as the mean of what
-they tell. The bandwidth is the links' rate; the rate of reduction is measured here, by NumPy. All else is predicted.
-NAME.json, with every prediction, and NAME.png are saved, by default beside FILE.json.
+Each FILE.json is a saved ``mpiagg bench``, as of the virtual cluster. One number is taken from them, for each layout:
+what a message costs a processor, from an all-reduce of the smallest size by ``recursive_doubling`` (where each rank has
+a core, by ``direct``, in which each has several messages at once). Latencies are those of ``bench/cluster_links.py``,
+which sends one message at a time. The bandwidth is the links'
+rate; the rate of reduction is measured here, by NumPy. All else is predicted, for all algorithms and collectives.
+
+The benchmark makes one call after the other, and the links of the virtual cluster carry in advance what they have been
+idle for. So a call takes its messages or its bytes, whichever is longer. The bytes are those of the busiest link, and
+where they are more than it can make up for, what the model says. The messages take what the model says, where
+ranks that are done begin the next call. Where all ranks share the cores of one machine, these also have to handle all
+messages, which is in part hidden behind latencies, and in part delays them: the two are the sides of a right
+triangle, and the time is its longest side.
+
+How well the fastest three algorithms are ranked is said for each collective, layout and size: the ranking is right if
+none of them is predicted to be slower than another that takes over 10 % longer. What is predicted to be the same within
+2 %, as many are that fill the links, is no ranking.
+
+NAME.json, with every prediction, and NAME.png are saved, by default as ``bench/results/prediction-<library>``.
 """
 
 from __future__ import annotations
 
 import json
+import math
 import time
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
+from functools import cache
 from pathlib import Path
-from statistics import mean, median
-from typing import Any
+from statistics import median
+from typing import Any, Final, NamedTuple
 
 import click
 import numpy as np
 
+from mpiagg.benchmarks.flags import parse_size
 from mpiagg.cli.quantities import parse_nodes, parse_rate, parse_time
-from mpiagg.schedules import Cluster, Collective, Layout, algorithm, price
+from mpiagg.schedules import Action, Cluster, Collective, Layout, algorithm, schedules
+from mpiagg.schedules.model import Pricing
 
-FITTED = "recursive_doubling"
-FITTED_SIZE = 1024
+RANKED = 3
+NEAR = 1.1
+SAME = 1.02
+CALLS = 16
+IDLE = 1e-3
+"""Seconds that the links of the virtual cluster can have been idle for and carry in advance (``bench/cluster.py``)."""
+SEND: Final = Action.SEND
 
 
 @dataclass(frozen=True)
 class Prediction:
     """One algorithm at one size; times in microseconds, the error in percent of what was measured."""
 
+    collective: str
+    layout: str
     size: int
     algorithm: str
     predicted_us: float
@@ -43,47 +70,119 @@ class Prediction:
         return 100 * (self.predicted_us / self.measured_us - 1)
 
 
-def predictable(saved: dict[str, Any]) -> list[dict[str, Any]]:
-    """Return the rows of algorithms that the model knows."""
-    collective = Collective(saved["flags"]["collective"])
+class Place(NamedTuple):
+    """A cluster, and the cores of the machine that plays it, if there is one."""
 
-    def known(name: str) -> bool:
-        with suppress(ValueError):
-            return collective in algorithm(name).schedules
-        return False
-
-    return [row for row in saved["rows"] if known(row["algorithm"])]
+    cluster: Cluster
+    cores: int | None
 
 
-def fit_alpha(saved: dict[str, Any], layout: Layout, cluster: Cluster) -> float:
-    """Return the latency between nodes that two times of recursive doubling tell, in seconds.
+class Case(NamedTuple):
+    """A collective, and the ranks that call it."""
+
+    collective: Collective
+    layout: Layout
+    root: int
+
+
+@dataclass(frozen=True)
+class Saved:
+    """A file of ``mpiagg bench``."""
+
+    library: str
+    case: Case
+    dtype: str
+    link_rate: float | None
+    times: dict[tuple[str, int], float]
+    """Seconds of each algorithm that the model knows, at each size."""
+
+
+def read(file: Path) -> Saved:
+    """Return what a file of ``mpiagg bench`` holds.
 
     Raises
     ------
     click.ClickException
-        If recursive doubling was not measured, or is faster than the rest of the model alone.
+        If it is none.
     """
-    times = {row["size"]: row["time_us"] / 1e6 for row in predictable(saved) if row["algorithm"] == FITTED}
-    if not times:
-        raise click.ClickException(f"{FITTED} was not measured, to tell the latency")
-    sizes = {min(times), min(times, key=lambda size: abs(size - FITTED_SIZE))}
+    try:
+        found: dict[str, Any] = json.loads(file.read_text())
+        flags, ranks = found["flags"], found["ranks"]
+        collective = Collective(flags["collective"])
+        times = {(row["algorithm"], row["size"]): row["time_us"] / 1e6 for row in found["rows"]}
+        return Saved(
+            found["machine"]["mpi"].rsplit(" ", 1)[0].replace(" ", "").lower(),
+            Case(collective, parse_nodes(found.get("layout") or f"{ranks}x1", ranks), flags["root"]),
+            flags["dtype"],
+            flags.get("link_rate"),
+            {key: seconds for key, seconds in times.items() if _serves(key[0], collective)},
+        )
+    except (ValueError, LookupError, TypeError, AttributeError):
+        raise click.ClickException(f"{file} is no result of mpiagg bench") from None
 
-    return mean(_alpha_for(size, times[size], layout, cluster) for size in sizes)
+
+def _serves(name: str, collective: Collective) -> bool:
+    with suppress(ValueError):
+        return collective in algorithm(name).schedules
+    return False
 
 
-def _alpha_for(size: int, seconds: float, layout: Layout, cluster: Cluster) -> float:
-    """Return the latency with which recursive doubling takes so long; its price grows with it."""
+@cache
+def parts(name: str, case: Case, place: Place) -> tuple[float, Pricing]:
+    """Return what the messages of a call take, in seconds; and the prices of its bytes."""
+    (collective, layout, root), (cluster, cores) = case, place
+    within, for_free = ({"node_beta": 0.0}, {"node_alpha": 0.0}) if cluster.node_alpha is not None else ({}, {})
+    late = replace(cluster, beta=0, gamma=0, eager=float("inf"), **within)
+    wide = replace(cluster, alpha=0, overhead=0, node_overhead=0, **for_free)
+    of_messages, of_bytes = (Pricing(name, collective, layout, costs, root=root) for costs in (late, wide))
+    busy = 0.0
+    for rank, program in enumerate(schedules(name, collective, layout, root) if cores else ()):
+        for peer in (steps[0].peer for a_round in program for steps in a_round.messages if steps[0].action is SEND):
+            across = cluster.node_alpha is None or layout.node_of(rank) != layout.node_of(peer)
+            busy += 2 * (cluster.overhead if across else cluster.node_overhead) / (cores or 1)
+    return math.hypot(of_messages.in_a_row(0, CALLS), busy), of_bytes
 
-    def priced(alpha: float) -> float:
-        return price(FITTED, Collective.ALLREDUCE, layout, size, replace(cluster, alpha=alpha))
 
-    low, high = 0.0, seconds
-    if priced(low) >= seconds:
-        raise click.ClickException(f"{FITTED} is faster than bandwidth, reduction and nodes alone say: check these")
-    for _ in range(60):
+def seconds_of(name: str, case: Case, nbytes: int, place: Place) -> float:
+    """Return what a call takes in a row of them, on links that carry in advance what they have been idle for."""
+    late, of_bytes = parts(name, case, place)
+    wide = place.cluster.beta * of_bytes.predict(nbytes).busiest
+    if wide > IDLE:
+        wide = max(wide, of_bytes.in_a_row(nbytes, CALLS))
+    return max(late, wide)
+
+
+def telling(cores: int | None) -> str:
+    """Return the algorithm whose time tells what a message costs a processor."""
+    return "recursive_doubling" if cores else "direct"
+
+
+def _tells(saved: Saved, cores: int | None) -> bool:
+    """Whether a file tells what messages cost."""
+    return saved.case.collective is Collective.ALLREDUCE and telling(cores) in {name for name, _ in saved.times}
+
+
+def fit(saved: Saved, place: Place) -> Place:
+    """Return the place with what a message between nodes costs a processor, as an all-reduce tells.
+
+    Raises
+    ------
+    click.ClickException
+        If it is faster than the rest of the model alone.
+    """
+    smallest, name = min(size for _, size in saved.times), telling(place.cores)
+
+    def with_overhead(overhead: float) -> Place:
+        return place._replace(cluster=replace(place.cluster, overhead=overhead))
+
+    seconds, low, high = saved.times[name, smallest], 0.0, saved.times[name, smallest]
+    if seconds_of(name, saved.case, smallest, with_overhead(0.0)) >= seconds:
+        raise click.ClickException(f"{name} is faster than latencies and bandwidth alone say: check these")
+    for _ in range(40):
         middle = (low + high) / 2
-        low, high = (middle, high) if priced(middle) < seconds else (low, middle)
-    return high
+        shorter = seconds_of(name, saved.case, smallest, with_overhead(middle)) < seconds
+        low, high = (middle, high) if shorter else (low, middle)
+    return with_overhead(high)
 
 
 def measure_gamma(dtype: str, seconds: float = 0.5) -> float:
@@ -99,49 +198,75 @@ def measure_gamma(dtype: str, seconds: float = 0.5) -> float:
     return median(times) / own.nbytes
 
 
-def predict(saved: dict[str, Any], layout: Layout, cluster: Cluster) -> list[Prediction]:
-    """Return the prediction for every measured row that the model can price."""
-    goal, root = Collective(saved["flags"]["collective"]), saved["flags"]["root"]
+def predict(saved: Saved, place: Place) -> list[Prediction]:
+    """Return the prediction for every measured time that the model can price."""
+    collective, layout, _ = saved.case
     return [
         Prediction(
-            row["size"],
-            row["algorithm"],
-            1e6 * price(row["algorithm"], goal, layout, row["size"], cluster, root=root),
-            row["time_us"],
+            collective.value,
+            str(layout),
+            size,
+            name,
+            1e6 * seconds_of(name, saved.case, size, place),
+            1e6 * seconds,
         )
-        for row in predictable(saved)
+        for (name, size), seconds in saved.times.items()
     ]
 
 
-def summary(predictions: list[Prediction]) -> dict[str, float]:
-    """Return the median of the absolute errors, for each algorithm and for all, in percent."""
-    by_name: dict[str, list[float]] = {}
+def medians(predictions: Iterable[Prediction], what: Callable[[Prediction], str]) -> dict[str, float]:
+    """Return the median of the absolute errors in percent, of each kind of predictions."""
+    by_kind: dict[str, list[float]] = defaultdict(list)
     for prediction in predictions:
-        by_name.setdefault(prediction.algorithm, []).append(abs(prediction.error))
-    by_name["all"] = [error for errors in by_name.values() for error in errors]
-    return {name: median(errors) for name, errors in by_name.items()}
+        by_kind[what(prediction)].append(abs(prediction.error))
+    return {kind: median(errors) for kind, errors in by_kind.items()}
 
 
-def table(predictions: list[Prediction]) -> str:
-    """Return the predictions beside the measurements, as text."""
-    lines = [f"{'algorithm':20}{'size (B)':>12}{'predicted (us)':>16}{'measured (us)':>16}{'error (%)':>12}"]
-    lines += [
-        f"{p.algorithm:20}{p.size:12d}{p.predicted_us:16.1f}{p.measured_us:16.1f}{p.error:+12.1f}"
-        for p in sorted(predictions, key=lambda p: (p.algorithm, p.size))
+def ranking(predictions: Iterable[Prediction]) -> tuple[int, int]:
+    """Return in how many cases the fastest three are predicted, and of how many."""
+    cases: dict[tuple[str, str, int], list[Prediction]] = defaultdict(list)
+    for prediction in predictions:
+        cases[prediction.collective, prediction.layout, prediction.size].append(prediction)
+    ranked = [case for case in cases.values() if len(case) > RANKED]
+    return sum(map(_ranked, ranked)), len(ranked)
+
+
+def _ranked(case: list[Prediction]) -> bool:
+    fastest = sorted(case, key=lambda entry: entry.measured_us)[:RANKED]
+    return not any(
+        NEAR * entry.measured_us < other.measured_us and SAME * other.predicted_us < entry.predicted_us
+        for entry in fastest
+        for other in case
+    )
+
+
+def table(predictions: Sequence[Prediction]) -> str:
+    """Return the predictions beside the measurements, and how far they are from them, as text."""
+    lines = [
+        f"{'collective':15}{'layout':8}{'algorithm':22}{'size (B)':>10}{'predicted (us)':>16}{'measured (us)':>15}"
     ]
-    lines += [f"median absolute error, {name}: {error:.1f} %" for name, error in summary(predictions).items()]
-    return "\n".join(lines)
+    order = sorted(predictions, key=lambda p: (p.collective, p.layout, p.algorithm, p.size))
+    lines += [
+        f"{p.collective:15}{p.layout:8}{p.algorithm:22}{p.size:10d}{p.predicted_us:16.1f}{p.measured_us:15.1f}"
+        f"{p.error:+9.1f} %"
+        for p in order
+    ]
+    for what in (lambda p: p.algorithm, lambda p: f"{p.collective} on {p.layout}", lambda _: "all"):
+        lines += [f"median absolute error, {kind}: {error:.1f} %" for kind, error in medians(order, what).items()]
+    right, cases = ranking(order)
+    return "\n".join([*lines, f"the fastest three are predicted in {right} of {cases} cases"])
 
 
-def draw(predictions: list[Prediction], title: str, path: Path) -> None:
+def draw(predictions: Sequence[Prediction], title: str, path: Path) -> None:
     """Draw predicted against measured times; where they are alike, points are on the diagonal."""
     from matplotlib.figure import Figure  # noqa: PLC0415 - an extra that need not be installed
 
-    figure = Figure(figsize=(6.5, 5), layout="constrained")
+    figure = Figure(figsize=(7, 5), layout="constrained")
     axes = figure.subplots()
-    for name in sorted({prediction.algorithm for prediction in predictions}):
-        own = [prediction for prediction in predictions if prediction.algorithm == name]
-        axes.plot([p.measured_us for p in own], [p.predicted_us for p in own], marker=".", label=name)
+    for number, name in enumerate(sorted({prediction.collective for prediction in predictions})):
+        own = [prediction for prediction in predictions if prediction.collective == name]
+        style = {"marker": "osv^Dp*xP"[number % 9], "linestyle": "none", "markersize": 4, "alpha": 0.7}
+        axes.plot([p.measured_us for p in own], [p.predicted_us for p in own], label=name, **style)
     ends = [function(p.measured_us for p in predictions) for function in (min, max)]
     axes.plot(ends, ends, color="black", linestyle="--", linewidth=1)
     axes.set(xscale="log", yscale="log", xlabel="measured (us)", ylabel="predicted (us)", title=title)
@@ -149,73 +274,78 @@ def draw(predictions: list[Prediction], title: str, path: Path) -> None:
     figure.savefig(path, dpi=120)
 
 
-def read(file: Path) -> dict[str, Any]:
-    """Return what a file of ``mpiagg bench`` holds.
-
-    Raises
-    ------
-    click.ClickException
-        If it is none, or of a collective whose latency cannot be told.
-    """
-    try:
-        saved: dict[str, Any] = json.loads(file.read_text())
-        _ = saved["ranks"], saved["rows"][0]["time_us"], saved["flags"]["root"], saved["flags"]["dtype"]
-        collective = saved["flags"]["collective"]
-    except (ValueError, LookupError, TypeError):
-        raise click.ClickException(f"{file} is no result of mpiagg bench") from None
-    if collective != Collective.ALLREDUCE.value:
-        raise click.ClickException(f"{file} is of {collective}; {FITTED}, which tells the latency, is an allreduce")
-    return saved
-
-
-def bandwidth_of(saved: dict[str, Any], written: str | None) -> float:
-    """Return the links' bytes a second: as written, or as the measurement was told.
-
-    Raises
-    ------
-    click.ClickException
-        If neither says.
-    """
-    told = saved["flags"].get("link_rate")
-    if written is None and told is None:
-        raise click.ClickException("the file does not say the links' rate: give --bandwidth, like 1Gbit/s")
-    return told / 8 if written is None else parse_rate(written)
-
-
 @click.command(help=__doc__)
-@click.argument("file", type=click.Path(exists=True, dir_okay=False, path_type=Path))
-@click.option("--bandwidth", help="The links' rate.  [default: that of the file]")
+@click.argument("files", nargs=-1, required=True, type=click.Path(exists=True, dir_okay=False, path_type=Path))
+@click.option("--bandwidth", help="The links' rate.  [default: that of the files]")
 @click.option("--gamma", help="Rate of reduction.  [default: measured here]")
+@click.option("--cores", type=click.IntRange(1), help="Of the machine that all ranks share.  [default: a core each]")
+@click.option("--eager", default="128K", show_default=True, help="Shorter messages do not wait for their receivers.")
+@click.option("--alpha", default="15us", show_default=True, help="Latency between nodes.")
 @click.option("--node-alpha", default="4.6us", show_default=True, help="Latency within a node.")
+@click.option("--node-overhead", default="1us", show_default=True, help="What such a message costs a processor.")
 @click.option("--node-bandwidth", default="13GB/s", show_default=True, help="Of a rank within its node.")
-@click.option("--output", type=click.Path(path_type=Path), help="Without its ending.  [default: FILE-prediction]")
-def main(
-    *, file: Path, bandwidth: str | None, gamma: str | None, node_alpha: str, node_bandwidth: str, output: Path | None
-) -> None:
-    """Predict the rows of a file, and save and tell how far that is from the measurements."""
-    saved = read(file)
+@click.option("--output", type=click.Path(path_type=Path), help="Without its ending.")
+def main(*, files: tuple[Path, ...], output: Path | None, **options: Any) -> None:
+    """Predict the times of files, and save and tell how far that is from the measurements."""
+    saved = [read(file) for file in files]
+    if len({one.library for one in saved}) > 1:
+        raise click.ClickException("the files are of several MPI libraries")
     try:
-        layout = parse_nodes(saved.get("layout") or f"{saved['ranks']}x1", saved["ranks"])
-        cluster = Cluster(
-            beta=1 / bandwidth_of(saved, bandwidth),
-            gamma=measure_gamma(saved["flags"]["dtype"]) if gamma is None else 1 / parse_rate(gamma),
-        )
-        if len(layout.nodes) > 1:
-            cluster = replace(cluster, node_alpha=parse_time(node_alpha), node_beta=1 / parse_rate(node_bandwidth))
+        places = {one.case.layout: _place(one, **options) for one in saved if _tells(one, options["cores"])}
     except ValueError as error:
         raise click.ClickException(str(error)) from None
-    cluster = replace(cluster, alpha=fit_alpha(saved, layout, cluster))
-    predictions = predict(saved, layout, cluster)
+    if unknown := {str(one.case.layout) for one in saved if one.case.layout not in places}:
+        name, layouts = telling(options["cores"]), ", ".join(sorted(unknown))
+        raise click.ClickException(f"no file has an allreduce by {name} on {layouts}, to tell what messages cost")
+    predictions = [found for one in saved for found in predict(one, places[one.case.layout])]
     print(table(predictions))
-    stem = output or file.with_name(f"{file.stem}-prediction")
+    stem = output or Path(__file__).parent / "results" / f"prediction-{saved[0].library}"
+    right, cases = ranking(predictions)
     found = {
-        **{name: saved[name] for name in ("machine", "ranks", "layout", "flags") if name in saved},
-        "cluster": asdict(cluster),
-        "median_absolute_error": summary(predictions),
+        "files": [file.name for file in files],
+        "clusters": {str(layout): asdict(place.cluster) for layout, place in places.items()},
+        "cores": options["cores"],
+        "median_absolute_error": {
+            "by algorithm": medians(predictions, lambda p: p.algorithm),
+            "by collective": medians(predictions, lambda p: f"{p.collective} on {p.layout}"),
+            **medians(predictions, lambda _: "all"),
+        },
+        "fastest_three": {"predicted": right, "cases": cases},
         "rows": [{**asdict(prediction), "error": prediction.error} for prediction in predictions],
     }
     stem.with_name(f"{stem.name}.json").write_text(json.dumps(found, indent=1) + "\n")
-    draw(predictions, f"{layout}, {saved['flags']['collective']}", stem.with_name(f"{stem.name}.png"))
+    draw(predictions, f"{saved[0].library}, {len(predictions)} times", stem.with_name(f"{stem.name}.png"))
+
+
+def _place(
+    saved: Saved,
+    *,
+    bandwidth: str | None,
+    gamma: str | None,
+    cores: int | None,
+    eager: str,
+    alpha: str,
+    node_alpha: str,
+    node_overhead: str,
+    node_bandwidth: str,
+) -> Place:
+    """Return what is known of the cluster that an all-reduce was measured on."""
+    if bandwidth is None and saved.link_rate is None:
+        raise click.ClickException("the file does not say the links' rate: give --bandwidth, like 1Gbit/s")
+    cluster = Cluster(
+        alpha=parse_time(alpha),
+        beta=8 / saved.link_rate if bandwidth is None and saved.link_rate else 1 / parse_rate(bandwidth or ""),
+        gamma=measure_gamma(saved.dtype) if gamma is None else 1 / parse_rate(gamma),
+        eager=parse_size(eager),
+    )
+    if saved.case.layout.widest > 1 and len(saved.case.layout.nodes) > 1:
+        within = {"node_alpha": node_alpha, "node_overhead": node_overhead}
+        cluster = replace(
+            cluster,
+            node_beta=1 / parse_rate(node_bandwidth),
+            **{field: parse_time(text) for field, text in within.items()},
+        )
+    return fit(saved, Place(cluster, cores))
 
 
 if __name__ == "__main__":

@@ -39,7 +39,7 @@ from mpiagg.schedules.layout import Layout
 from mpiagg.schedules.networks import Values
 from mpiagg.schedules.posts import Irregular, Together, posts_of
 from mpiagg.schedules.steps import Collective, Round
-from mpiagg.schedules.table import algorithm
+from mpiagg.schedules.table import Algorithm, algorithm
 from mpiagg.schedules.walk import Message, walk
 
 __all__ = ["Cluster", "Noise", "Prediction", "Pricing", "finish_times", "price"]
@@ -101,12 +101,7 @@ class Pricing:
         entry, goal = algorithm(name), Collective(collective)
         entry.generator(goal)  # refuses what the algorithm does not serve
         links, self._gamma = Links.between(layout, cluster), cluster.gamma
-        for together in Together:  # as much as fits together
-            with suppress(Irregular):
-                self._clocks = Clocks(posts_of(entry, goal, layout, root, together=together), links)
-                break
-        else:
-            raise ScheduleError(f"messages of {name!r} for {goal.value} do not pass; check() says which")
+        self._clocks = _clocks(entry, goal, layout, links, root)
         self._pieces = entry.pieces(goal, layout)
 
     def seconds(self, nbytes: float) -> float:
@@ -153,6 +148,19 @@ class Pricing:
 
 
 _LITTLE: Final = 1e-5
+
+
+def _clocks(entry: Algorithm, goal: Collective, layout: Layout, links: Links, root: int) -> Clocks:
+    """Return the clocks of an algorithm, with as much taken together as fits together."""
+    for together in (Together.ROUNDS, Together.RANKS, Together.NOTHING):
+        with suppress(Irregular):
+            try:
+                return Clocks(posts_of(entry, goal, layout, root, together=together), links)
+            except ValueError:  # too many messages
+                with suppress(Irregular):
+                    return Clocks(posts_of(entry, goal, layout, root, together=Together.SOME), links)
+                raise
+    raise ScheduleError(f"messages of {entry.name!r} for {goal.value} do not pass; check() says which")
 
 
 def finish_times(

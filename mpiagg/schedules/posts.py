@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from enum import Enum
-from itertools import groupby
+from itertools import groupby, pairwise
 from typing import Any, NamedTuple, cast
 
 import numpy as np
@@ -19,6 +19,10 @@ MOST_ENDS = 2**23
 """How many messages may be sent and received where ranks are taken one by one; else four times as many."""
 
 
+FEW = 64
+"""How many rounds stand for others that differ from them in their peers alone, where there are too many."""
+
+
 class Irregular(Exception):  # noqa: N818 - says what is to be done, and is no error
     """Rounds of many ranks cannot be taken together; they are to be taken one by one."""
 
@@ -29,6 +33,7 @@ class Together(Enum):
     ROUNDS = "ranks that go on alike, and rounds that are repeated"
     RANKS = "ranks that go on alike"
     NOTHING = "nothing"
+    SOME = "ranks that go on alike; of many rounds that differ in their peers alone, some stand for the others"
 
 
 class Post(NamedTuple):
@@ -140,7 +145,14 @@ def _groups(
                 posts = list(_posts(entry.schedule(collective, int(group[0]), layout)))
             else:
                 rounds = entry.generator(collective)(cast("int", Ranks.of(group)), layout)
-                found = _posts(map(_Peers(group, layout.size).named_alike, rounds))
+                named = _Peers(group, layout.size).named_alike
+                found: Iterator[Post]
+                if together is Together.SOME:
+                    found = (
+                        post._replace(times=times) for one, times in _some(rounds) for post in _posts([named(one)])
+                    )
+                else:
+                    found = _posts(map(named, rounds))
                 found = _repeated(found) if together is Together.ROUNDS else found
                 posts, ends = [], 0
                 for post in found:  # as they come, since there may be far too many
@@ -169,6 +181,18 @@ def _posts(rounds: Iterable[Round]) -> Iterator[Post]:
         for messages in (a_round.messages for a_round in rounds)
         if messages
     )
+
+
+def _some(rounds: Iterable[Round]) -> Iterator[tuple[Round, int]]:
+    """Yield some of the rounds in a row that differ in their peers alone, and for how many each of them stands."""
+
+    def kind(a_round: Round) -> Any:
+        return [(step.action, formula_of(step.count)) for step in a_round]
+
+    for _, alike in groupby(rounds, kind):
+        run = list(alike)
+        for start, stop in pairwise(len(run) * part // min(FEW, len(run)) for part in range(min(FEW, len(run)) + 1)):
+            yield run[(start + stop) // 2], stop - start
 
 
 def _repeated(posts: Iterable[Post]) -> Iterator[Post]:
