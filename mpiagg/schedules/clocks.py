@@ -91,6 +91,8 @@ class Clocks:
         What the ranks post.
     links : Links
         Which links they have, and what these cost.
+    overlapping : bool
+        Whether repeated rounds may share links with others that are not repeated as often.
 
     Raises
     ------
@@ -99,7 +101,7 @@ class Clocks:
         the schedule is wrong.
     """
 
-    def __init__(self, posts: Posts, links: Links) -> None:
+    def __init__(self, posts: Posts, links: Links, *, overlapping: bool = False) -> None:
         self._size, self._posts, self._eager = len(links.of), posts, links.eager
         waves = Waves(posts, self._size)
         self._loads = Loads(posts, waves, links)
@@ -111,7 +113,8 @@ class Clocks:
         self._at_target: Values = reduced[waves.received].astype(np.float64)
         self._sides: list[Side] = []
         self._steps = [self._step(wave) for wave in waves.waves]
-        self._loads.refuse_overlaps()
+        if not overlapping:
+            self._loads.refuse_overlaps()
 
     def run(
         self,

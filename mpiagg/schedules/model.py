@@ -158,7 +158,8 @@ def _clocks(entry: Algorithm, goal: Collective, layout: Layout, links: Links, ro
                 return Clocks(posts_of(entry, goal, layout, root, together=together), links)
             except ValueError:  # too many messages
                 with suppress(Irregular):
-                    return Clocks(posts_of(entry, goal, layout, root, together=Together.SOME), links)
+                    posts = posts_of(entry, goal, layout, root, together=Together.SOME)
+                    return Clocks(posts, links, overlapping=True)
                 raise
     raise ScheduleError(f"messages of {entry.name!r} for {goal.value} do not pass; check() says which")
 

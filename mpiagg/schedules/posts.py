@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from enum import Enum
-from itertools import groupby, pairwise
+from itertools import groupby
 from typing import Any, NamedTuple, cast
 
 import numpy as np
@@ -16,7 +16,7 @@ from mpiagg.schedules.steps import Action, Collective, Round
 from mpiagg.schedules.table import Algorithm
 
 MOST_ENDS = 2**23
-"""How many messages may be sent and received where ranks are taken one by one; else four times as many."""
+"""How many messages may be sent and received where ranks are taken one by one; else twice as many."""
 
 
 FEW = 64
@@ -96,7 +96,7 @@ def posts_of(
     """
     size, first = layout.size, 0
     by_post, by_end, met = [], [], [np.zeros((6, 0), np.int64)]
-    most = MOST_ENDS if together is Together.NOTHING else 4 * MOST_ENDS
+    most = MOST_ENDS if together is Together.NOTHING else 2 * MOST_ENDS
 
     def check(ends: int) -> None:
         if ends > most:
@@ -184,15 +184,20 @@ def _posts(rounds: Iterable[Round]) -> Iterator[Post]:
 
 
 def _some(rounds: Iterable[Round]) -> Iterator[tuple[Round, int]]:
-    """Yield some of the rounds in a row that differ in their peers alone, and for how many each of them stands."""
+    """Yield some of the rounds in a row that differ in their peers alone, and for how many each of them stands.
+
+    That is a power of two, so that ranks with a round more or less than others pick the same ones.
+    """
 
     def kind(a_round: Round) -> Any:
         return [(step.action, formula_of(step.count)) for step in a_round]
 
     for _, alike in groupby(rounds, kind):
         run = list(alike)
-        for start, stop in pairwise(len(run) * part // min(FEW, len(run)) for part in range(min(FEW, len(run)) + 1)):
-            yield run[(start + stop) // 2], stop - start
+        each = 1 << ((len(run) - 1) // FEW).bit_length()
+        for start in range(0, len(run), each):
+            times = min(each, len(run) - start)
+            yield run[start + (times - 1) // 2], times
 
 
 def _repeated(posts: Iterable[Post]) -> Iterator[Post]:

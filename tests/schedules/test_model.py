@@ -308,6 +308,23 @@ def test_too_many_messages_of_too_many_kinds_are_refused(monkeypatch):
         price("mine", "allreduce", 8, 1, CLUSTER)
 
 
+@pytest.mark.parametrize("name", ["pairwise", "hierarchical"])
+@pytest.mark.parametrize("sizes", [[4] * 24, [1] * 200])
+def test_some_rounds_stand_for_others_that_differ_in_their_peers(monkeypatch, name, sizes):
+    cluster = Cluster(node_alpha=3e-7, node_beta=2e-11, network=(Groups(8, 2.0),))
+    expected = Pricing(name, "alltoall", Layout.of(sizes), cluster).predict(1e6)
+    monkeypatch.setattr("mpiagg.schedules.posts.MOST_ENDS", 1000)
+    monkeypatch.setattr("mpiagg.schedules.posts.FEW", 1000)
+    with pytest.raises(ValueError, match="too many messages"):
+        Pricing(name, "alltoall", Layout.of(sizes), cluster)
+    monkeypatch.setattr("mpiagg.schedules.posts.FEW", 4)
+    found = Pricing(name, "alltoall", Layout.of(sizes), cluster).predict(1e6)
+    assert found.seconds == pytest.approx(expected.seconds, rel=0.1)
+    assert found.seconds != expected.seconds
+    assert found.rounds == expected.rounds
+    assert found.crossing == pytest.approx(expected.crossing, rel=0.1)
+
+
 # -- all ranks at once, and the schedules
 
 
