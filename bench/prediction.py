@@ -290,8 +290,11 @@ def main(*, files: tuple[Path, ...], output: Path | None, **options: Any) -> Non
     saved = [read(file) for file in files]
     if len({one.library for one in saved}) > 1:
         raise click.ClickException("the files are of several MPI libraries")
+    tell = [one for one in saved if _tells(one, options["cores"])]
+    if len({one.case.layout for one in tell}) < len(tell):
+        raise click.ClickException("several files tell what messages cost on one layout: give one of them")
     try:
-        places = {one.case.layout: _place(one, **options) for one in saved if _tells(one, options["cores"])}
+        places = {one.case.layout: _place(one, **options) for one in tell}
     except ValueError as error:
         raise click.ClickException(str(error)) from None
     if unknown := {str(one.case.layout) for one in saved if one.case.layout not in places}:

@@ -115,7 +115,9 @@ def parse_network(text: str) -> tuple[Groups, ...] | Torus:
         If it is not written so.
     """
     kind, _, rest = text.partition(":")
-    if kind == "torus" and re.fullmatch(r"\d+(x\d+)*", rest):
+    if any(int(number) > MOST_RANKS for number in re.findall(r"\d{5,}", rest)):
+        raise ValueError(f"{text!r} has a number above {MOST_RANKS:,}")
+    if kind == "torus" and re.fullmatch(r"\d+(x\d+){0,7}", rest):
         return Torus(tuple(map(int, rest.split("x"))))
     levels = [re.fullmatch(r"(\d+)(?::(\d+(?:\.\d*)?))?", level) for level in rest.split(",")]
     if kind not in {"fat-tree", "dragonfly"} or not all(levels) or (kind == "dragonfly" and len(levels) > 1):

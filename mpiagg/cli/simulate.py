@@ -134,7 +134,7 @@ mpiagg simulate all -n 512 --network torus:8x8x8 --jitter 1us --stragglers 1:1ms
 @click.option("--node-overhead", type=_TIME, default="0.1us", help="The same for messages within a node.")
 @click.option(
     "--eager",
-    type=Written("size", parse_size),
+    type=Written("size", lambda text: 0 if text.strip() == "0" else parse_size(text)),
     default="8K",
     help="Shorter messages are sent without waiting for their receivers.",
 )
@@ -154,7 +154,11 @@ mpiagg simulate all -n 512 --network torus:8x8x8 --jitter 1us --stragglers 1:1ms
     help="So many ranks, picked by chance, start so much later, like 2:5ms.",
 )
 @click.option("--seed", type=click.IntRange(0), default=0, help="Of the first run with jitter or stragglers.")
-@click.option("--plot", type=job.OutputFile(), help="Draw time against size and ranks, of all algorithms, into a PNG.")
+@click.option(
+    "--plot",
+    type=job.OutputFile(),
+    help="Draw time against size and ranks, of all algorithms, into a PNG; without what comes by chance.",
+)
 @click.option("--json", "json_file", type=job.OutputFile(), help="Save the numbers.")
 def simulate(plot: Path | None, json_file: Path | None, **options: Any) -> None:
     """Price collectives on a cluster that need not be there.
@@ -242,6 +246,10 @@ def _question(
     """
     layout = _layout(ranks, nodes)
     count = len(layout.nodes)
+    if slow and nodes is not None and count == 1:
+        raise click.UsageError("--slow-node is about links between nodes, and there is one")
+    if hop and network is None:
+        raise click.UsageError("--hop is a latency of a --network, and none is given")
     links = [1 / bandwidth] * count
     for node, rate in slow:
         if node >= count:

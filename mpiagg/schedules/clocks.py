@@ -77,7 +77,8 @@ class Chance:
         if not self.jitter:
             return costs
         # Of m random numbers that are all below x with the probability F(x)^m, the largest is drawn at once.
-        largest = -np.log1p(-(self._random.random(costs.shape) ** (1 / np.maximum(1, messages))))
+        drawn = np.maximum(self._random.random(costs.shape), np.finfo(np.float64).tiny)
+        largest = -np.log(-np.expm1(np.log(drawn) / np.maximum(1, messages)))
         found: Values = costs + self._noise.jitter * largest
         return found
 
@@ -216,9 +217,10 @@ def _exchanged(side: Side, costs: Costs, clock: Values, chance: Chance) -> Value
         done = np.where(costs.waits, done, costs.overhead + at_once)
     else:
         done = np.where(costs.waits, done, np.maximum(costs.latency + from_others, costs.overhead + clock))
-    own_cell = np.bincount(side.cell)
-    messages = np.bincount(side.group, own_cell)[side.group[side.cell]] - own_cell[side.cell]
-    return np.where(side.there[0] & (last > -np.inf), chance.longer(done, messages), 0)
+    if not side.sends:  # a message is late once, where it arrives
+        senders = np.bincount(side.cell, side.there[1])
+        done = chance.longer(done, np.bincount(side.group, senders)[side.group[side.cell]] - senders[side.cell])
+    return np.where(side.there[0] & (last > -np.inf), done, 0)
 
 
 def _most(values: Values, group: Numbers) -> Values:

@@ -25,7 +25,8 @@ class Cluster:
         Seconds for each byte reduced.
     overhead, node_overhead : float
         Seconds in which a rank sends, or receives, a message and can do the same with no other: between nodes, and
-        within one.
+        within one. Of each round the first message sent and the first received are free of it, unless they are eager:
+        ``alpha`` has it.
     node_alpha, node_beta : float, optional
         What ``alpha`` and ``beta`` are for messages within a node; those two are then for messages between nodes, and
         all ranks of a node share its link. Without them every rank has a link of its own, wherever it is.
@@ -40,7 +41,7 @@ class Cluster:
     Raises
     ------
     ValueError
-        If only one of ``node_alpha`` and ``node_beta`` is given.
+        If only one of ``node_alpha`` and ``node_beta`` is given, or a cost is negative.
     """
 
     alpha: float = 2e-6
@@ -55,7 +56,10 @@ class Cluster:
     network: tuple[Groups, ...] | Torus = ()
 
     def __post_init__(self) -> None:
-        """Refuse half of what a message within a node costs."""
+        """Refuse half of what a message within a node costs, and negative costs."""
+        costs = (self.alpha, self.beta, self.gamma, self.node_alpha or 0, self.node_beta or 0, *self.links)
+        if not all(cost >= 0 for cost in (*costs, self.overhead, self.node_overhead, self.eager)):
+            raise ValueError("no cost may be negative")
         if (self.node_alpha is None) != (self.node_beta is None):
             raise ValueError("node_alpha and node_beta go together")
 

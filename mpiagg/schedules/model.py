@@ -128,14 +128,23 @@ class Pricing:
         )
 
     def sample(self, nbytes: float, noise: Noise, seeds: Sequence[int]) -> list[float]:
-        """Return what it takes with noise, once for each seed; the seconds are counted from when the first ranks start.
+        """Return what a vector of ``nbytes`` takes with noise, in seconds, once for each seed; equal seeds are equal.
 
-        Of more than some hundred rounds that are repeated, the first are carried out, and the others take as long.
+        The seconds are counted from when the first ranks start. Of more than some hundred rounds that are repeated, the
+        first are carried out, and the others take as long.
         """
         return [self._price(nbytes, self._gamma, chance=Chance(noise, seed)) for seed in seeds]
 
     def in_a_row(self, nbytes: float, calls: int = 32) -> float:
-        """Return what a call takes among many that follow one another, of which ranks that are done begin the next."""
+        """Return what a call takes among many that follow one another, of which ranks that are done begin the next.
+
+        Raises
+        ------
+        ValueError
+            If there are fewer than two calls.
+        """
+        if calls < 2:
+            raise ValueError(f"calls in a row are at least 2, not {calls}")
         clocks: Values | None = None
         times = []
         for _ in range(calls):
@@ -235,8 +244,8 @@ def _costs(messages: Sequence[Message], programs: Sequence[Sequence[Round]], lin
     counts = np.array([sum(step.count for step in message.sent) for message in messages], np.float64)
     pairs = np.array([(message.source, message.target) for message in messages], np.int64).reshape(-1, 2).T
     numbers = np.array([rounds for *_, rounds in ways], np.int64).reshape(-1, 2).T
-    network = [np.maximum(*level.paces(pairs, numbers, counts)) for level in links.network]
-    farther = [level.latency(pairs) for level in links.network]
+    network = [np.maximum(*level.paces(pairs, numbers, counts)).tolist() for level in links.network]
+    farther = [level.latency(pairs).tolist() for level in links.network]
     for index, (leaving, entering, ends, _) in enumerate(ways):
         out_load, into_load = (max(load[way] for way in side) for side in (leaving, entering))
         across = ends[0] != ends[1]

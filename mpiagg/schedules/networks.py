@@ -24,6 +24,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
+from mpiagg.schedules.posts import Irregular
 from mpiagg.schedules.ranks import Numbers
 
 Values = npt.NDArray[np.float64]
@@ -60,7 +61,8 @@ class Torus:
     Attributes
     ----------
     sides : tuple of int
-        How many nodes there are in each dimension. The last one is that of neighbouring numbers.
+        How many nodes there are in each dimension. The last one is that of neighbouring numbers. All links have the
+        bandwidth of the slowest node.
     alpha : float
         Seconds for each hop after the first.
     """
@@ -123,10 +125,24 @@ class Level:
         """Return for each rank the seconds that each byte of a chunk takes."""
         group = self.of[ranks]
         loads: Values = np.bincount(group, leaving)[group] * self.beta[group]
-        if self.paired:
-            met = np.bincount(np.unique(np.stack([sets, group]), axis=1)[0])[sets] - 1
-            loads = loads * np.clip((len(self.beta) - 1) / np.maximum(1, met), 1, 2)
+        if self.paired and np.any(leaving):
+            loads = loads * min(2.0, max(1.0, (len(self.beta) - 1) / self._met(group, sets, leaving)))
         return loads
+
+    def _met(self, group: Numbers, sets: Numbers, leaving: Values) -> int:
+        """Return how many other groups each group exchanges with, if it exchanges alike with all of these.
+
+        Raises
+        ------
+        Irregular
+            If it does not; then each pair of groups is to be looked at by itself.
+        """
+        pairs, counts = np.unique(np.stack([sets, group]), axis=1, return_counts=True)
+        met = np.bincount(pairs[0])
+        here = np.unique(group)
+        if met[0] != len(here) or any(map(np.ptp, (counts, met, leaving, self.beta[here]))):
+            raise Irregular
+        return len(here) - 1
 
     def latency_with_all(self, ranks: Numbers) -> float:  # noqa: ARG002 - a torus asks where they are
         """Return the seconds that the last message takes longer."""
@@ -216,8 +232,13 @@ def levels_of(network: tuple[Groups, ...] | Torus, link: Numbers, betas: Values)
         return (TorusLinks(link, network, float(betas.max())),)
     found: list[Level] = []
     for smaller, groups in pairwise((Groups(1), *network)):
-        if groups.nodes < 1 or groups.nodes % smaller.nodes or groups.oversubscription <= 0:
-            raise ValueError(f"{groups} is not made of groups of {smaller.nodes} nodes, with links to the others")
+        if groups.nodes < 1 or not groups.oversubscription > 0:
+            raise ValueError(
+                f"a group must have a node and an oversubscription above 0, not {groups.nodes:,} nodes and "
+                f"{groups.oversubscription:g}"
+            )
+        if groups.nodes % smaller.nodes:
+            raise ValueError(f"groups of {groups.nodes:,} nodes cannot be made of groups of {smaller.nodes:,}")
         group = np.arange(len(betas)) // groups.nodes
         with np.errstate(divide="ignore"):  # a link that costs nothing
             beta = groups.oversubscription / np.bincount(group, 1 / betas)

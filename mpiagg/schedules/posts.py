@@ -23,6 +23,9 @@ FEW = 64
 """How many rounds stand for others that differ from them in their peers alone, where there are too many."""
 
 
+_GOLDEN = (5**0.5 - 1) / 2  # its multiples are spread evenly between whole numbers
+
+
 class Irregular(Exception):  # noqa: N818 - says what is to be done, and is no error
     """Rounds of many ranks cannot be taken together; they are to be taken one by one."""
 
@@ -186,7 +189,8 @@ def _posts(rounds: Iterable[Round]) -> Iterator[Post]:
 def _some(rounds: Iterable[Round]) -> Iterator[tuple[Round, int]]:
     """Yield some of the rounds in a row that differ in their peers alone, and for how many each of them stands.
 
-    That is a power of two, so that ranks with a round more or less than others pick the same ones.
+    That is a power of two, so that ranks with a round more or less than others pick the same ones; which one of so many
+    is picked changes from pick to pick, since peers at distances that are multiples of it may be near in a network.
     """
 
     def kind(a_round: Round) -> Any:
@@ -197,7 +201,7 @@ def _some(rounds: Iterable[Round]) -> Iterator[tuple[Round, int]]:
         each = 1 << ((len(run) - 1) // FEW).bit_length()
         for start in range(0, len(run), each):
             times = min(each, len(run) - start)
-            yield run[start + (times - 1) // 2], times
+            yield run[start + int(times * (start // each * _GOLDEN % 1))], times
 
 
 def _repeated(posts: Iterable[Post]) -> Iterator[Post]:

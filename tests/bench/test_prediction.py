@@ -1,6 +1,7 @@
 """``bench/prediction.py`` on measurements that are made up: by its own rules, and by these but for an error."""
 
 import json
+import math
 from pathlib import Path
 
 import pytest
@@ -74,6 +75,21 @@ def test_times_of_the_model_are_predicted_without_error(prediction, tmp_path, si
     assert (tmp_path / "told.png").read_bytes().startswith(b"\x89PNG")
 
 
+@pytest.mark.parametrize(("cores", "expected"), [(None, 120e-6), (2, math.hypot(120e-6, 80e-6)), (1, 200e-6)])
+def test_messages_take_their_latencies_and_the_cores_time(prediction, cores, expected):
+    """A ring of two: two rounds of 60 us, and four messages of twice 20 us on the cores that there are."""
+    case, place = prediction.Case(Collective.ALLREDUCE, Layout.of([1, 1]), 0), prediction.Place(ONE_EACH, cores)
+    assert prediction.seconds_of("ring", case, 8, place) == pytest.approx(expected)
+
+
+def test_bytes_take_the_links_time_and_from_a_millisecond_on_the_models(prediction):
+    """A reduce and a broadcast through rank 0 use its link once in each direction, one after the other."""
+    case, place = prediction.Case(Collective.ALLREDUCE, Layout.of([1, 1]), 0), prediction.Place(ONE_EACH, None)
+    for nbytes, times in ((50_000, 1), (1_000_000, 2)):
+        expected = times * nbytes * 1e-8 + (times - 1) * nbytes * 2e-10
+        assert prediction.seconds_of("parameter_server", case, nbytes, place) == pytest.approx(expected)
+
+
 def test_an_error_is_stated(prediction, tmp_path):
     """A negative control: measurements that take 1.25 times as long are predicted 20 % too short."""
     pytest.importorskip("matplotlib")
@@ -130,6 +146,13 @@ def test_what_is_wrong_is_told(prediction, tmp_path, flags, options, words):
     done = run(prediction, tmp_path, saved, options=options)
     assert done.exit_code == 1
     assert words in done.output
+
+
+def test_two_files_that_tell_what_messages_cost_are_refused(prediction, tmp_path):
+    saved = made_up(prediction, [1, 1])
+    done = run(prediction, tmp_path, saved, saved)
+    assert done.exit_code == 1
+    assert "several files tell what messages cost" in done.output
 
 
 def test_files_of_two_libraries_are_refused(prediction, tmp_path):

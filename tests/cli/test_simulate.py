@@ -107,7 +107,11 @@ def test_a_layout_is_read_as_it_is_told():
         (["ring", "-n", 4, "--slow-node", "4:1GB/s"], "--slow-node must be from 0 to 3, not 4"),
         (["ring", "-n", 4, "--slow-node", "1GB/s"], "'1GB/s' is no slow node; write 3:1GB/s"),
         (["ring", "-n", 8, "--network", "torus:3x2"], "--network: a torus of 3 x 2 has 6 nodes, but there are 8"),
-        (["ring", "-n", 8, "--network", "fat-tree:4,6"], "is not made of groups of 4 nodes"),
+        (["ring", "-n", 8, "--network", "fat-tree:4,6"], "groups of 6 nodes cannot be made of groups of 4"),
+        (["ring", "-n", 8, "--network", "fat-tree:4:0"], "an oversubscription above 0"),
+        (["ring", "-n", 8, "--network", f"fat-tree:{'9' * 30}"], "has a number above 65,536"),
+        (["ring", "--nodes", "1x4", "--slow-node", "0:1MB/s"], "--slow-node is about links between nodes"),
+        (["ring", "-n", 4, "--hop", "1us"], "--hop is a latency of a --network"),
         (["ring", "--nodes", "1x8", "--network", "fat-tree:4"], "--network is between nodes, and there is one"),
         (["ring", "-n", 4, "--stragglers", "5:1ms"], "--stragglers: there are 4 ranks, not 5"),
         (["ring", "-n", 4, "--jitter", "0.2"], "'0.2' is not a time"),
@@ -119,6 +123,12 @@ def test_what_is_wrong_is_told(arguments, words):
     done = simulate(*arguments)
     assert done.exit_code == 2
     assert words in done.output
+
+
+def test_no_message_need_be_eager(tmp_path):
+    done = simulate("ring", "-n", 4, "--eager", "0", "--json", tmp_path / "ring.json")
+    assert done.exit_code == 0, done.output
+    assert json.loads((tmp_path / "ring.json").read_text())["cluster"]["eager"] == 0
 
 
 def test_large_nodes_need_not_be_equally_full():

@@ -133,7 +133,7 @@ def networks(draw):
     nodes, found = 1, []
     for _ in range(draw(st.integers(1, 2))):
         nodes *= draw(st.integers(1, 3))
-        found.append(Groups(nodes, draw(st.floats(0.1, 8)), draw(COSTS)))
+        found.append(Groups(nodes, draw(st.floats(0.1, 8)), draw(COSTS), paired=draw(st.booleans())))
     return tuple(found)
 
 
@@ -206,6 +206,27 @@ def longer(rank, size):
 def not_reduced(rank, size):
     yield from ring.allgather(rank, size)
     yield from ring.allgather(rank, size)
+
+
+def test_ranks_and_rounds_are_taken_together_on_networks():
+    """None of what is regular is left to the slow way."""
+    layout = Layout.of([2] * 12)
+    networks = (Groups(3, 2.0), Groups(6, 4.0)), (Groups(4, 2.0, paired=True),), Torus((4, 3))
+    for name, collective in SERVED:
+        pipeline = name in PIPELINES or collective.prefix
+        together = Together.RANKS if pipeline else Together.ROUNDS
+        for network in networks[: 1 if collective.rooted or pipeline else 3]:
+            links = Links.between(layout, Cluster(node_alpha=1e-6, node_beta=1e-10, network=network))
+            Clocks(posts_of(algorithm(name), collective, layout, together=together), links)
+
+
+def test_uneven_groups_of_a_dragonfly_are_looked_at_pair_by_pair():
+    layout = Layout.of([3, 3, 1, 1])
+    cluster = Cluster(0, 1e-9, 0, 1e-6, 1e-11, overhead=0, eager=0, network=(Groups(1, paired=True),))
+    for collective in ("allgather", "alltoall"):
+        expected = max(walked("direct", Collective(collective), layout, cluster, 100.0))
+        pieces = algorithm("direct").pieces(Collective(collective), layout)
+        assert price("direct", collective, layout, 100.0 * pieces, cluster) == pytest.approx(expected)
 
 
 @pytest.mark.parametrize("wrong", [fewer, longer, not_reduced])
@@ -308,21 +329,28 @@ def test_too_many_messages_of_too_many_kinds_are_refused(monkeypatch):
         price("mine", "allreduce", 8, 1, CLUSTER)
 
 
-@pytest.mark.parametrize("name", ["pairwise", "hierarchical"])
-@pytest.mark.parametrize("sizes", [[4] * 24, [1] * 200])
-def test_some_rounds_stand_for_others_that_differ_in_their_peers(monkeypatch, name, sizes):
-    cluster = Cluster(node_alpha=3e-7, node_beta=2e-11, network=(Groups(8, 2.0),))
+@pytest.mark.parametrize(
+    ("name", "sizes", "network", "few"),
+    [
+        ("hierarchical", [4] * 24, (Groups(8, 2.0),), 4),
+        *[(name, [1] * 200, (Groups(8, 2.0),), 16) for name in ("pairwise", "hierarchical")],
+        ("pairwise", [4] * 48, (Groups(8, 2.0),), 32),
+        ("pairwise", [1] * 256, Torus((4, 8, 8)), 16),
+    ],
+)
+def test_some_rounds_stand_for_others_that_differ_in_their_peers(monkeypatch, name, sizes, network, few):
+    cluster = Cluster(node_alpha=3e-7, node_beta=2e-11, network=network)
     expected = Pricing(name, "alltoall", Layout.of(sizes), cluster).predict(1e6)
-    monkeypatch.setattr("mpiagg.schedules.posts.MOST_ENDS", 1000)
+    monkeypatch.setattr("mpiagg.schedules.posts.MOST_ENDS", 280 * few)
     monkeypatch.setattr("mpiagg.schedules.posts.FEW", 1000)
     with pytest.raises(ValueError, match="too many messages"):
         Pricing(name, "alltoall", Layout.of(sizes), cluster)
-    monkeypatch.setattr("mpiagg.schedules.posts.FEW", 4)
+    monkeypatch.setattr("mpiagg.schedules.posts.FEW", few)
     found = Pricing(name, "alltoall", Layout.of(sizes), cluster).predict(1e6)
-    assert found.seconds == pytest.approx(expected.seconds, rel=0.1)
+    assert found.seconds == pytest.approx(expected.seconds, rel=0.05)
     assert found.seconds != expected.seconds
     assert found.rounds == expected.rounds
-    assert found.crossing == pytest.approx(expected.crossing, rel=0.1)
+    assert found.crossing == pytest.approx(expected.crossing, rel=0.15)
 
 
 # -- all ranks at once, and the schedules
@@ -424,6 +452,8 @@ def test_a_ring_goes_at_the_pace_of_its_slowest_link(n):
 def test_half_a_node_and_links_of_other_nodes_are_refused():
     with pytest.raises(ValueError, match="node_alpha and node_beta go together"):
         Cluster(node_alpha=1e-6)
+    with pytest.raises(ValueError, match="no cost may be negative"):
+        Cluster(alpha=-1e-6)
     with pytest.raises(ValueError, match="links of 3 nodes, but the ranks are on 2"):
         price("ring", "allreduce", Layout.of([1, 1]), 1, Cluster(links=(1, 1, 1)))
 
@@ -525,6 +555,8 @@ def test_calls_in_a_row():
     server = Pricing("parameter_server", "broadcast", Layout.of([4]), cluster)
     assert server.in_a_row(4) == pytest.approx(3 * 2)
     assert server.in_a_row(4000) == pytest.approx(50 + 2 * 2)
+    with pytest.raises(ValueError, match="at least 2, not 1"):
+        server.in_a_row(4, calls=1)
 
 
 # -- networks
@@ -584,9 +616,11 @@ def test_the_byte_hops_of_a_torus_share_its_links(sides, by, hops, load):
     assert max(finish_times(shifted(nodes, by), 1, cluster)) == pytest.approx(1 + 2 * (hops - 1) + 10 * load)
 
 
-@pytest.mark.parametrize("network", [Torus((3, 2)), Torus((2, 0, 3)), Torus(()), (Groups(2), Groups(3)), (Groups(0),)])
+@pytest.mark.parametrize(
+    "network", [Torus((3, 2)), Torus((2, 0, 3)), Torus(()), (Groups(2), Groups(3)), (Groups(0),), (Groups(2, 0.0),)]
+)
 def test_networks_that_cannot_be_are_refused(network):
-    with pytest.raises(ValueError, match=r"nodes, but there are 8|made of groups"):
+    with pytest.raises(ValueError, match=r"nodes, but there are 8|made of groups|a node and an oversub"):
         price("ring", "allreduce", Layout.of([1] * 8), 1, replace(SHIFTED, network=network))
 
 
@@ -642,7 +676,12 @@ def test_the_mean_of_jitter_is_what_it_says():
     several = Pricing("direct", "allgather", Layout.of([16]), Cluster())
     longest = np.mean(np.max(np.random.default_rng(0).exponential(size=(4000, 16 * 15)), axis=1))
     found = np.mean(several.sample(1000, Noise(jitter=3e-6), range(500)))
-    assert found - several.seconds(1000) == pytest.approx(3e-6 * longest, rel=0.15)
+    assert found - several.seconds(1000) == pytest.approx(3e-6 * longest, rel=0.05)
+    # A root sends one message to each, and each waits for that one.
+    root = Pricing("direct", "scatter", Layout.of([16]), Cluster())
+    longest = np.mean(np.max(np.random.default_rng(0).exponential(size=(4000, 15)), axis=1))
+    found = np.mean(root.sample(1000, Noise(jitter=3e-6), range(500)))
+    assert found - root.seconds(1000) == pytest.approx(3e-6 * longest, rel=0.1)
 
 
 @pytest.mark.parametrize("name", ["ring", "halving_doubling", "parameter_server"])
