@@ -4,9 +4,9 @@
 
 Each FILE.json is a saved ``mpiagg bench``, as of the virtual cluster. One number is taken from them, for each layout:
 what a message costs a processor, from an all-reduce of the smallest size by ``recursive_doubling`` (where each rank has
-a core, by ``direct``, in which each has several messages at once). Latencies are those of ``bench/cluster_links.py``,
-which sends one message at a time. The bandwidth is the links'
-rate; the rate of reduction is measured here, by NumPy. All else is predicted, for all algorithms and collectives.
+a core, by ``direct``, in which each has several messages at once). Latencies are options; ``bench/cluster_links.py``
+measures them with one message at a time. The bandwidth is the links' rate; the rate of reduction is measured here, by
+NumPy. All else is predicted, for all algorithms and collectives.
 
 The benchmark makes one call after the other, and the links of the virtual cluster carry in advance what they have been
 idle for. So a call takes its messages or its bytes, whichever is longer. The bytes are those of the busiest link, and
