@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 import click
-import numpy as np
 from rich import box
 from rich.table import Table
 
@@ -33,9 +32,9 @@ from mpiagg.cli.quantities import (
 from mpiagg.launch import job
 from mpiagg.schedules import Cluster, Collective, Layout, algorithms
 from mpiagg.schedules import algorithm as find_algorithm
-from mpiagg.schedules.cluster import Noise, node_numbers
+from mpiagg.schedules.cluster import Links, Noise
 from mpiagg.schedules.model import Prediction, Pricing
-from mpiagg.schedules.networks import Groups, Torus, levels_of
+from mpiagg.schedules.networks import Groups, Torus
 
 ALL: Final = "all"
 RUNS: Final = 10
@@ -261,15 +260,15 @@ def _question(
     if nodes is not None:
         cluster = replace(cluster, node_alpha=node_alpha, node_beta=1 / node_bandwidth, node_overhead=node_overhead)
     if network is not None:
-        cluster = replace(cluster, network=_network(network, hop, layout))
+        cluster = _with_network(cluster, network, hop, layout)
     noise = replace(stragglers or Noise(), jitter=jitter)
     if noise.stragglers > layout.size:
         raise click.UsageError(f"--stragglers: there are {layout.size:,} ranks, not {noise.stragglers:,}")
     return Question(_serving(algorithm, collective), Collective(collective), nbytes, layout, cluster, noise, seed)
 
 
-def _network(network: tuple[Groups, ...] | Torus, hop: float, layout: Layout) -> tuple[Groups, ...] | Torus:
-    """Return the network with its latencies.
+def _with_network(cluster: Cluster, network: tuple[Groups, ...] | Torus, hop: float, layout: Layout) -> Cluster:
+    """Return the cluster with the network between its nodes, and the latencies of that.
 
     Raises
     ------
@@ -278,13 +277,15 @@ def _network(network: tuple[Groups, ...] | Torus, hop: float, layout: Layout) ->
     """
     if len(layout.nodes) == 1:
         raise click.UsageError("--network is between nodes, and there is one")
+    if isinstance(network, Torus):
+        cluster = replace(cluster, network=replace(network, alpha=hop))
+    else:
+        cluster = replace(cluster, network=tuple(replace(groups, alpha=hop) for groups in network))
     try:
-        levels_of(network, node_numbers(layout), np.ones(len(layout.nodes)))
+        Links.between(layout, cluster)
     except ValueError as error:
         raise click.UsageError(f"--network: {error}") from None
-    if isinstance(network, Torus):
-        return replace(network, alpha=hop)
-    return tuple(replace(groups, alpha=hop) for groups in network)
+    return cluster
 
 
 def _layout(ranks: int | None, nodes: str | None) -> Layout:
@@ -293,12 +294,9 @@ def _layout(ranks: int | None, nodes: str | None) -> Layout:
             raise click.UsageError("how many ranks? Give -n, or --nodes with the ranks of each")
         return Layout.by_name(range(ranks))
     try:
-        layout = parse_nodes(nodes, ranks)
+        return parse_nodes(nodes, ranks)
     except ValueError as error:
         raise click.UsageError(f"--nodes: {error}") from None
-    if layout.size > MOST_RANKS:
-        raise click.UsageError(f"--nodes: at most {MOST_RANKS:,} ranks, not {layout.size:,}")
-    return layout
 
 
 def _serving(algorithm: str, collective: str) -> tuple[str, ...]:
@@ -369,7 +367,8 @@ def _draw(figure: Any, question: Question) -> None:
             with suppress(ValueError):  # too many messages, as was told of those in the table
                 pricing = question.pricing(name)
                 by_size[name] = [pricing.seconds(size) for size in sizes]
-                by_ranks[name] = [smaller.pricing(name).seconds(question.nbytes) for smaller in fewer]
+                pricings = [*(smaller.pricing(name) for smaller in fewer[:-1]), pricing]  # the last are all ranks
+                by_ranks[name] = [each.seconds(question.nbytes) for each in pricings]
             advance()
     left, right = figure.subplots(1, 2)
     price_plot.draw(left, "size", {size: _size(size) for size in sizes}, by_size, question.where)

@@ -217,7 +217,7 @@ def _exchanged(side: Side, costs: Costs, clock: Values, chance: Chance) -> Value
         done = np.where(costs.waits, done, costs.overhead + at_once)
     else:
         done = np.where(costs.waits, done, np.maximum(costs.latency + from_others, costs.overhead + clock))
-    if not side.sends:  # a message is late once, where it arrives
+        # A message is late once, where it arrives.
         senders = np.bincount(side.cell, side.there[1])
         done = chance.longer(done, np.bincount(side.group, senders)[side.group[side.cell]] - senders[side.cell])
     return np.where(side.there[0] & (last > -np.inf), done, 0)

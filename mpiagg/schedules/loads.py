@@ -64,7 +64,6 @@ class Loads:
         The chunks that leave by each link, and those that enter.
     crossing : numpy.ndarray
         How many chunks cross each level: the nodes' links, and then those of the network.
-
     """
 
     def __init__(self, posts: Posts, waves: Waves, links: Links) -> None:
