@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -14,7 +14,7 @@ from mpiagg.errors import MismatchError
 from mpiagg.plans.bound import bind_operation
 from mpiagg.plans.choices import Memory, pick
 from mpiagg.plans.operation import Operation
-from mpiagg.plans.program import Call, Deferred, Program, in_turn
+from mpiagg.plans.program import Once, Program, in_turn
 from mpiagg.schedules import Collective
 from mpiagg.transport import Channel
 
@@ -169,7 +169,7 @@ class CountedGather(Gather):
         self._own = _Message(device.empty(0, INDEX), device.empty(0, how.dtype))
         self._length = 0
         self._counts = scratch(channel.size, INDEX)
-        late = Program((_Once(self._lay_out_counted).as_round(),), (), 0, device=accelerator_of(self._own.starts))
+        late = Program((Once(self._lay_out_counted).as_round(),), (), 0, device=accelerator_of(self._own.starts))
         self.program = in_turn(self._all_gather((1,) * channel.size, self._counts), late)
 
     def take(self, starts: Array, kept: Array) -> None:
@@ -186,29 +186,6 @@ class CountedGather(Gather):
             room[...] = own
         self.more_bytes = program.sent_bytes
         return program
-
-
-class _Once(Deferred):
-    """A program that is made when its turn has come, and given back when it is done."""
-
-    def __init__(self, make: Callable[[], Program]) -> None:
-        super().__init__(self._made)
-        self._make = make
-        self._releases: tuple[Call, ...] = ()
-
-    def _made(self) -> Program:
-        program = self._make()
-        self._releases = program.releases
-        return program
-
-    def test(self) -> bool:
-        """Let it go on, and return whether it is done."""
-        if not super().test():
-            return False
-        for release in self._releases:
-            release()
-        self._releases = ()
-        return True
 
 
 def _taken(coordinates: Array, kept: Array) -> Array:

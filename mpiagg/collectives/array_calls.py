@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Hashable
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -14,14 +15,15 @@ from mpi4py import MPI
 from mpiagg.arrays import Array, Form, Reduction, as_input, check_output, check_wire_dtype, check_wire_op, device_of
 from mpiagg.collectives.mpi_ops import resolve as resolve_op
 from mpiagg.common.arguments import check_flag, check_root
+from mpiagg.plans.block_exchange import choose_blocks
 from mpiagg.plans.bound import prepare
 from mpiagg.plans.calls import Call
-from mpiagg.plans.choices import NATIVE, Choice, pick, takes_native
+from mpiagg.plans.choices import NATIVE, Choice, Memory, pick, takes_native
 from mpiagg.plans.learning import choose, resolve
 from mpiagg.plans.native import KNOWN_TO_MPI
 from mpiagg.plans.operation import Operation, even_counts
 from mpiagg.plans.plan import Plan
-from mpiagg.schedules import Collective, forwards
+from mpiagg.schedules import Collective
 from mpiagg.transport import CHECK, DEFAULT_TIMEOUT, Channel, channel_of, check_timeout, limited
 
 Op = str | MPI.Op
@@ -64,7 +66,7 @@ def kept(arguments: Arguments, x: Array, channel: Channel) -> Call:
     call.shape = () if result is None else result.shape
     op = arguments[2]
     if operation.ragged:  # with other counts the next time: what is kept is for all of a dtype, or nothing
-        if call.given_as_it_is and operation.reduction.dtype.char in KNOWN_TO_MPI:
+        if arguments[5] == "auto" and (call.given_as_it_is or call.of_any_lengths):
             channel.calls.find(_ragged_key(x), lambda: call)
             call.once = False
     elif not isinstance(op, MPI.Op) or op.is_predefined:  # another one may have the handle of one that was freed
@@ -85,7 +87,7 @@ def _fits(out: Any, shape: tuple[int, ...], x: Any) -> bool:
 
 
 def _exchange(arguments: Arguments, x: Any, channel: Channel, timeout: float) -> Array | None:
-    """Carry an all-to-all of rows out by the MPI library's own, if one of arrays like these has come before.
+    """Carry an all-to-all of rows out as one of arrays like these that has come before, of whatever lengths.
 
     Returns
     -------
@@ -104,7 +106,14 @@ def _exchange(arguments: Arguments, x: Any, channel: Channel, timeout: float) ->
         out = np.empty(shape, x.dtype)
     elif not _fits(out, shape, x):
         return None
-    call.used, call.subject.unleavable = True, timeout
+    call.used = True
+    if not call.given_as_it_is:
+        lengths, taken = (tuple(rows * width for rows in each) for each in counts)
+        call.run_other(replace(call.operation, counts=lengths, received=taken), x, out, timeout)
+        return out
+    if x.dtype.char not in KNOWN_TO_MPI:
+        return None
+    call.subject.unleavable = timeout
     given = [[part, [rows * width for rows in each]] for part, each in ((x, sent), (out, received))]
     call.record(channel.comm.Alltoallv, given)
     return out
@@ -137,9 +146,7 @@ def meant(
     else:
         choice = pick(algorithm, lanes, case, wire, device)
     if ragged and algorithm == "auto":
-        choice = Choice(NATIVE)
-    elif ragged and choice.algorithm != NATIVE and forwards(choice.algorithm, collective):
-        raise ValueError(f"algorithm {algorithm!r} forwards chunks, whose lengths are only known at their ends")
+        choice = choose_blocks(channel, device, Memory.TOGETHER, NATIVE, at_once=at_once)
     check_wire_op(wire, how.name)
     check_wire_dtype(wire, x.dtype)
     if only_native:

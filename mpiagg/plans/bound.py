@@ -8,6 +8,7 @@ from typing import Final
 
 from mpiagg.arrays import EXACT, Accelerator, Array, accelerator_of, device_of, flat, same_memory
 from mpiagg.plans.binding import Wire, bind
+from mpiagg.plans.block_exchange import planned_blocks, serves_blocks
 from mpiagg.plans.choices import BY_WAY_OF_HOST, NATIVE, NCCL, Memory
 from mpiagg.plans.exact import bind_exact
 from mpiagg.plans.moves import bind_moves, vectors_of
@@ -84,6 +85,9 @@ def _bind_moves(  # noqa: PLR0917 - what bind_arrays is given
 ) -> Program:
     """Return the program of an operation that moves chunks between two vectors."""
     o = operation
+    if memory is Memory.TOGETHER and tag != SHARED_TAG and serves_blocks(channel, o):
+        otherwise = partial(_bind_moves, channel, o, x, out, tag, Memory.NONE)
+        return planned_blocks(channel, o, x, out, otherwise)
     if memory is Memory.TOGETHER and serves(channel, o, accelerator_of(x if out is None else out)):
         return _bind_on_node(OnNode(channel, o, x, out, partial(_copying, channel, o, x, out, together=True), tag))
     o = o if o.choice.elsewhere is None else replace(o, choice=o.choice.in_other_memory)

@@ -14,18 +14,21 @@ from mpi4py import MPI
 
 from mpiagg.arrays import HOST, Accelerator, Array, Reduction, address, device_of
 from mpiagg.errors import PlanError
+from mpiagg.plans.block_exchange import BlockExchange, ground_for, serves_blocks
 from mpiagg.plans.bound import STAGED_BYTES, bind_arrays, goes_by_host, pinned, plan_of
 from mpiagg.plans.choices import NATIVE, Choice
-from mpiagg.plans.native import native_caller
+from mpiagg.plans.moves import bind_moves, vectors_of
+from mpiagg.plans.native import called_at_once, native_caller
 from mpiagg.plans.one_shot import OneShot, serves_at_once
 from mpiagg.plans.operation import Operation
 from mpiagg.plans.plan import Plan
+from mpiagg.plans.program import Program
 from mpiagg.plans.recorded import Recorded
 from mpiagg.plans.sharing import gate_program
 from mpiagg.plans.staging import from_host, to_host
 from mpiagg.schedules import Collective
-from mpiagg.transport import DEFAULT_TIMEOUT, Channel
-from mpiagg.watch import END
+from mpiagg.transport import DEFAULT_TIMEOUT, Block, Channel, SignedGate
+from mpiagg.watch import END, Subject
 
 QUICK_BARRIERS: Final = ("Open MPI",)
 """The MPI libraries whose own barrier takes less time on a node than a gate of ours: ``bench/calls.py`` shows it."""
@@ -60,10 +63,13 @@ class Call:
         What it runs, if it has a plan of its own.
     given_as_it_is : bool
         Whether a method of mpi4py's is for the MPI library, with the arguments that it was given: by ``record``.
+    of_any_lengths : bool
+        Whether it serves all operations that are like its own but for the lengths of blocks: by ``run_other``.
     """
 
     once = True
     given_as_it_is = False
+    of_any_lengths = False
     plan: Plan[Any] | None = None
 
     def __init__(self, channel: Channel, operation: Operation, *, quiet: bool = False) -> None:
@@ -126,6 +132,8 @@ def resolve(channel: Channel, operation: Operation, x: Array | None, out: Array 
     if device is HOST and as_they_are and serves_at_once(channel, o) and channel.memory.for_calls() is not None:
         return _Short(channel, o, quiet=quiet)
     short = o.nbytes <= STAGED_BYTES or o.choice.algorithm == NATIVE or not as_they_are
+    if device is HOST and serves_blocks(channel, o) and (ground := ground_for(channel)) is not None:
+        return _Blocks(channel, o, x, out, ground, quiet=quiet)
     if not flat or by_host or (device is HOST and short):
         return _Copied(channel, o, x, out, quiet=quiet)
     return _Placed(channel, o, x, out, quiet=quiet)
@@ -273,12 +281,14 @@ class _Placed(Call):
 
     def run(self, x: Array | None, out: Array | None, timeout: float = DEFAULT_TIMEOUT) -> None:
         """Carry the operation out; see :meth:`Call.run`."""
-        leased = self.channel.memory.host.leased
-        if self._native is not None and not leased:
-            self._native.run(x, out, timeout)
+        if self.given_as_it_is:
+            self._native.run(x, out, timeout)  # type: ignore[union-attr]  # there is one
             return
+        self._run_where_they_lie(x, out, timeout)
+
+    def _run_where_they_lie(self, x: Array | None, out: Array | None, timeout: float) -> None:
         # Once ranks map each other's devices, other plans are right, on all of them at the same call.
-        mapped = leased, self.channel.memory.device is not None
+        mapped = self.channel.memory.host.leased, self.channel.memory.device is not None
         x = None if self.operation.source is None else x  # what is no input can be of any layout
         key = (self, _place_of(x), x is out or _place_of(out), mapped)
         found: Any = self.channel.calls.get(key)
@@ -291,6 +301,12 @@ class _Placed(Call):
     def given_as_it_is(self) -> bool:  # type: ignore[override]  # which is for all time elsewhere
         """Whether no arrays can lie in memory that ranks share, so that the MPI library's own is taken."""
         return self._native is not None and not self.channel.memory.host.leased
+
+    @property
+    def subject(self) -> Subject:
+        """How a call of the MPI library's own is recorded."""
+        assert self._native is not None
+        return self._native.subject
 
     def record(self, call: Callable[..., object], given: tuple[Any, ...]) -> None:
         """Make a call of the MPI library's own."""
@@ -329,6 +345,46 @@ def _place_of(array: Array | None) -> object:
 
 def _borrowed(array: Array) -> Array:
     return device_of(array).borrow(address(array), array.size, array.dtype)
+
+
+class _Blocks(_Placed, _WithPlan):
+    """Blocks whose lengths only their ends know, in memory that the ranks of a node share, if they lie there."""
+
+    of_any_lengths = True
+
+    def __init__(
+        self,
+        channel: Channel,
+        operation: Operation,
+        x: Array | None,
+        out: Array | None,
+        ground: tuple[SignedGate, Block],
+        *,
+        quiet: bool,
+    ) -> None:
+        super().__init__(channel, operation, x, out, quiet=quiet)
+        if not all(part is None or part.flags.c_contiguous for part in (x, out)):
+            self._native = None  # which takes no others
+        self._exchange = BlockExchange(channel, operation, ground, partial(_blocks_elsewhere, channel))
+        self._take(plan_of(channel, operation, self._exchange.program(), None))
+
+    def run_other(self, operation: Operation, x: Array | None, out: Array | None, timeout: float) -> None:
+        """Carry another operation out, of other lengths, from ``x`` to ``out``."""
+        with self.channel.one_thread:  # the arrays belong to the call
+            self._exchange.operation, self._exchange.x, self._exchange.out = operation, x, out
+            self._run(timeout)
+            self._exchange.x = self._exchange.out = None  # which are the caller's to keep
+
+    def _run_where_they_lie(self, x: Array | None, out: Array | None, timeout: float) -> None:
+        self.run_other(self.operation, x, out, timeout)
+
+
+def _blocks_elsewhere(channel: Channel, operation: Operation, x: Array | None, out: Array | None) -> Program:
+    """Return the program of blocks in arrays that others do not reach."""
+    o, made = replace(operation, choice=operation.choice.in_other_memory), vectors_of(operation, x, out)
+    if o.choice.algorithm == NATIVE:
+        return made.around(called_at_once(channel, o, made.x, made.out))
+    return made.around(bind_moves(channel, o, made.x, made.out, channel.tags.shared(o.signature)))
 
 
 class Barrier(_WithPlan, Recorded):

@@ -54,7 +54,7 @@ def vectors_of(operation: Operation, x: Array | None, out: Array | None) -> Vect
         store = partial(device.convert, out, target.reshape(out.shape))
         nbytes += out.nbytes
     in_the_way = source is not None and target is not None and overlap(source, target)
-    if x is not None and (source is None or (in_the_way and not _stays(operation, source, target))):
+    if x is not None and (source is None or (in_the_way and not stays(operation, source, target))):
         device = device_of(x)
         source = device.empty(x.size, x.dtype)
         load = partial(device.convert, source.reshape(x.shape), x)
@@ -62,7 +62,7 @@ def vectors_of(operation: Operation, x: Array | None, out: Array | None) -> Vect
     return Vectors(source, target, load, store, nbytes)
 
 
-def _stays(o: Operation, source: Any, target: Any) -> bool:
+def stays(o: Operation, source: Any, target: Any) -> bool:
     """Whether an input that overlaps the output is one chunk that lies where it stays, or the output is."""
     if o.collective is Collective.ALLTOALL:
         return False

@@ -183,6 +183,29 @@ class Program:
     device: Accelerator | None = None
 
 
+class Once(Deferred):
+    """A program that is made when its turn has come, and given back when it is done."""
+
+    def __init__(self, make: Callable[[], Program]) -> None:
+        super().__init__(self._made)
+        self._make = make
+        self._releases: tuple[Call, ...] = ()
+
+    def _made(self) -> Program:
+        program = self._make()
+        self._releases = program.releases
+        return program
+
+    def test(self) -> bool:
+        """Let it go on, and return whether it is done."""
+        if not super().test():
+            return False
+        for release in self._releases:
+            release()
+        self._releases = ()
+        return True
+
+
 def in_turn(*parts: Program | Callable[[], object] | None) -> Program:
     """Return the program that runs programs one after the other, with calls between them; None is nothing."""
     rounds: list[BoundRound] = []

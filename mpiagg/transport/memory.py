@@ -180,9 +180,11 @@ class SharedMemory:
         self.give_back(block)
 
     def position(self, array: Array) -> Position:
-        """Return where in the windows a contiguous array lies; NOWHERE if in none."""
+        """Return where in the windows a contiguous array lies; NOWHERE if in none. One without elements lies in any."""
         if device_of(array) is not self.device:
             return NOWHERE
+        if not array.nbytes and self._windows:
+            return Position(0, 0)
         start = address(array)
         for number, window in enumerate(self._windows):
             offset = start - window.start
