@@ -15,12 +15,12 @@ from mpi4py import MPI
 from mpiagg.arrays import Array, Form, Reduction, as_input, check_output, check_wire_dtype, check_wire_op, device_of
 from mpiagg.collectives.mpi_ops import resolve as resolve_op
 from mpiagg.common.arguments import check_flag, check_root
-from mpiagg.plans.block_exchange import choose_blocks
 from mpiagg.plans.bound import prepare
 from mpiagg.plans.calls import Call
-from mpiagg.plans.choices import NATIVE, Choice, Memory, pick, takes_native
+from mpiagg.plans.choices import NATIVE, Choice, pick, takes_native
 from mpiagg.plans.learning import choose, resolve
 from mpiagg.plans.native import KNOWN_TO_MPI
+from mpiagg.plans.on_node import SHARED
 from mpiagg.plans.operation import Operation, even_counts
 from mpiagg.plans.plan import Plan
 from mpiagg.schedules import Collective
@@ -66,9 +66,9 @@ def kept(arguments: Arguments, x: Array, channel: Channel) -> Call:
     call.shape = () if result is None else result.shape
     op = arguments[2]
     if operation.ragged:  # with other counts the next time: what is kept is for all of a dtype, or nothing
-        if arguments[5] == "auto" and (call.given_as_it_is or call.of_any_lengths):
-            channel.calls.find(_ragged_key(x), lambda: call)
-            call.once = False
+        usual = arguments[6] is None and arguments[8] is None  # lanes and reproducible
+        if usual and (call.given_as_it_is or call.of_any_lengths):
+            call.once = channel.calls.find(_ragged_key(x, arguments[5]), lambda: call) is not call
     elif not isinstance(op, MPI.Op) or op.is_predefined:  # another one may have the handle of one that was freed
         with suppress(AttributeError, TypeError):  # what cannot be a key
             channel.calls.find(key_of(arguments, x), lambda: call)
@@ -76,8 +76,8 @@ def kept(arguments: Arguments, x: Array, channel: Channel) -> Call:
     return call
 
 
-def _ragged_key(x: Array) -> Hashable:
-    return "alltoallv", x.dtype, x.dtype.num
+def _ragged_key(x: Array, algorithm: str) -> Hashable:
+    return "alltoallv", algorithm, x.dtype, x.dtype.num
 
 
 def _fits(out: Any, shape: tuple[int, ...], x: Any) -> bool:
@@ -95,9 +95,9 @@ def _exchange(arguments: Arguments, x: Any, channel: Channel, timeout: float) ->
         The result; None if it is to be looked at more closely.
     """
     *_, out, algorithm, lanes, _, reproducible, counts = arguments
-    if counts is None or not counts[0] or (algorithm, lanes, reproducible) != ("auto", None, None):
+    if counts is None or not counts[0] or lanes is not None or reproducible is not None:
         return None
-    call: Any = channel.calls.get(_ragged_key(x))
+    call: Any = channel.calls.get(_ragged_key(x, algorithm))
     sent, received = counts
     if call is None or x.__class__ is not np.ndarray or not x.flags.c_contiguous or x.shape[:1] != (sum(sent),):
         return None
@@ -146,7 +146,9 @@ def meant(
     else:
         choice = pick(algorithm, lanes, case, wire, device)
     if ragged and algorithm == "auto":
-        choice = choose_blocks(channel, device, Memory.TOGETHER, NATIVE, at_once=at_once)
+        # Blocks may be short on all ranks, which would have to meet to know it: then MPI's own is faster than that.
+        shared = not at_once and channel.memory.host.leased
+        choice = Choice(SHARED, elsewhere=NATIVE) if shared else Choice(NATIVE)
     check_wire_op(wire, how.name)
     check_wire_dtype(wire, x.dtype)
     if only_native:

@@ -9,7 +9,6 @@ from mpi4py import MPI
 
 from mpiagg.arrays import Array, Form, Reduction, device_of
 from mpiagg.collectives.buffers import read
-from mpiagg.plans.block_exchange import choose_blocks
 from mpiagg.plans.bound import STAGED_BYTES
 from mpiagg.plans.choices import NATIVE, STRAIGHT, Choice, Memory, pick, takes_native
 from mpiagg.plans.learning import choose
@@ -83,11 +82,10 @@ class Asked(NamedTuple):
         registered = memory is Memory.TOGETHER and (at_once or channel.memory.host.leased)
         # Shorter ones are copied into memory that the ranks share anyway, which they would have to come together for.
         long = choice.elsewhere == NATIVE and nbytes > STAGED_BYTES and len(channel.layout.nodes) == 1
-        if self.ragged:
-            messages = STRAIGHT[self.collective] if self.ours else NATIVE
-            choice = choose_blocks(channel, device, memory, messages, at_once=at_once)
-        elif self.moved and native and not (registered and long):
+        if self.moved and native and not (registered and long):
             choice = Choice(NATIVE)
+        elif self.ragged and self.ours:
+            choice = Choice(STRAIGHT[self.collective])
         form = None if self.half is None else Form(self.half, (sum(self.counts),), device)
         return Operation(
             self.collective,

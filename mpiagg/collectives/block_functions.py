@@ -41,8 +41,10 @@ def alltoallv(
         How many rows come from each rank. Without it the ranks tell one another first, by an :func:`alltoall` of one
         number for each.
     out, comm, algorithm, lanes, timeout, check, reproducible
-        See :mod:`mpiagg.collectives.functions`. Algorithms that forward chunks are not for this one. With ``check`` the
-        counts of all ranks are compared.
+        See :mod:`mpiagg.collectives.functions`. ``"auto"`` is the MPI library's own collective. Algorithms that forward
+        chunks (``"bruck"`` of any radix, for short rows; ``"hierarchical"``) send the lengths first, in as many rounds
+        again. ``"shared"`` takes the rows straight from the others' arrays, if these are all registered memory
+        (:func:`mpiagg.empty`); so does a plan. With ``check`` the counts of all ranks are compared.
 
     Returns
     -------
@@ -53,6 +55,14 @@ def alltoallv(
     ------
     ValueError, TypeError, StallError
         As :func:`allreduce`, and ValueError for counts that do not fit.
+    MismatchError
+        If a rank sends other lengths than another takes: on all ranks with ``check``, and by ``"shared"`` in registered
+        memory; by algorithms that forward chunks on the rank that takes them.
+
+    Notes
+    -----
+    The sizes that go first, and the schedules by which chunks are forwarded: Fan et al., "Configurable non-uniform
+    all-to-all algorithms", arXiv:2411.02581.
 
     Examples
     --------

@@ -86,6 +86,8 @@ def _bind_moves(  # noqa: PLR0917 - what bind_arrays is given
     """Return the program of an operation that moves chunks between two vectors."""
     o = operation
     if memory is Memory.TOGETHER and tag != SHARED_TAG and serves_blocks(channel, o):
+        assert x is not None  # as in every all-to-all
+        assert out is not None
         otherwise = partial(_bind_moves, channel, o, x, out, tag, Memory.NONE)
         return planned_blocks(channel, o, x, out, otherwise)
     if memory is Memory.TOGETHER and serves(channel, o, accelerator_of(x if out is None else out)):

@@ -18,7 +18,7 @@ from mpiagg.plans.block_exchange import BlockExchange, ground_for, serves_blocks
 from mpiagg.plans.bound import STAGED_BYTES, bind_arrays, goes_by_host, pinned, plan_of
 from mpiagg.plans.choices import NATIVE, Choice
 from mpiagg.plans.moves import bind_moves, vectors_of
-from mpiagg.plans.native import called_at_once, native_caller
+from mpiagg.plans.native import native_caller
 from mpiagg.plans.one_shot import OneShot, serves_at_once
 from mpiagg.plans.operation import Operation
 from mpiagg.plans.plan import Plan
@@ -28,7 +28,7 @@ from mpiagg.plans.sharing import gate_program
 from mpiagg.plans.staging import from_host, to_host
 from mpiagg.schedules import Collective
 from mpiagg.transport import DEFAULT_TIMEOUT, Block, Channel, SignedGate
-from mpiagg.watch import END, Subject
+from mpiagg.watch import END
 
 QUICK_BARRIERS: Final = ("Open MPI",)
 """The MPI libraries whose own barrier takes less time on a node than a gate of ours: ``bench/calls.py`` shows it."""
@@ -131,9 +131,9 @@ def resolve(channel: Channel, operation: Operation, x: Array | None, out: Array 
         return _Native(channel, o, x, out, quiet=quiet)
     if device is HOST and as_they_are and serves_at_once(channel, o) and channel.memory.for_calls() is not None:
         return _Short(channel, o, quiet=quiet)
-    short = o.nbytes <= STAGED_BYTES or o.choice.algorithm == NATIVE or not as_they_are
     if device is HOST and serves_blocks(channel, o) and (ground := ground_for(channel)) is not None:
-        return _Blocks(channel, o, x, out, ground, quiet=quiet)
+        return _Blocks(channel, o, ground, quiet=quiet)
+    short = o.nbytes <= STAGED_BYTES or o.choice.algorithm == NATIVE or not as_they_are
     if not flat or by_host or (device is HOST and short):
         return _Copied(channel, o, x, out, quiet=quiet)
     return _Placed(channel, o, x, out, quiet=quiet)
@@ -281,14 +281,12 @@ class _Placed(Call):
 
     def run(self, x: Array | None, out: Array | None, timeout: float = DEFAULT_TIMEOUT) -> None:
         """Carry the operation out; see :meth:`Call.run`."""
-        if self.given_as_it_is:
-            self._native.run(x, out, timeout)  # type: ignore[union-attr]  # there is one
+        leased = self.channel.memory.host.leased
+        if self._native is not None and not leased:
+            self._native.run(x, out, timeout)
             return
-        self._run_where_they_lie(x, out, timeout)
-
-    def _run_where_they_lie(self, x: Array | None, out: Array | None, timeout: float) -> None:
         # Once ranks map each other's devices, other plans are right, on all of them at the same call.
-        mapped = self.channel.memory.host.leased, self.channel.memory.device is not None
+        mapped = leased, self.channel.memory.device is not None
         x = None if self.operation.source is None else x  # what is no input can be of any layout
         key = (self, _place_of(x), x is out or _place_of(out), mapped)
         found: Any = self.channel.calls.get(key)
@@ -301,12 +299,6 @@ class _Placed(Call):
     def given_as_it_is(self) -> bool:  # type: ignore[override]  # which is for all time elsewhere
         """Whether no arrays can lie in memory that ranks share, so that the MPI library's own is taken."""
         return self._native is not None and not self.channel.memory.host.leased
-
-    @property
-    def subject(self) -> Subject:
-        """How a call of the MPI library's own is recorded."""
-        assert self._native is not None
-        return self._native.subject
 
     def record(self, call: Callable[..., object], given: tuple[Any, ...]) -> None:
         """Make a call of the MPI library's own."""
@@ -347,26 +339,21 @@ def _borrowed(array: Array) -> Array:
     return device_of(array).borrow(address(array), array.size, array.dtype)
 
 
-class _Blocks(_Placed, _WithPlan):
+class _Blocks(_WithPlan):
     """Blocks whose lengths only their ends know, in memory that the ranks of a node share, if they lie there."""
 
     of_any_lengths = True
 
     def __init__(
-        self,
-        channel: Channel,
-        operation: Operation,
-        x: Array | None,
-        out: Array | None,
-        ground: tuple[SignedGate, Block],
-        *,
-        quiet: bool,
+        self, channel: Channel, operation: Operation, ground: tuple[SignedGate, Block], *, quiet: bool
     ) -> None:
-        super().__init__(channel, operation, x, out, quiet=quiet)
-        if not all(part is None or part.flags.c_contiguous for part in (x, out)):
-            self._native = None  # which takes no others
-        self._exchange = BlockExchange(channel, operation, ground, partial(_blocks_elsewhere, channel))
+        super().__init__(channel, operation, quiet=quiet)
+        self._exchange = BlockExchange(channel, operation, ground, self._elsewhere)
         self._take(plan_of(channel, operation, self._exchange.program(), None))
+
+    def run(self, x: Array | None, out: Array | None, timeout: float = DEFAULT_TIMEOUT) -> None:
+        """Carry the operation out; see :meth:`Call.run`."""
+        self.run_other(self.operation, x, out, timeout)
 
     def run_other(self, operation: Operation, x: Array | None, out: Array | None, timeout: float) -> None:
         """Carry another operation out, of other lengths, from ``x`` to ``out``."""
@@ -375,16 +362,10 @@ class _Blocks(_Placed, _WithPlan):
             self._run(timeout)
             self._exchange.x = self._exchange.out = None  # which are the caller's to keep
 
-    def _run_where_they_lie(self, x: Array | None, out: Array | None, timeout: float) -> None:
-        self.run_other(self.operation, x, out, timeout)
-
-
-def _blocks_elsewhere(channel: Channel, operation: Operation, x: Array | None, out: Array | None) -> Program:
-    """Return the program of blocks in arrays that others do not reach."""
-    o, made = replace(operation, choice=operation.choice.in_other_memory), vectors_of(operation, x, out)
-    if o.choice.algorithm == NATIVE:
-        return made.around(called_at_once(channel, o, made.x, made.out))
-    return made.around(bind_moves(channel, o, made.x, made.out, channel.tags.shared(o.signature)))
+    def _elsewhere(self, operation: Operation, x: Array, out: Array) -> Program:
+        """Return the program of blocks in arrays that others do not reach."""
+        made, tag = vectors_of(operation, x, out), self.channel.tags.shared(operation.signature)
+        return made.around(bind_moves(self.channel, operation, made.x, made.out, tag))
 
 
 class Barrier(_WithPlan, Recorded):

@@ -10,11 +10,15 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
 
-from mpiagg.arrays import Array, cuts_of, device_of, even_ranges, flat, overlap, ranges, same_memory
+import numpy as np
+
+from mpiagg.arrays import Array, Reduction, cuts_of, device_of, even_ranges, flat, overlap, ranges, same_memory
+from mpiagg.errors import MismatchError
 from mpiagg.plans.binding import Run, Segments, bind
+from mpiagg.plans.choices import Choice
 from mpiagg.plans.operation import Operation
-from mpiagg.plans.program import Call, Program, in_turn
-from mpiagg.schedules import Collective
+from mpiagg.plans.program import Call, Once, Program, in_turn
+from mpiagg.schedules import Collective, forwards
 from mpiagg.transport import Channel
 
 
@@ -54,7 +58,7 @@ def vectors_of(operation: Operation, x: Array | None, out: Array | None) -> Vect
         store = partial(device.convert, out, target.reshape(out.shape))
         nbytes += out.nbytes
     in_the_way = source is not None and target is not None and overlap(source, target)
-    if x is not None and (source is None or (in_the_way and not stays(operation, source, target))):
+    if x is not None and (source is None or (in_the_way and not _stays(operation, source, target))):
         device = device_of(x)
         source = device.empty(x.size, x.dtype)
         load = partial(device.convert, source.reshape(x.shape), x)
@@ -62,7 +66,7 @@ def vectors_of(operation: Operation, x: Array | None, out: Array | None) -> Vect
     return Vectors(source, target, load, store, nbytes)
 
 
-def stays(o: Operation, source: Any, target: Any) -> bool:
+def _stays(o: Operation, source: Any, target: Any) -> bool:
     """Whether an input that overlaps the output is one chunk that lies where it stays, or the output is."""
     if o.collective is Collective.ALLTOALL:
         return False
@@ -86,6 +90,9 @@ def _kept(
 def bind_moves(channel: Channel, operation: Operation, source: Array | None, target: Array | None, tag: int) -> Program:
     """Return the program of a gather, a scatter or an all-to-all by messages.
 
+    Where ranks forward chunks whose lengths they do not know, each chunk's length takes its way first, by the same
+    schedule: twice the rounds (Fan et al., "Configurable non-uniform all-to-all algorithms", arXiv:2411.02581).
+
     Parameters
     ----------
     channel : Channel
@@ -95,16 +102,64 @@ def bind_moves(channel: Channel, operation: Operation, source: Array | None, tar
     tag : int
         Of the messages.
     """
+    o, chunks = operation, _forwarded(operation)
+    if not (o.ragged and forwards(o.choice.algorithm, o.collective)):
+        return _bind(channel, o, source, target, tag, dict(zip(chunks, o.counts_of(chunks), strict=True)))
+    had, promised, between = (np.zeros(len(part), np.int64) for part in (o.had, o.promised, chunks))
+    one = (1,) * o.size
+    how, choice = Reduction(np.bitwise_or, had.dtype, "bor"), Choice(o.choice.algorithm)
+    lengths = replace(o, counts=one, received=o.received and one, reduction=how, choice=choice, ragged=False)
+
+    def tell() -> None:
+        had[:] = o.counts_of(o.had)
+
+    def moved() -> Program:
+        wanted, told = o.counts_of(o.promised), promised.tolist()
+        kept = [chunk in o.had for chunk in o.promised]
+        if any(not kept[i] and told[i] != wanted[i] for i in range(len(told))) or (between < 0).any():
+            raise MismatchError(f"{o.label}: other ranks send {told} elements, and this rank takes {wanted}")
+        return _bind(channel, o, source, target, tag, dict(zip(chunks, between.tolist(), strict=True)))
+
+    first = _bind(channel, lengths, had, promised, tag, dict.fromkeys(chunks, 1), between)
+    whole = in_turn(tell, first, Program((Once(moved).as_round(),), (), 0))
+    return replace(whole, sent_bytes=0)  # which is another at each run
+
+
+def _forwarded(o: Operation) -> list[int]:
+    """Return the chunks that this rank passes on, and neither has before nor must have after."""
+    steps = (step for a_round in o.schedule() for step in a_round)
+    named = {chunk for step in steps for chunk in range(step.chunk, step.chunk + step.count)}
+    return sorted(named - set(o.had) - set(o.promised))
+
+
+def _bind(  # noqa: PLR0917 - what bind_moves is given
+    channel: Channel,
+    operation: Operation,
+    source: Array | None,
+    target: Array | None,
+    tag: int,
+    forwarded: Mapping[int, int],
+    scratch: Array | None = None,
+) -> Program:
+    """Return the program of a move where this rank knows the lengths of the chunks that it forwards.
+
+    Parameters
+    ----------
+    forwarded : mapping of int to int
+        How many elements these chunks have.
+    scratch : numpy.ndarray, optional
+        Where they lie on their way.
+    """
     o, lanes = operation, operation.choice.lanes
-    schedule = o.schedule()
-    named = {c for a_round in schedule for step in a_round for c in range(step.chunk, step.chunk + step.count)}
-    before, after = _runs(o.had, o), _runs(o.promised, o)
-    forwarded = _runs(sorted(named - before.keys() - after.keys()), o)
-    length = max((stop for _, stop in forwarded.values()), default=0)
-    scratch = device_of(source if target is None else target).empty(length, o.reduction.dtype)
+    before, after = (_runs(chunks, o.counts_of(chunks)) for chunks in (o.had, o.promised))
+    if scratch is None:
+        device = device_of(source if target is None else target)
+        scratch = device.empty(sum(forwarded.values()), o.reduction.dtype)
     # The last one counts: what a rank has before and after is in no message.
     parts = [
-        (part, runs) for part, runs in ((target, after), (source, before), (scratch, forwarded)) if part is not None
+        (part, runs)
+        for part, runs in ((target, after), (source, before), (scratch, _runs(forwarded, forwarded.values())))
+        if part is not None
     ]
     vector = Segments.of([part for part, _ in parts])
     places = {
@@ -112,6 +167,8 @@ def bind_moves(channel: Channel, operation: Operation, source: Array | None, tar
         for start, (_, runs) in zip(vector.starts, parts, strict=True)
         for chunk, (first, last) in runs.items()
     }
+    schedule = o.schedule()
+    named = {c for a_round in schedule for step in a_round for c in range(step.chunk, step.chunk + step.count)}
     cut = {chunk: even_ranges(*places[chunk], lanes) for chunk in sorted(named)}
     by_lane = [{chunk: ranges[lane] for chunk, ranges in cut.items()} for lane in range(lanes)]
     program = bind(channel, schedule, vector, by_lane, o.reduction, label=o.label, tag=tag)
@@ -119,7 +176,6 @@ def bind_moves(channel: Channel, operation: Operation, source: Array | None, tar
     return replace(whole, nbytes=whole.nbytes + scratch.nbytes)
 
 
-def _runs(chunks: Iterable[int], operation: Operation) -> Mapping[int, Run]:
+def _runs(chunks: Iterable[int], lengths: Iterable[int]) -> Mapping[int, Run]:
     """Return the range of each chunk, where they lie one after the other."""
-    chunks = list(chunks)
-    return dict(zip(chunks, ranges(cuts_of(operation.counts_of(chunks))), strict=True))
+    return dict(zip(chunks, ranges(cuts_of(tuple(lengths))), strict=True))

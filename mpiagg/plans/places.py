@@ -112,11 +112,13 @@ class Places:
             return all(told.target != NOWHERE for told in positions)
         if o.collective is Collective.ALLREDUCE:
             return all(NOWHERE not in told for told in positions)
-        if o.collective.moves:
-            return moves_reached(o, self._node.ranks, positions)
+        if o.collective is Collective.ALLTOALL:
+            return all(told.source != NOWHERE for told in positions)
         root = positions[self._node.ranks.index(o.root)] if o.collective.rooted else None
         if o.collective is Collective.BROADCAST:
             return all((told.source if told is root else told.target) != NOWHERE for told in positions)
+        if o.collective.moves and root is not None:
+            return (root.target if o.collective is Collective.GATHER else root.source) != NOWHERE
         return all(told.source != NOWHERE for told in positions) and (root is None or root.target != NOWHERE)
 
     def vectors(self, positions: Sequence[Positions]) -> Vectors:
@@ -140,14 +142,6 @@ class Places:
         # By now they are apart, or the input lies where its place in the output is.
         apart = self.source is not None and self.target is not None and not overlap(self.source, self.target)
         return Vectors(sources.get(o.rank), targets.get(into), into, sources, targets, apart=apart)
-
-
-def moves_reached(operation: Operation, ranks: Sequence[int], positions: Sequence[Positions]) -> bool:
-    """Whether the vectors lie in memory that all map which other ranks read, or to which they write, in a move."""
-    if not operation.collective.rooted:
-        return all(told.source != NOWHERE for told in positions)
-    root = positions[ranks.index(operation.root)]
-    return (root.target if operation.collective is Collective.GATHER else root.source) != NOWHERE
 
 
 def _vector(operation: Operation, array: Array | None) -> Array | None:

@@ -10,10 +10,12 @@ alltoall        (k-1) L at most  (k-1) L at most          (k-1)/k L B where n is
 
 The fewest messages with k = 2: the choice for short chunks. A larger k sends fewer bytes in more messages. A chunk for
 the rank d after its source has come the lower digits of d on its way when it is sent by the next. Scratch: the chunks
-that a rank forwards, each in a place of its own.
+that a rank forwards, each in a place of its own. For ``alltoallv`` the lengths of the chunks go first, by the same
+rounds; Fan et al. call that TuNA.
 
 Source: Bruck et al., Efficient algorithms for all-to-all communications in multiport message-passing systems,
-IEEE Trans. Parallel Distrib. Syst. 8 (1997); for other k Fan et al., Optimizing the Bruck algorithm, HPDC 2022.
+IEEE Trans. Parallel Distrib. Syst. 8 (1997); for other k Fan et al., Optimizing the Bruck algorithm, HPDC 2022; for
+other lengths Fan et al., Configurable non-uniform all-to-all algorithms, arXiv:2411.02581.
 """
 
 from __future__ import annotations
