@@ -85,6 +85,7 @@ FLOORS = [
     "checkpoints",
     "aggregation",
     "ddp",
+    "torch",
     "benchmarks",
     "cli",
     "__main__",

@@ -1,0 +1,22 @@
+"""torch.distributed on MPI: importing this registers the backend ``"mpiagg"``.
+
+PyTorch's wheels have no MPI. With this package a script that was started by ``mpiexec`` or ``srun`` needs two lines::
+
+    import mpiagg.torch
+
+    mpiagg.torch.init_process_group()
+
+and all of ``torch.distributed`` runs on mpiagg's collectives: ``dist.all_reduce`` and the others, torch's own
+``DistributedDataParallel``, FSDP2, DTensor, distributed checkpoints. ``dist.init_process_group("mpiagg", ...)`` with
+torch's own arguments does as well.
+"""
+
+import torch.distributed as dist
+
+from mpiagg.torch.group import ProcessGroup, create
+from mpiagg.torch.starting import BACKEND, init_process_group
+
+__all__ = ["BACKEND", "ProcessGroup", "init_process_group"]
+
+if not hasattr(dist.Backend, BACKEND.upper()):
+    dist.Backend.register_backend(BACKEND, create, extended_api=True, devices=["cpu", "cuda"])

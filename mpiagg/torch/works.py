@@ -1,0 +1,209 @@
+"""What a call of torch.distributed returns: work that is done, that a thread does, or that messages are for."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from contextvars import copy_context
+from datetime import timedelta
+from queue import SimpleQueue
+from typing import Any, Final
+
+import torch
+import torch.distributed as dist
+from mpi4py import MPI
+
+from mpiagg.errors import StallError
+from mpiagg.plans.background import threads_allowed
+from mpiagg.transport import wait_patiently
+
+Task = Callable[[], object]
+
+NOT_SET: Final = timedelta(milliseconds=-1)
+"""How torch says that a call has no timeout of its own."""
+
+
+class Work(dist.Work):  # type: ignore[misc]  # mypy sees no classes of torch's where torch is not installed
+    """Work of a process group: done in the caller's thread, or by the group's thread.
+
+    Parameters
+    ----------
+    tensors : sequence of torch.Tensor
+        Where the result is.
+    task : callable, optional
+        What is to be done; without it nothing is left to be.
+    """
+
+    def __init__(self, tensors: Sequence[torch.Tensor], task: Task | None = None) -> None:
+        super().__init__()
+        self._tensors = list(tensors)
+        self._task = task
+        self._over = threading.Event()
+        self._error: BaseException | None = None
+        self._future: Any = None
+        self._lock = threading.Lock()
+        if task is None:
+            self._over.set()
+
+    def run(self) -> None:
+        """Do the work, and keep its error for those who wait."""
+        assert self._task is not None
+        try:
+            self._task()
+        except BaseException as error:  # noqa: BLE001 - for those who wait
+            self._error = as_torch_words_it(error)
+        self._task = None
+        with self._lock:
+            self._over.set()
+            if self._future is not None:
+                self._settle(self._future)
+
+    def wait(self, timeout: timedelta = NOT_SET) -> bool:
+        """Wait until it is done, and raise its error, if it has one."""
+        seconds = timeout.total_seconds()
+        if not self._over.wait(None if seconds <= 0 else seconds):
+            raise dist.DistBackendError(f"Timed out waiting {round(1000 * seconds)}ms for work that is under way")
+        if self._error is not None:
+            raise self._error
+        return True
+
+    def synchronize(self) -> None:
+        """Wait until it is done."""
+        self.wait()
+
+    def block_current_stream(self) -> None:
+        """Wait until it is done: what a device has to do comes after it."""
+        self.wait()
+
+    def is_completed(self) -> bool:
+        """Whether it is done, or has failed."""
+        return self._over.is_set()
+
+    def is_success(self) -> bool:
+        """Whether it is done, and has not failed."""
+        return self._over.is_set() and self._error is None
+
+    def exception(self) -> BaseException | None:
+        """Return its error, if it has failed."""
+        return self._error
+
+    def result(self) -> list[torch.Tensor]:
+        """Return the tensors with the result."""
+        return self._tensors
+
+    def get_future(self) -> Any:
+        """Return a future of the tensors with the result."""
+        with self._lock:
+            if self._future is None:
+                self._future = torch.futures.Future()
+                if self._over.is_set():
+                    self._settle(self._future)
+        return self._future
+
+    def _settle(self, future: Any) -> None:
+        if isinstance(self._error, Exception):
+            future.set_exception(self._error)
+        else:
+            future.set_result(self._tensors)
+
+
+class Requests(Work):
+    """Messages under way: they go on when somebody asks."""
+
+    def __init__(
+        self,
+        tensors: Sequence[torch.Tensor],
+        requests: Sequence[MPI.Request],
+        label: str,
+        timeout: float,
+        then: Task | None = None,
+    ) -> None:
+        super().__init__(tensors, then or _nothing)
+        self._requests, self._label, self._timeout = list(requests), label, timeout
+        self._source = -1
+
+    def wait(self, timeout: timedelta = NOT_SET) -> bool:
+        """Wait until the messages have come or gone."""
+        seconds = timeout.total_seconds()
+        limit = self._timeout if seconds <= 0 else seconds
+        if not self.is_completed():
+            try:
+                wait_patiently(self.is_completed, lambda: self._label, limit)
+            except StallError as error:
+                raise as_torch_words_it(error) from error
+        return super().wait()
+
+    def is_completed(self) -> bool:
+        """Whether the messages have come or gone."""
+        if super().is_completed():
+            return True
+        status = MPI.Status()
+        while self._requests:
+            if not self._requests[-1].Test(status):
+                return False
+            self._requests.pop()
+            self._source = status.Get_source()
+        self.run()
+        return True
+
+    def _source_rank(self) -> int:
+        return self._source
+
+    def source_rank(self) -> int:
+        """Return the rank that a message has come from."""
+        return self._source
+
+
+class Line:
+    """The work of a group, in the order in which it was asked for.
+
+    What is to be done at once is done by who asks for it, if nothing is under way; else by a thread.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._queue: SimpleQueue[Work | None] = SimpleQueue()
+        self._thread: threading.Thread | None = None
+        self._last: Work | None = None
+
+    def do(self, tensors: Sequence[torch.Tensor], task: Task, *, at_once: bool) -> Work:
+        """Do a task after those before it; return the work that it is."""
+        if self._last is None or self._last.is_completed():
+            self._last = None
+            if at_once or not threads_allowed():
+                try:
+                    task()
+                except Exception as error:
+                    raise as_torch_words_it(error) from error
+                return Work(tensors)
+        context = copy_context()  # in which a caller says, for one, how warnings of NumPy's are handled
+        work = self._last = Work(tensors, lambda: context.run(task))
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name=self._name, daemon=True)
+            self._thread.start()
+        self._queue.put(work)
+        return work
+
+    def _run(self) -> None:
+        while (work := self._queue.get()) is not None:
+            work.run()
+
+    def end(self) -> None:
+        """Do what has been asked for, and end the thread."""
+        if self._thread is not None:
+            self._queue.put(None)
+            self._thread.join()
+            self._thread = None
+
+
+def as_torch_words_it(error: BaseException) -> BaseException:
+    """Return an error as torch's own backends raise it."""
+    if isinstance(error, StallError):
+        found: BaseException = dist.DistBackendError(f"Timed out: {error}")
+        found.__cause__ = error
+        return found
+    return error
+
+
+def _nothing() -> None:
+    """Be the task of work that messages do."""
