@@ -13,10 +13,10 @@ torch's own arguments does as well.
 
 import torch.distributed as dist
 
-from mpiagg.torch.group import ProcessGroup, create
+from mpiagg.torch.group import ProcessGroup
 from mpiagg.torch.starting import BACKEND, init_process_group
 
 __all__ = ["BACKEND", "ProcessGroup", "init_process_group"]
 
 if not hasattr(dist.Backend, BACKEND.upper()):
-    dist.Backend.register_backend(BACKEND, create, extended_api=True, devices=["cpu", "cuda"])
+    dist.Backend.register_backend(BACKEND, ProcessGroup.create, extended_api=True, devices=["cpu", "cuda"])

@@ -20,7 +20,7 @@ from mpiagg.collectives.registered import empty
 from mpiagg.ddp.torch_modules import tensor_of
 from mpiagg.torch.starting import BACKEND
 from mpiagg.torch.tensors import factor_of, flat, moved, mpi_op_of, op_of, reducible, unflatten, vector_of, view
-from mpiagg.torch.works import Line, Requests, Work
+from mpiagg.torch.works import Line, Messages, Requests, Work
 
 TAGS: Final = 2**15
 """The tags of messages go up to this number, which every MPI library has."""
@@ -33,33 +33,6 @@ def check_tag(tag: int) -> int:
     if not 0 <= tag < TAGS:
         raise ValueError(f"the tag of a message must be from 0 to {TAGS - 1}, not {tag}")
     return tag
-
-
-def create(asked: Any, options: object = None) -> ProcessGroup:
-    """Return the process group that torch asks for; collective among its ranks.
-
-    Raises
-    ------
-    ValueError
-        If these are no ranks of one MPI job.
-    """
-    del options
-    store, rank, size = asked.store, asked.group_rank, asked.group_size
-    world = MPI.COMM_WORLD
-    store.set(f"rank {rank}", str(world.rank))
-    told = [bytes(store.get(f"rank {other}")).decode() for other in range(size)]
-    ranks = [int(text) if text.isdecimal() and len(text) < 10 else -1 for text in told]
-    if len(set(ranks)) != size or not all(0 <= each < world.size for each in ranks):
-        raise ValueError(
-            f"torch has {size} ranks in this group, and they are the ranks {told} of an MPI job of {world.size}: "
-            "start the program by mpiexec or srun"
-        )
-    group = world.group.Incl(ranks)
-    comm = world.Create_group(group, zlib.crc32(asked.group_id.encode()) % TAGS)
-    group.Free()
-    made = ProcessGroup(comm, asked.group_id, asked.timeout)
-    comm.Free()
-    return made
 
 
 class ProcessGroup(dist.ProcessGroup):  # type: ignore[misc]  # mypy sees no classes of torch's where torch is not installed
@@ -82,9 +55,36 @@ class ProcessGroup(dist.ProcessGroup):  # type: ignore[misc]  # mypy sees no cla
         super().__init__(comm.rank, comm.size)
         self._comm, self._messages = Comm(comm), comm.Dup()
         self._name, self._description, self._timeout = name, "undefined", timeout
-        self._line = Line(f"mpiagg {name}")
+        self._line, self._under_way = Line(f"mpiagg {name}"), Messages()
         self._calls = 0
         self._freed = False
+
+    @classmethod
+    def create(cls, asked: Any, options: object = None) -> ProcessGroup:
+        """Return the process group that torch asks for; collective among its ranks.
+
+        Raises
+        ------
+        ValueError
+            If these are no ranks of one MPI job.
+        """
+        del options
+        store, rank, size = asked.store, asked.group_rank, asked.group_size
+        world = MPI.COMM_WORLD
+        store.set(f"rank {rank}", str(world.rank))
+        told = [bytes(store.get(f"rank {other}")).decode() for other in range(size)]
+        ranks = [int(text) if text.isdecimal() and len(text) < 10 else -1 for text in told]
+        if len(set(ranks)) != size or not all(0 <= each < world.size for each in ranks):
+            raise ValueError(
+                f"torch has {size} ranks in this group, and they are the ranks {told} of an MPI job of {world.size}: "
+                "start the program by mpiexec or srun"
+            )
+        group = world.group.Incl(ranks)
+        comm = world.Create_group(group, zlib.crc32(asked.group_id.encode()) % TAGS)
+        group.Free()
+        made = cls(comm, asked.group_id, asked.timeout)
+        comm.Free()
+        return made
 
     # -- what torch asks of a group
 
@@ -149,6 +149,7 @@ class ProcessGroup(dist.ProcessGroup):  # type: ignore[misc]  # mypy sees no cla
         if not self._freed:
             self._freed = True
             self._line.end()
+            self._under_way.end()
             if not MPI.Is_finalized():
                 self._messages.Free()
                 self._comm.Free()
@@ -186,7 +187,7 @@ class ProcessGroup(dist.ProcessGroup):  # type: ignore[misc]  # mypy sees no cla
             block_functions.allgatherv(view(part), counts, comm=comm, timeout=timeout) for part in (coordinates, values)
         ]
         indices, summands = map(tensor_of, found)
-        return torch.sparse_coo_tensor(indices.t(), summands, tensor.shape).coalesce()
+        return torch.sparse_coo_tensor(indices.t(), summands, tensor.shape, check_invariants=True).coalesce()
 
     # -- torch's collectives
 
@@ -396,4 +397,5 @@ class ProcessGroup(dist.ProcessGroup):  # type: ignore[misc]  # mypy sees no cla
         self, tensors: Tensors, request: MPI.Request, label: str, then: Callable[[], object] | None = None
     ) -> Work:
         self._calls += 1
-        return Requests(tensors, [request], label, self._timeout.total_seconds(), then)
+        seconds = self._timeout.total_seconds()
+        return Requests(tensors, [request], label, seconds, then, among=self._under_way)

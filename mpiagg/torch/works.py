@@ -15,7 +15,7 @@ from mpi4py import MPI
 
 from mpiagg.errors import StallError
 from mpiagg.plans.background import threads_allowed
-from mpiagg.transport import wait_patiently
+from mpiagg.transport import keep_for_good, wait_patiently
 
 Task = Callable[[], object]
 
@@ -107,6 +107,17 @@ class Work(dist.Work):  # type: ignore[misc]  # mypy sees no classes of torch's 
             future.set_result(self._tensors)
 
 
+class Messages:
+    """The messages of a group that are under way, and whose memory MPI may still read or write."""
+
+    def __init__(self) -> None:
+        self.under_way: set[Requests] = set()
+
+    def end(self) -> None:
+        """Keep the memory of those that have not come or gone: they still may."""
+        keep_for_good([work for work in list(self.under_way) if not work.is_completed()])
+
+
 class Requests(Work):
     """Messages under way: they go on when somebody asks."""
 
@@ -117,8 +128,12 @@ class Requests(Work):
         label: str,
         timeout: float,
         then: Task | None = None,
+        *,
+        among: Messages,
     ) -> None:
         super().__init__(tensors, then or _nothing)
+        self._among = among
+        among.under_way.add(self)
         self._requests, self._label, self._timeout = list(requests), label, timeout
         self._source = -1
 
@@ -143,6 +158,7 @@ class Requests(Work):
                 return False
             self._requests.pop()
             self._source = status.Get_source()
+        self._among.under_way.discard(self)
         self.run()
         return True
 

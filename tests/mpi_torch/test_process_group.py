@@ -1,0 +1,356 @@
+"""torch.distributed with the backend mpiagg: its collectives, messages and groups, and what torch builds on them."""
+
+import os
+from datetime import timedelta
+
+import pytest
+import torch
+import torch.distributed as dist
+from mpi4py import MPI
+from torch.distributed._functional_collectives import all_gather_tensor, all_reduce
+from torch.distributed.fsdp import fully_shard
+from torch.nn.parallel import DistributedDataParallel
+
+import mpiagg
+import mpiagg.torch
+
+pytestmark = [
+    pytest.mark.mpi,
+    pytest.mark.usefixtures("process_group"),
+    pytest.mark.filterwarnings("ignore:.*deprecated:FutureWarning"),
+]
+
+RANK, SIZE = MPI.COMM_WORLD.rank, MPI.COMM_WORLD.size
+DTYPES = [
+    *(torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int64, torch.int32, torch.int16, torch.int8),
+    *(torch.uint8, torch.complex64, torch.complex128),
+]
+
+
+@pytest.fixture(scope="module")
+def process_group():
+    """Let torch.distributed have the ranks of this job."""
+    mpiagg.torch.init_process_group(timeout=timedelta(seconds=60))
+    yield
+    dist.destroy_process_group()
+
+
+def numbers(rank, dtype=torch.float32, shape=(3, 4)):
+    """Return a rank's numbers, small enough that every dtype adds up those of all ranks without rounding."""
+    generator = torch.Generator().manual_seed(rank)
+    return torch.randint(0, 5, shape, generator=generator).to(dtype)
+
+
+def of_all(dtype=torch.float32, shape=(3, 4)):
+    return torch.stack([numbers(rank, dtype, shape) for rank in range(SIZE)])
+
+
+def test_the_environment_is_as_torchrun_sets_it():
+    assert dist.get_backend() == mpiagg.torch.BACKEND
+    assert (dist.get_rank(), dist.get_world_size()) == (RANK, SIZE)
+    assert (os.environ["RANK"], os.environ["WORLD_SIZE"]) == (str(RANK), str(SIZE))
+    assert (os.environ["LOCAL_RANK"], os.environ["LOCAL_WORLD_SIZE"], os.environ["NODE_RANK"]) == (
+        *(str(RANK), str(SIZE), "0"),
+    )
+    assert int(os.environ["MASTER_PORT"]) > 0
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_all_reduce_of_every_dtype(dtype):
+    tensor, wanted = numbers(RANK, dtype), of_all(dtype).sum(0).to(dtype)
+    dist.all_reduce(tensor)
+    assert torch.equal(tensor, wanted)
+    strided = torch.zeros(3, 8, dtype=dtype)[:, ::2]
+    strided.copy_(numbers(RANK, dtype))
+    dist.all_reduce(strided)
+    assert torch.equal(strided, wanted)
+    scalar = numbers(RANK, dtype, ())
+    dist.all_reduce(scalar)
+    assert torch.equal(scalar, of_all(dtype, ()).sum(0).to(dtype))
+
+
+OPS = {
+    dist.ReduceOp.SUM: lambda x: x.sum(0),
+    dist.ReduceOp.PRODUCT: lambda x: x.prod(0),
+    dist.ReduceOp.MIN: lambda x: x.amin(0),
+    dist.ReduceOp.MAX: lambda x: x.amax(0),
+}
+
+
+@pytest.mark.parametrize("op", OPS)
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.int32])
+def test_ops(op, dtype):
+    wanted = OPS[op](of_all(dtype)).to(dtype)
+    tensor = numbers(RANK, dtype)
+    dist.all_reduce(tensor, op)
+    assert torch.equal(tensor, wanted)
+    for root in sorted({0, SIZE - 1}):
+        tensor = numbers(RANK, dtype)
+        dist.reduce(tensor, root, op)
+        assert torch.equal(tensor, wanted if root == RANK else numbers(RANK, dtype))
+    whole = of_all(dtype).roll(RANK, 0).contiguous()
+    part = torch.empty(3, 4, dtype=dtype)
+    dist.reduce_scatter_tensor(part, whole, op)
+    stacked = torch.stack([of_all(dtype).roll(rank, 0)[RANK] for rank in range(SIZE)])
+    assert torch.equal(part, OPS[op](stacked).to(dtype))
+
+
+@pytest.mark.parametrize(
+    ("op", "fold"),
+    [
+        (dist.ReduceOp.BAND, torch.bitwise_and),
+        (dist.ReduceOp.BOR, torch.bitwise_or),
+        (dist.ReduceOp.BXOR, torch.bitwise_xor),
+    ],
+)
+def test_bits(op, fold):
+    tensor, wanted = numbers(RANK, torch.int64), numbers(0, torch.int64)
+    for rank in range(1, SIZE):
+        wanted = fold(wanted, numbers(rank, torch.int64))
+    dist.all_reduce(tensor, op)
+    assert torch.equal(tensor, wanted)
+
+
+def test_averages_are_torchs():
+    tensor = numbers(RANK)
+    dist.all_reduce(tensor, dist.ReduceOp.AVG)
+    assert torch.allclose(tensor, of_all().mean(0))
+    tensor = numbers(RANK, torch.int32) - 4
+    dist.all_reduce(tensor, dist.ReduceOp.AVG)
+    sums = (of_all(torch.int32) - 4).sum(0)
+    assert torch.equal(tensor, torch.div(sums, SIZE, rounding_mode="trunc").to(torch.int32))
+    tensor = numbers(RANK)
+    dist.all_reduce(tensor, dist._make_nccl_premul_sum(0.5))
+    assert torch.equal(tensor, of_all().sum(0) * 0.5)
+
+
+@pytest.mark.parametrize("op", [dist.ReduceOp.SUM, dist.ReduceOp.MAX, dist.ReduceOp.PRODUCT, dist.ReduceOp.MIN])
+def test_booleans(op):
+    flags = torch.tensor([rank % 2 == 0 for rank in range(SIZE)] + [True, False])
+    tensor = torch.stack([flags.roll(rank) for rank in range(SIZE)])[RANK]
+    together = torch.stack([flags.roll(rank) for rank in range(SIZE)])
+    dist.all_reduce(tensor, op)
+    either = op in (dist.ReduceOp.SUM, dist.ReduceOp.MAX)
+    assert torch.equal(tensor, together.any(0) if either else together.all(0))
+
+
+@pytest.mark.parametrize("dtype", [*DTYPES, torch.bool])
+def test_what_is_moved(dtype):
+    own, whole = numbers(RANK, dtype), of_all(dtype)
+    found = [torch.empty_like(own) for _ in range(SIZE)]
+    dist.all_gather(found, own)
+    assert torch.equal(torch.stack(found), whole)
+    gathered = torch.empty(SIZE * 3, 4, dtype=dtype)
+    dist.all_gather_into_tensor(gathered, own)
+    assert torch.equal(gathered.view(SIZE, 3, 4), whole)
+    gathered.zero_()
+    gathered[3 * RANK : 3 * RANK + 3] = own
+    dist.all_gather_into_tensor(gathered, gathered[3 * RANK : 3 * RANK + 3])  # as FSDP2 does
+    assert torch.equal(gathered.view(SIZE, 3, 4), whole)
+    for root in sorted({0, SIZE - 1}):
+        copy = own.clone()
+        dist.broadcast(copy, root)
+        assert torch.equal(copy, numbers(root, dtype))
+        dist.gather(own, found if root == RANK else None, dst=root)
+        assert root != RANK or torch.equal(torch.stack(found), whole)
+        parts = list(whole * 1 if dtype != torch.bool else whole) if root == RANK else None
+        dist.scatter(copy, parts, src=root)
+        assert torch.equal(copy, own)
+    out = torch.empty(SIZE * 2, 4, dtype=dtype)
+    dist.all_to_all_single(out, torch.cat([numbers(RANK + 10 * to, dtype, (2, 4)) for to in range(SIZE)]))
+    assert torch.equal(out, torch.cat([numbers(source + 10 * RANK, dtype, (2, 4)) for source in range(SIZE)]))
+
+
+def test_lengths_may_differ():
+    found = [torch.empty(rank + 1, 2) for rank in range(SIZE)]
+    dist.all_gather(found, torch.full((RANK + 1, 2), float(RANK)))
+    assert all((part == rank).all() for rank, part in enumerate(found))
+    part = torch.empty(RANK + 1)
+    dist.reduce_scatter(part, [torch.full((rank + 1,), float(rank)) for rank in range(SIZE)], dist.ReduceOp.AVG)
+    assert (part == RANK).all()
+    sent, received = [(RANK + to) % 3 for to in range(SIZE)], [(source + RANK) % 3 for source in range(SIZE)]
+    x = torch.cat([torch.full((count, 2), 10.0 * RANK + to) for to, count in enumerate(sent)])
+    out = torch.empty(sum(received), 2)
+    dist.all_to_all_single(out, x, received, sent)
+    wanted = [torch.full((count, 2), 10.0 * source + RANK) for source, count in enumerate(received)]
+    assert torch.equal(out, torch.cat(wanted))
+    into = [torch.empty(count, 2) for count in received]
+    dist.all_to_all(into, list(x.split(sent)))
+    assert all(map(torch.equal, into, wanted))
+
+
+def sparse(rank):
+    return torch.sparse_coo_tensor([[rank, rank + 1, rank]], [1.0, 2.0, 4.0], (SIZE + 1,), check_invariants=True)
+
+
+def test_sparse_tensors_are_added_up():
+    own = sparse(RANK)
+    dist.all_reduce(own)
+    assert own.is_sparse
+    assert torch.equal(own.to_dense(), sum(sparse(rank).to_dense() for rank in range(SIZE)))
+
+
+def test_work_goes_on_by_itself_and_in_order():
+    tensors = [numbers(RANK + 7 * which, shape=(5000,)) for which in range(10)]
+    works = [dist.all_reduce(tensor, async_op=True) for tensor in tensors]
+    dist.all_reduce(late := numbers(RANK))  # waits for its turn
+    assert torch.equal(late, of_all().sum(0))
+    for which, (work, tensor) in enumerate(zip(works, tensors, strict=True)):
+        assert work.wait()
+        assert work.is_completed()
+        assert work.is_success()
+        assert work.exception() is None
+        assert work.get_future().wait()[0] is tensor
+        assert torch.equal(tensor, sum(numbers(rank + 7 * which, shape=(5000,)) for rank in range(SIZE)))
+
+
+def test_futures_run_what_comes_after():
+    tensor = torch.ones(3)
+    future = dist.all_reduce(tensor, async_op=True).get_future().then(lambda done: done.value()[0] * 10)
+    assert torch.equal(future.wait(), torch.full((3,), 10.0 * SIZE))
+
+
+def test_errors_are_raised_by_wait():
+    work = dist.all_reduce(torch.ones(3, dtype=torch.complex64), dist.ReduceOp.SUM, async_op=True)
+    work.wait()
+    group = dist.distributed_c10d._get_default_group()
+    options = dist.AllreduceOptions()
+    options.reduceOp = dist.ReduceOp.MAX
+    options.asyncOp = True
+    work = group.allreduce([torch.ones(3, dtype=torch.complex64)], options)
+    with pytest.raises(TypeError, match="complex"):
+        work.wait()
+    assert not work.is_success()
+    with pytest.raises(Exception, match="complex"):
+        work.get_future().wait()
+    dist.all_reduce(tensor := torch.ones(2))  # the group goes on
+    assert (tensor == SIZE).all()
+
+
+def test_messages():
+    to, source = (RANK + 1) % SIZE, (RANK - 1) % SIZE
+    for length in (1, 300_000):
+        got = torch.empty(length, dtype=torch.bfloat16)
+        if SIZE > 1:
+            works = [dist.isend(torch.full((length,), RANK, dtype=torch.bfloat16), to), dist.irecv(got, source)]
+            for work in works:
+                work.wait()
+            assert (got == source).all()
+        others = [rank for rank in range(SIZE) if rank != RANK]
+        into = {rank: torch.empty(2, length)[:, ::1] for rank in others}
+        ops = [
+            *(dist.P2POp(dist.isend, torch.full((2, length), float(RANK)), rank, tag=3) for rank in others),
+            *(dist.P2POp(dist.irecv, into[rank], rank, tag=3) for rank in others),
+        ]
+        for work in dist.batch_isend_irecv(ops) if ops else []:
+            work.wait()
+        assert all((tensor == rank).all() for rank, tensor in into.items())
+    if RANK:
+        dist.send(torch.tensor([float(RANK)]), 0)
+    else:
+        came = []
+        for _ in range(SIZE - 1):
+            value = torch.empty(1)
+            assert dist.recv(value) == value.item()
+            came.append(value.item())
+        assert sorted(came) == list(range(1, SIZE))
+
+
+def test_objects():
+    found = [None] * SIZE
+    dist.all_gather_object(found, {"rank": RANK, "more": "x" * RANK})
+    assert found == [{"rank": rank, "more": "x" * rank} for rank in range(SIZE)]
+    both = ["a", 2] if RANK == SIZE - 1 else [None, None]
+    dist.broadcast_object_list(both, src=SIZE - 1)
+    assert both == ["a", 2]
+    one = [None]
+    dist.scatter_object_list(one, list(range(SIZE)) if RANK == 0 else None)
+    assert one == [RANK]
+
+
+def test_groups_may_overlap():
+    groups = {}
+    for first in range(SIZE):
+        for last in range(first, SIZE):
+            ranks = list(range(first, last + 1))
+            groups[first, last] = dist.new_group(ranks)
+    for (first, last), group in groups.items():
+        if first <= RANK <= last:
+            dist.all_reduce(tensor := torch.tensor([float(RANK)]), group=group)
+            assert tensor.item() == sum(range(first, last + 1))
+            assert dist.get_group_rank(group, RANK) == RANK - first
+    for group in groups.values():
+        if group is not dist.GroupMember.NON_GROUP_MEMBER:
+            dist.destroy_process_group(group)
+
+
+def test_ranks_of_another_job_are_refused():
+    class Store:
+        def set(self, *_):
+            pass
+
+        def get(self, _):
+            return b"0"
+
+    class Asked:
+        store, group_rank, group_size, group_id, timeout = Store(), 0, 2, "other", timedelta(seconds=1)
+
+    with pytest.raises(ValueError, match="start the program by mpiexec or srun"):
+        mpiagg.torch.ProcessGroup.create(Asked)
+
+
+def test_a_call_that_takes_too_long_is_told_in_torchs_words():
+    if SIZE == 1:
+        return
+    group = dist.new_group(timeout=timedelta(seconds=0.3))
+    if RANK == 0:
+        with pytest.raises(dist.DistBackendError, match="Timed out"):
+            dist.recv(torch.empty(1), 1, group=group)
+    dist.barrier()
+    if RANK == 1:
+        dist.send(torch.ones(1), 0, group=group)
+
+
+def test_functional_collectives():
+    mesh = dist.init_device_mesh("cpu", (SIZE,))
+    assert torch.equal(all_reduce(numbers(RANK), "sum", mesh) + 0, of_all().sum(0))
+    assert torch.equal(all_gather_tensor(numbers(RANK), 0, mesh) + 0, of_all().reshape(-1, 4))
+
+
+def model():
+    torch.manual_seed(5)
+    return torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.Tanh(), torch.nn.Linear(16, 2)).double()
+
+
+def batch(rank):
+    return torch.randn(4, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(rank))
+
+
+def trained(network, batches, steps=4, wrap=lambda network: network):
+    optimizer = torch.optim.Adam(network.parameters(), lr=0.05)
+    run = wrap(network)
+    for _ in range(steps):
+        optimizer.zero_grad()
+        (sum(run(each).square().mean() for each in batches) / len(batches)).backward()
+        optimizer.step()
+    return network
+
+
+def test_torchs_ddp_trains_as_one_process():
+    wanted = trained(model(), [batch(rank) for rank in range(SIZE)])
+    found = trained(model(), [batch(RANK)], wrap=lambda network: DistributedDataParallel(network, bucket_cap_mb=0.001))
+    for one, other in zip(found.parameters(), wanted.parameters(), strict=True):
+        assert torch.allclose(one, other, atol=1e-9, rtol=0)
+
+
+@pytest.mark.parametrize("registered", [False, True])
+def test_fsdp2_trains_as_one_process(registered):
+    wanted = trained(model(), [batch(rank) for rank in range(SIZE)])
+    sharded, mesh = model(), dist.init_device_mesh("cpu", (SIZE,))
+    for module in (sharded[0], sharded[2], sharded):
+        fully_shard(module, mesh=mesh)
+        if registered:
+            module.set_allocate_memory_from_process_group_for_comm(True)
+    trained(sharded, [batch(RANK)])
+    for one, other in zip(sharded.parameters(), wanted.parameters(), strict=True):
+        assert torch.allclose(one.full_tensor(), other, atol=1e-9, rtol=0)
