@@ -70,8 +70,8 @@ class Watched:
             FLIGHTS.append(self._flight)
             self._request.Start()
 
-    def Test(self, status=None):
-        done = self._request.Test(status)
+    def Test(self):
+        done = self._request.Test()
         with LOCK:
             if done and self._flight is not None:
                 FLIGHTS.remove(self._flight)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Hashable, Iterable, Sequence
 from contextlib import suppress
 from operator import index
@@ -19,6 +20,7 @@ from mpiagg.plans.binding import Run
 from mpiagg.plans.bound import STAGED_BYTES
 from mpiagg.plans.neighbors import Neighbors, bind_neighbors, compare, neighbors_of
 from mpiagg.plans.plan import Plan
+from mpiagg.plans.ports import Tag
 from mpiagg.transport import CHECK, Channel, channel_of, check_timeout, limited, signature
 from mpiagg.watch import Subject
 
@@ -91,7 +93,7 @@ class _Asked(NamedTuple):
         """Whether no neighbor sends some part of the output."""
         return MPI.PROC_NULL in self.neighbors.sources
 
-    def plan(self, channel: Channel, x: Array, out: Array, tag: int) -> ArrayPlan:
+    def plan(self, channel: Channel, x: Array, out: Array, tag: Tag) -> ArrayPlan:
         """Return the plan from an array to another, which are like the input and the output."""
         assert self.received is not None
         width = math.prod(x.shape[1:])
@@ -173,7 +175,7 @@ def _read(given: Given) -> _Asked:
 
 def _counts(name: str, counts: Sequence[int], size: int, what: str) -> tuple[int, ...]:
     found = tuple(map(index, counts))
-    if len(found) != size or min(found, default=0) < 0:
+    if len(found) != size or not all(0 <= rows <= sys.maxsize for rows in found):
         raise ValueError(f"{name} must be {size} numbers of rows, one for each {what}; they are {found}")
     return found
 
@@ -223,8 +225,12 @@ class _Kept:
 
 def _carry_out(channel: Channel, asked: _Asked, out: Array, timeout: float) -> None:
     """Carry out what is asked for."""
-    # Calls follow one another, so those of the same words can share tags.
-    x, tag = asked.x, channel.tags.shared(signature(asked.in_words))
+    x = asked.x
+
+    def tag(nbytes: int) -> int:
+        """Return the tag for messages of a length; calls follow one another, so those of the same words share it."""
+        return channel.tags.shared(signature(f"{asked.in_words}, {nbytes} bytes"))
+
     if device_of(x) is not HOST or max(x.nbytes, out.nbytes) > STAGED_BYTES:
         with asked.plan(channel, x, out, tag) as plan:
             plan.timeout = timeout

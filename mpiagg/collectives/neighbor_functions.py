@@ -20,9 +20,8 @@ There is one round: a rank posts what it receives, then what it sends, and waits
 in parts of up to 32 KiB is one message. Nothing is forwarded, so a call takes as long as the rank that sends or
 receives most.
 
-Without ``check``, an edge that only one of its ranks names is not found before anything is sent: a rank that waits for
-what nobody sends does so in vain, and the report of that says so. A message that is longer or shorter than what its
-receiver expects is a MismatchError there.
+Without ``check``, an edge that only one of its ranks names, or that has other rows at its two ends, is not found before
+anything is sent: a rank that waits for what nobody sends does so in vain, and the report of that says so.
 """
 
 from __future__ import annotations
@@ -121,8 +120,7 @@ def neighbor_allgatherv(
     Raises
     ------
     ValueError, TypeError, MismatchError, StallError
-        As :func:`neighbor_allgather`; ValueError for counts that do not fit, and MismatchError for a source that sends
-        other than was expected.
+        As :func:`neighbor_allgather`, and ValueError for counts that do not fit.
 
     Notes
     -----

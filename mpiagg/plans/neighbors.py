@@ -8,7 +8,7 @@ below in a dimension is what that one receives from above, also where both are t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 from itertools import islice
 from typing import Final, NamedTuple
@@ -21,11 +21,10 @@ from mpiagg.common.arguments import check_integer
 from mpiagg.errors import MismatchError
 from mpiagg.plans.binding import Run
 from mpiagg.plans.moves import vectors_of
-from mpiagg.plans.ports import Draft, port_of
-from mpiagg.plans.program import Awaited, BoundRound, Call, Program, in_turn
-from mpiagg.schedules import Action, receive, send
+from mpiagg.plans.ports import Draft, Tag, port_of
+from mpiagg.plans.program import BoundRound, Call, Program, in_turn
+from mpiagg.schedules import receive, send
 from mpiagg.transport import Channel
-from mpiagg.transport.messages import MOST_BYTES
 
 MOST_TOLD: Final = 5
 """How many differences between ranks are told at most."""
@@ -168,7 +167,7 @@ class Exchange(NamedTuple):
     fold: Call | None = None
 
 
-def bind_exchanges(channel: Channel, exchanges: Sequence[Exchange], memory: Array, *, label: str, tag: int) -> Program:
+def bind_exchanges(channel: Channel, exchanges: Sequence[Exchange], memory: Array, *, label: str, tag: Tag) -> Program:
     """Return the program of exchanges, one after the other, of vectors that lie where ``memory`` does."""
     port = port_of(channel, tag, memory, label)
     rounds: list[BoundRound] = []
@@ -180,38 +179,8 @@ def bind_exchanges(channel: Channel, exchanges: Sequence[Exchange], memory: Arra
             draft.add(send(peer, number), vector)
         if exchange.fold is not None:
             draft.folds.append(exchange.fold)
-        rounds += map(_measured, port.rounds(draft, number))
+        rounds += port.rounds(draft, number)
     return Program(port.whole(rounds), port.releases, port.nbytes, port.sent_bytes, port.device)
-
-
-def _measured(a_round: BoundRound) -> BoundRound:
-    """Return a round that takes no message for another of a different length.
-
-    That can be where only the ends of a message know its length, and do not compare it before.
-    """
-    tests = [
-        partial(_arrived, test, MPI.Status(), awaited)
-        # Longer ones are cut into several.
-        if isinstance(awaited, Awaited) and awaited.step.action is Action.RECEIVE and awaited.nbytes <= MOST_BYTES
-        else test
-        for test, awaited in zip(a_round.tests, a_round.awaited, strict=True)
-    ]
-    return a_round._replace(tests=tuple(tests))
-
-
-def _arrived(test: Callable[..., bool], status: MPI.Status, awaited: Awaited) -> bool:
-    """Return whether a message has arrived; raise MismatchError if it is not as long as what was to come."""
-    try:
-        if not test(status):
-            return False
-        nbytes = status.Get_count(MPI.BYTE)
-    except MPI.Exception as error:
-        if error.Get_error_class() != MPI.ERR_TRUNCATE:
-            raise
-        raise MismatchError(f"{awaited}: more than that was sent") from error
-    if nbytes != awaited.nbytes:
-        raise MismatchError(f"{awaited}: {nbytes} bytes were sent")
-    return True
 
 
 def bind_neighbors(  # noqa: PLR0917 - two arrays and what goes where
@@ -223,7 +192,7 @@ def bind_neighbors(  # noqa: PLR0917 - two arrays and what goes where
     received: Sequence[Run],
     *,
     label: str,
-    tag: int,
+    tag: Tag,
 ) -> Program:
     """Return the program that sends ranges of ``x`` to the destinations, and receives ranges of ``out``.
 
@@ -237,8 +206,8 @@ def bind_neighbors(  # noqa: PLR0917 - two arrays and what goes where
         For each destination and each source a range of elements, in C order.
     label : str
         What it is for, for messages to people.
-    tag : int
-        Of the messages.
+    tag : int or callable
+        Of the messages; see :class:`mpiagg.plans.ports.Port`.
     """
     made = vectors_of(None, x, out)
     source, target = made.x, made.out
