@@ -69,6 +69,16 @@ if TYPE_CHECKING:
         scatter,
         scatter_init,
     )
+    from mpiagg.collectives.neighbor_functions import (
+        neighbor_allgather,
+        neighbor_allgather_init,
+        neighbor_allgatherv,
+        neighbor_allgatherv_init,
+        neighbor_alltoall,
+        neighbor_alltoall_init,
+        neighbor_alltoallv,
+        neighbor_alltoallv_init,
+    )
     from mpiagg.collectives.registered import empty
     from mpiagg.cuda.placement import bind_device
     from mpiagg.ddp import DDP
@@ -119,6 +129,14 @@ __all__ = [
     "gather",
     "gather_init",
     "load_checkpoint",
+    "neighbor_allgather",
+    "neighbor_allgather_init",
+    "neighbor_allgatherv",
+    "neighbor_allgatherv_init",
+    "neighbor_alltoall",
+    "neighbor_alltoall_init",
+    "neighbor_alltoallv",
+    "neighbor_alltoallv_init",
     "reduce",
     "reduce_init",
     "reduce_scatter",
@@ -174,6 +192,16 @@ _HOMES = {
         "gather_init",
         "scatter",
         "scatter_init",
+    ),
+    "mpiagg.collectives.neighbor_functions": (
+        "neighbor_allgather",
+        "neighbor_allgather_init",
+        "neighbor_allgatherv",
+        "neighbor_allgatherv_init",
+        "neighbor_alltoall",
+        "neighbor_alltoall_init",
+        "neighbor_alltoallv",
+        "neighbor_alltoallv_init",
     ),
     "mpiagg.collectives.comm": ("Comm",),
     "mpiagg.ddp": ("DDP",),

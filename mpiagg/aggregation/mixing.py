@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from math import ceil
 from typing import Any, ClassVar, Final, Literal
@@ -19,10 +20,10 @@ from mpiagg.common.arguments import check_integer
 from mpiagg.errors import PlanError
 from mpiagg.plans.background import InBackground
 from mpiagg.plans.binding import Lane, bind
+from mpiagg.plans.neighbors import Exchange, bind_exchanges
 from mpiagg.plans.plan import Plan
-from mpiagg.plans.ports import Draft, port_of
-from mpiagg.plans.program import BoundRound, Program, in_turn
-from mpiagg.schedules import MOST_LANES, receive, send
+from mpiagg.plans.program import Program, in_turn
+from mpiagg.schedules import MOST_LANES
 from mpiagg.transport import SHARED_TAG, Channel, signature
 
 PIECE_BYTES: Final = 2**20
@@ -244,20 +245,16 @@ def bind_row(channel: Channel, row: Row, vector: Array, pieces: Lane, *, label: 
     longest = max(stop - start for start, stop in pieces)
     device = device_of(vector)
     arrived = {peer: device.empty(longest, vector.dtype) for peer in sources}
-    port = port_of(channel, tag, vector, label)
-    rounds: list[BoundRound] = []
-    for index, (start, stop) in enumerate(pieces):
-        own, draft = vector[start:stop], Draft()
+    exchanges: list[Exchange] = []
+    for start, stop in pieces:
+        own = vector[start:stop]
         operands = {**{peer: spare[: own.size] for peer, spare in arrived.items()}, channel.rank: own}
-        for peer in sources:
-            draft.add(receive(peer, index), operands[peer])
-        for peer in row.targets:
-            draft.add(send(peer, index), own)
         summands = [operands[peer] for peer, _ in row.weights]
-        draft.folds.append(partial(weighted_mean, own, summands, factors, float(1 / largest)))
-        rounds += port.rounds(draft, index)
-    nbytes = port.nbytes + sum(spare.nbytes for spare in arrived.values())
-    return Program(port.whole(rounds), port.releases, nbytes, port.sent_bytes, port.device)
+        fold = partial(weighted_mean, own, summands, factors, float(1 / largest))
+        received = [(peer, operands[peer]) for peer in sources]
+        exchanges.append(Exchange(received, [(peer, own) for peer in row.targets], fold))
+    program = bind_exchanges(channel, exchanges, vector, label=label, tag=tag)
+    return replace(program, nbytes=program.nbytes + sum(spare.nbytes for spare in arrived.values()))
 
 
 def weighted_mean(out: Array, summands: Sequence[Array], factors: Sequence[float], divisor: float) -> None:

@@ -12,8 +12,9 @@ from mpi4py import MPI
 from mpiagg.aggregation.gossip import Phase, metropolis, neighbor_row
 from mpiagg.aggregation.mixing import Mixing
 from mpiagg.arrays import Array
-from mpiagg.common.arguments import check_integer, check_number
+from mpiagg.common.arguments import check_number
 from mpiagg.errors import MismatchError
+from mpiagg.plans.neighbors import neighbors_of
 
 
 class NeighborAverage(Mixing):
@@ -28,10 +29,12 @@ class NeighborAverage(Mixing):
     ----------
     comm : MPI.Intracomm, optional
         The ranks; the world by default.
-    neighbors : iterable of int
+    neighbors : iterable of int, optional
         The ranks that this rank exchanges with, which must name it in turn. The rank itself and repetitions are
         ignored. A rank without neighbors keeps its weights. Common graphs: :func:`mpiagg.aggregation.gossip.ring` and
-        :func:`mpiagg.aggregation.gossip.exponential`, such as ``neighbors=ring(comm.rank, comm.size)``.
+        :func:`mpiagg.aggregation.gossip.exponential`, such as ``neighbors=ring(comm.rank, comm.size)``. By default they
+        are those of the communicator's topology (``comm.Create_cart``, ``Create_graph``, ``Create_dist_graph``), whose
+        edges must lead both ways.
     weights : mapping of int to float, optional
         For each neighbor its W_ij, in place of the Metropolis weights: positive, the same on both sides, and at most 1
         together. Given on all ranks or on none.
@@ -41,7 +44,8 @@ class NeighborAverage(Mixing):
     Raises
     ------
     ValueError
-        Without neighbors, or for one that is not a rank; weights that are not of just the neighbors, not positive, or
+        Without neighbors and a topology, or for a neighbor that is not a rank; if a rank has other sources than
+        destinations in the topology; weights that are not of just the neighbors, not positive, or
         more than 1 together; an interval that is not an integer of at least 1.
     MismatchError
         On all ranks, if a rank names another that does not name it, or gives it another weight; if they disagree on any
@@ -69,10 +73,13 @@ class NeighborAverage(Mixing):
         self.neighbors: list[int] = []
 
         def check() -> str:
-            rank, size = self._channel.rank, self._channel.size
-            if neighbors is None:
-                raise ValueError("neighbors must be given: a list of ranks, which may be empty")
-            self.neighbors = sorted({check_integer("neighbor", peer, 0, size - 1) for peer in neighbors} - {rank})
+            found = neighbors_of(self.comm, neighbors)
+            sources, targets = ({*ends} - {self._channel.rank, MPI.PROC_NULL} for ends in found[:2])
+            if sources != targets:
+                raise ValueError(
+                    f"neighbors must be both: sources are {sorted(sources)}, destinations {sorted(targets)}"
+                )
+            self.neighbors = sorted(targets)
             if weights is not None:
                 _check_weights(weights, self.neighbors)
             return f"NeighborAverage with {'Metropolis' if weights is None else 'given'} weights"

@@ -34,8 +34,10 @@ class Comm(MPI.Intracomm):
     All collectives of MPI that take buffers, ``Barrier``, ``Bcast``, ``Gather(v)``, ``Scatter(v)``, ``Allgather(v)``,
     ``Alltoall(v)``, ``Reduce``, ``Allreduce``, ``Reduce_scatter(_block)``, ``Scan`` and ``Exscan``, their
     ``I...`` forms and their ``..._init`` forms take what mpi4py's take, mean the same and raise the same errors.
-    ``Alltoallw`` and the collectives of neighbours are mpi4py's own.
-    Communicators made from this one are of its class too. ``Free`` gives back what belongs to it.
+    ``Alltoallw`` is the MPI library's own in all its forms; the blocking one is recorded like the others.
+    Communicators made from this one are of its class too. Those with a topology (``Create_cart``, ``Create_graph``,
+    ``Create_dist_graph``, ``Create_dist_graph_adjacent``) are mpi4py's own, with its collectives of neighbors;
+    :func:`mpiagg.neighbor_alltoall` and its siblings take them. ``Free`` gives back what belongs to it.
 
     Parameters
     ----------
@@ -221,7 +223,13 @@ class Comm(MPI.Intracomm):
 
 _ALIKE: Mapping[Callable[[Method], forms.Forms], tuple[Method, ...]] = {
     forms.of_one_buffer: (methods.BCAST,),
-    forms.of_two_buffers: (methods.ALLGATHER, methods.ALLGATHERV, methods.ALLTOALL, methods.ALLTOALLV),
+    forms.of_two_buffers: (
+        methods.ALLGATHER,
+        methods.ALLGATHERV,
+        methods.ALLTOALL,
+        methods.ALLTOALLV,
+        methods.ALLTOALLW,
+    ),
     forms.with_root: (methods.GATHER, methods.GATHERV, methods.SCATTER, methods.SCATTERV),
     forms.with_op: (methods.ALLREDUCE, methods.REDUCE_SCATTER_BLOCK, methods.SCAN, methods.EXSCAN),
     forms.with_op_and_root: (methods.REDUCE,),

@@ -106,5 +106,8 @@ ALLTOALLV: Final = _method(
     moving.alltoallv_arrays,
     keys.of_all("Alltoallv"),
 )
+ALLTOALLW: Final = _method(
+    "alltoallw", "Alltoallw", keys.of_two("Alltoallw"), moving.alltoallw_read, moving.alltoallv_arrays
+)
 SCAN: Final = _method("scan", "Scan", keys.with_op("Scan"), reducing.scan_read, reducing.allreduce_arrays)
 EXSCAN: Final = _method("exscan", "Exscan", keys.with_op("Exscan"), reducing.exscan_read, reducing.exscan_arrays)

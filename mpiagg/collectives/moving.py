@@ -226,6 +226,10 @@ def alltoallv_arrays(channel: Channel, dtype: np.dtype[Any], given: tuple[Any, .
     return check_devices(out if sendbuf is MPI.IN_PLACE else _blocks(channel, sendbuf, dtype, writable=False)[0], out)
 
 
+def alltoallw_read(channel: Channel, sendbuf: object, recvbuf: object) -> None:
+    """Return None: an all-to-all of blocks that have datatypes of their own is for the MPI library alone."""
+
+
 def _in_bytes(message: Message, counts: tuple[int, ...]) -> tuple[Message, tuple[int, ...]]:
     """Return the lengths of blocks in bytes."""
     extent = message.memory.size // max(1, message.length)

@@ -47,8 +47,8 @@ class Vectors(NamedTuple):
         return replace(whole, nbytes=whole.nbytes + self.nbytes)
 
 
-def vectors_of(operation: Operation, x: Array | None, out: Array | None) -> Vectors:
-    """Return the arrays of an operation, of any layout, as vectors."""
+def vectors_of(operation: Operation | None, x: Array | None, out: Array | None) -> Vectors:
+    """Return the arrays of an operation, of any layout, as vectors; without one, no chunk lies where it stays."""
     source, target = (None if part is None else flat(part) for part in (x, out))
     load = store = None
     nbytes = 0
@@ -66,9 +66,9 @@ def vectors_of(operation: Operation, x: Array | None, out: Array | None) -> Vect
     return Vectors(source, target, load, store, nbytes)
 
 
-def _stays(o: Operation, source: Any, target: Any) -> bool:
+def _stays(o: Operation | None, source: Any, target: Any) -> bool:
     """Whether an input that overlaps the output is one chunk that lies where it stays, or the output is."""
-    if o.collective is Collective.ALLTOALL:
+    if o is None or o.collective is Collective.ALLTOALL:
         return False
     gathers = o.collective is Collective.GATHER
     return same_memory(source, target[o.own_chunk]) if gathers else same_memory(source[o.own_chunk], target)

@@ -19,6 +19,9 @@ PACKED: Final = 32 * 2**10
 """Bytes up to which pieces that go to one rank in a round are packed into one message. Longer ones travel by
 themselves, since to copy them costs more than a message does."""
 
+Tag = int | Callable[[int], int]
+"""The tag of messages, or what returns one for each length in bytes."""
+
 
 class Piece(NamedTuple):
     """A range of memory that is sent, or received."""
@@ -67,8 +70,9 @@ class Port:
     ----------
     channel : Channel
         Where messages travel.
-    tag : int
-        Theirs.
+    tag : int or callable
+        Theirs. Where only the ends of a message know its length, and have not compared it, a tag for each length keeps
+        them from taking it for another: MPI libraries have written beyond the end of what was too short for it.
     label : str
         What they are for, for messages to people.
 
@@ -84,7 +88,7 @@ class Port:
 
     device: Accelerator | None = None
 
-    def __init__(self, channel: Channel, tag: int, label: str) -> None:
+    def __init__(self, channel: Channel, tag: Tag, label: str) -> None:
         self.nbytes = self.sent_bytes = 0
         self._channel, self._tag, self._label = channel, tag, label
         self._requests: list[MPI.Prequest] = []
@@ -97,15 +101,18 @@ class Port:
 
     def send(self, draft: Draft, message: Array, awaited: Awaited) -> None:
         """Add a message to send."""
-        requests = list(self._channel.send_init(message, awaited.step.peer, self._tag))
+        requests = list(self._channel.send_init(message, awaited.step.peer, self._tag_of(message)))
         self._requests += requests
         draft.sends += ((request, awaited) for request in requests)
 
     def receive(self, draft: Draft, message: Array, awaited: Awaited) -> None:
         """Add a message to receive, before what is to be done with it."""
-        requests = list(self._channel.receive_init(message, awaited.step.peer, self._tag))
+        requests = list(self._channel.receive_init(message, awaited.step.peer, self._tag_of(message)))
         self._requests += requests
         draft.receives += ((request, awaited) for request in requests)
+
+    def _tag_of(self, message: Array) -> int:
+        return self._tag if isinstance(self._tag, int) else self._tag(message.nbytes)
 
     def rounds(self, draft: Draft, number: int) -> list[BoundRound]:
         """Return the round as it runs, in parts."""
@@ -173,7 +180,7 @@ class DevicePort(Port):
 
     device: Accelerator
 
-    def __init__(self, channel: Channel, tag: int, label: str, device: Accelerator) -> None:
+    def __init__(self, channel: Channel, tag: Tag, label: str, device: Accelerator) -> None:
         super().__init__(channel, tag, label)
         self.device, self._stream = device, device.stream()
         self._computing = Computing(label)
@@ -219,7 +226,7 @@ class StagedPort(DevicePort):
         draft.arrivals.append(partial(self.device.copy, message.view(np.uint8), twin))
 
 
-def port_of(channel: Channel, tag: int, memory: Array, label: str) -> Port:
+def port_of(channel: Channel, tag: Tag, memory: Array, label: str) -> Port:
     """Return the port for messages of such memory."""
     device = accelerator_of(memory)
     if device is None:

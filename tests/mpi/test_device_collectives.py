@@ -434,3 +434,24 @@ def test_work_that_fails_on_one_rank_is_an_error_on_all_where_memory_is_shared(c
     if size > 1:
         with pytest.raises(mpiagg.DeviceError, match="has failed: division" if rank == size - 1 else "on another rank"):
             mpiagg.empty(10, comm=comm, device="standin")
+
+
+@pytest.mark.parametrize("length", [0, 37, 20_001])
+def test_collectives_of_neighbors(comm, rank, device, bits, length):
+    size = comm.size
+    grid = comm.Create_cart([size, 1], [False, True])
+    around = [(rank - 1) % size, (rank + 1) % size, rank]
+    for name, rows, keywords in (
+        ("neighbor_allgather", 2, {"neighbors": around, "comm": comm}),
+        ("neighbor_alltoall", 3, {"neighbors": around, "comm": comm}),
+        ("neighbor_alltoall", 4, {"comm": grid}),
+        ("neighbor_alltoallv", 4, {"sendcounts": [1, 0, 2, 1], "recvcounts": [0, 1, 1, 2], "comm": grid}),
+        ("neighbor_allgatherv", 3, {"neighbors": around, "comm": comm}),
+    ):
+        x = irregular((rows, length), rank)
+        wanted = getattr(mpiagg, name)(x, **keywords)
+        assert_same(standin.peek(getattr(mpiagg, name)(device.from_host(x), **keywords)), wanted, bits)
+        with getattr(mpiagg, f"{name}_init")(device.from_host(x), **keywords) as plan:
+            for _ in range(2):
+                assert_same(standin.peek(plan()), wanted, bits)
+    grid.Free()

@@ -28,6 +28,13 @@ COLLECTIVES = {
     "allgather": ("x", "out", "algorithm", "lanes", "timeout", "comm"),
     "reduce_scatter": ("x", "op", "out", "algorithm", "lanes", "timeout", "comm"),
 }
+NEIGHBORS = ("x", "neighbors", "sources", "destinations", "out", "timeout")
+OF_NEIGHBORS = {
+    "neighbor_allgather": NEIGHBORS,
+    "neighbor_allgatherv": (*NEIGHBORS, "recvcounts"),
+    "neighbor_alltoall": NEIGHBORS,
+    "neighbor_alltoallv": (*NEIGHBORS, "sendcounts", "recvcounts"),
+}
 AGGREGATIONS = {
     "AllReduce": ("comm", "op", "denom", "divide_before", "algorithm", "wire", "by_layer", "backend"),
     "ParameterServer": ("comm", "root"),
@@ -138,13 +145,16 @@ def test_one_rank_alone(comm, form):
             with made:
                 made()
 
-    @together(50)
-    @given(ranks, calls({name: arguments[:-1] for name, arguments in COLLECTIVES.items()}))
+    @together(80)
+    @given(ranks, calls({name: arguments[:-1] for name, arguments in COLLECTIVES.items()} | OF_NEIGHBORS))
     def check(alone, drawn):
         same(alone, drawn)
         name, changed = drawn
         here = changed if alone in (RANK, NOBODY) else {}
-        agreed(outcome(call, name, **{"x": np.arange(6.0), **known, **here}), alone)
+        usual = {"x": np.ones((1, 6)), "neighbors": [RANK]} if name in OF_NEIGHBORS else {"x": np.arange(6.0)}
+        if name == "neighbor_alltoallv":
+            usual["sendcounts"] = [1]
+        agreed(outcome(call, name, **{**usual, **known, **here}), alone)
 
     check()
     still_works(comm)
