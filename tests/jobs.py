@@ -54,12 +54,12 @@ class Job:
         return "\n".join(told)
 
 
-def run_job(folder, ranks, tests, *, seconds=JOB_SECONDS, leave_out=(), only=""):
+def run_job(folder, ranks, tests, *, seconds=JOB_SECONDS, leave_out=(), only="", stop=True):
     """Run ``tests`` on a number of ranks and return the job; no process of it is left afterwards.
 
-    ``leave_out`` are files, and ``only`` is an expression of marks.
+    ``leave_out`` are files, ``only`` is an expression of marks, and ``stop`` says whether the first failure ends it.
     """
-    arguments = ["-m", "mpi4py", str(HERE / "rank.py"), str(folder), str(tests), "-x", "-q"]
+    arguments = ["-m", "mpi4py", str(HERE / "rank.py"), str(folder), str(tests), "-q", *(["-x"] if stop else [])]
     arguments += [f"--ignore={path}" for path in leave_out]
     arguments += ["-m", only] if only else []
     arguments += ["-c", str(HERE.parent / "pyproject.toml"), "--timeout=240", "--timeout-method=thread"]

@@ -12,7 +12,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 
 from mpiagg.arrays import Array, Codec, Device, Reduction, accelerator_of, device_of, even_ranges
-from mpiagg.plans.ports import Draft, Port, port_of
+from mpiagg.plans.ports import Draft, Port, Tag, of_lane, port_of
 from mpiagg.plans.program import BoundRound, Interleaved, Program
 from mpiagg.schedules import Action, Round, Step
 from mpiagg.transport import Channel
@@ -82,7 +82,7 @@ def bind(
     reduction: Reduction,
     *,
     label: str,
-    tag: int,
+    tag: Tag,
     wire: Wire | None = None,
 ) -> Program:
     """Bind a schedule to a buffer.
@@ -102,8 +102,8 @@ def bind(
         How values are combined.
     label : str
         What it is, for messages to people.
-    tag : int
-        The first of ``len(lanes)`` tags.
+    tag : int or callable
+        The first of ``len(lanes)`` tags; see :class:`mpiagg.plans.ports.Port`.
     wire : Wire, optional
         How values travel.
     """
@@ -114,7 +114,7 @@ def bind(
     tracks = [[lane] for lane in lanes] if cut is None else _turns(lanes, cut)
     binders: list[_Binder] = []
     bound: list[tuple[BoundRound, ...]] = []
-    ports = [port_of(channel, tag + number, first, label) for number in range(len(tracks))]
+    ports = [port_of(channel, of_lane(tag, number), first, label) for number in range(len(tracks))]
     for port, track in zip(ports, tracks, strict=True):
         rounds: list[BoundRound] = []
         for lane in track:

@@ -11,7 +11,7 @@ from mpiagg.plans.binding import Wire, bind
 from mpiagg.plans.block_exchange import planned_blocks, serves_blocks
 from mpiagg.plans.choices import BY_WAY_OF_HOST, NATIVE, NCCL, Memory
 from mpiagg.plans.exact import bind_exact
-from mpiagg.plans.moves import bind_moves, vectors_of
+from mpiagg.plans.moves import bind_moves, tag_of_calls, vectors_of
 from mpiagg.plans.native import bind_native
 from mpiagg.plans.nccl import bind_nccl
 from mpiagg.plans.on_node import OnNode, folds_as_it_is, serves
@@ -95,7 +95,7 @@ def _bind_moves(  # noqa: PLR0917 - what bind_arrays is given
     o = o if o.choice.elsewhere is None else replace(o, choice=o.choice.in_other_memory)
     if o.choice.algorithm == NATIVE:
         return bind_native(channel.comm, o, x, out)
-    return bind_moves(channel, o, x, out, channel.tags.shared(o.signature) if tag == SHARED_TAG else tag)
+    return bind_moves(channel, o, x, out, tag_of_calls(channel, o) if tag == SHARED_TAG else tag)
 
 
 def bind_operation(

@@ -17,7 +17,7 @@ from mpiagg.errors import PlanError
 from mpiagg.plans.block_exchange import BlockExchange, ground_for, serves_blocks
 from mpiagg.plans.bound import STAGED_BYTES, bind_arrays, goes_by_host, pinned, plan_of
 from mpiagg.plans.choices import NATIVE, Choice
-from mpiagg.plans.moves import bind_moves, vectors_of
+from mpiagg.plans.moves import bind_moves, tag_of_calls, vectors_of
 from mpiagg.plans.native import native_caller
 from mpiagg.plans.one_shot import OneShot, serves_at_once
 from mpiagg.plans.operation import Operation
@@ -364,7 +364,7 @@ class _Blocks(_WithPlan):
 
     def _elsewhere(self, operation: Operation, x: Array, out: Array) -> Program:
         """Return the program of blocks in arrays that others do not reach."""
-        made, tag = vectors_of(operation, x, out), self.channel.tags.shared(operation.signature)
+        made, tag = vectors_of(operation, x, out), tag_of_calls(self.channel, operation)
         return made.around(bind_moves(self.channel, operation, made.x, made.out, tag))
 
 

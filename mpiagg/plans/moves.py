@@ -17,9 +17,10 @@ from mpiagg.errors import MismatchError
 from mpiagg.plans.binding import Run, Segments, bind
 from mpiagg.plans.choices import Choice
 from mpiagg.plans.operation import Operation
+from mpiagg.plans.ports import Tag
 from mpiagg.plans.program import Call, Once, Program, in_turn
 from mpiagg.schedules import Collective, forwards
-from mpiagg.transport import Channel
+from mpiagg.transport import Channel, signature
 
 
 class Vectors(NamedTuple):
@@ -87,7 +88,15 @@ def _kept(
     return None
 
 
-def bind_moves(channel: Channel, operation: Operation, source: Array | None, target: Array | None, tag: int) -> Program:
+def tag_of_calls(channel: Channel, operation: Operation) -> Tag:
+    """Return the tag of blocking calls of an operation; see :class:`mpiagg.plans.ports.Port` on what has several."""
+    o = operation
+    if not o.ragged:
+        return channel.tags.shared(o.signature)
+    return lambda nbytes: channel.tags.shared(signature(f"{o.in_words}, {nbytes} bytes"))
+
+
+def bind_moves(channel: Channel, operation: Operation, source: Array | None, target: Array | None, tag: Tag) -> Program:
     """Return the program of a gather, a scatter or an all-to-all by messages.
 
     Where ranks forward chunks whose lengths they do not know, each chunk's length takes its way first, by the same
@@ -99,7 +108,7 @@ def bind_moves(channel: Channel, operation: Operation, source: Array | None, tar
     operation : Operation
     source, target : numpy.ndarray or None
         The input and the output, as :func:`vectors_of` returns them; None where this rank has none.
-    tag : int
+    tag : int or callable
         Of the messages.
     """
     o, chunks = operation, _forwarded(operation)
@@ -137,7 +146,7 @@ def _bind(  # noqa: PLR0917 - what bind_moves is given
     operation: Operation,
     source: Array | None,
     target: Array | None,
-    tag: int,
+    tag: Tag,
     forwarded: Mapping[int, int],
     scratch: Array | None = None,
 ) -> Program:

@@ -23,6 +23,11 @@ Tag = int | Callable[[int], int]
 """The tag of messages, or what returns one for each length in bytes."""
 
 
+def of_lane(tag: Tag, lane: int) -> Tag:
+    """Return the tag of a lane, of which the first has this one."""
+    return tag + lane if isinstance(tag, int) else lambda nbytes: tag(nbytes) + lane
+
+
 class Piece(NamedTuple):
     """A range of memory that is sent, or received."""
 
