@@ -218,7 +218,7 @@ def test_ranks_and_rounds_are_taken_together_on_networks():
         for network in networks[: 1 if collective.rooted or pipeline else 3]:
             links = Links.between(layout, Cluster(node_alpha=1e-6, node_beta=1e-10, network=network))
             posts = posts_of(algorithm(name), collective, layout, together=together)
-            if name == "multi_radix" and network == networks[1]:  # some fours of ranks are in two groups of eight
+            if name == "multi_radix" and network == networks[1]:  # some of its groups are spread unevenly
                 with pytest.raises(Irregular):
                     Clocks(posts, links)
             else:
