@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
-from itertools import accumulate, groupby, pairwise
+from itertools import accumulate, chain, groupby, pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -119,8 +119,7 @@ def owner_work(  # noqa: PLR0917 - what there is to be said of them
     length = max(1, segment // reduction.dtype.itemsize)
     own = vectors.source or vectors.target
     assert own is not None
-    longest = min(length, max((lane[owned.stop - 1][1] - lane[owned.start][0] for lane in lanes), default=0))
-    aside = _aside(rounds, longest, own.elements)
+    aside = _aside(steps, lanes, length, own.elements)
     calls: list[Call] = []
     for lane in lanes:
         start, stop = lane[owned.start][0], lane[owned.stop - 1][1]
@@ -193,8 +192,7 @@ def mail_rounds(rounds: Sequence[Round], task: Task, mail: Mail, label: str) -> 
     All ranks of the schedule are on this node, and have as many rounds with messages.
     """
     exchanges = _exchanges(rounds)
-    length = max((stop - start for lane in task.lanes for start, stop in lane), default=0)
-    aside = _aside(rounds, length, task.vector)
+    aside = _aside(chain(*rounds), task.lanes, task.vector.size, task.vector)
     for lane in task.lanes:
         for number, steps in enumerate(exchanges):
             letter = _Letter(steps, lane, task, mail, aside)
@@ -271,7 +269,7 @@ def rounds_in_place(  # noqa: PLR0917 - what there is to be said of them
         The operation in words.
     """
     length = max(1, segment // task.reduction.dtype.itemsize)
-    aside = _aside(rounds, length, task.vector)
+    aside = _aside(chain(*rounds), task.lanes, length, task.vector)
     exchanges, readers = _exchanges(rounds), set[int]()
     for number, steps in enumerate(exchanges):
         done = [step for step in steps if step.action is not Action.SEND]
@@ -336,10 +334,10 @@ class _InTurn:
             call()
 
 
-def _aside(rounds: Sequence[Round], length: int, buffer: Array) -> Array:
-    """Return scratch for what is held aside, if anything is."""
-    holds = any(step.action is Action.HOLD for a_round in rounds for step in a_round)
-    return device_of(buffer).empty(min(length, buffer.size) if holds else 0, buffer.dtype)
+def _aside(steps: Iterable[Step], lanes: Sequence[Lane], most: int, buffer: Array) -> Array:
+    """Return scratch for a block of what is held aside, if anything is."""
+    held = (_run(lane, step) for step in steps if step.action is Action.HOLD for lane in lanes)
+    return device_of(buffer).empty(min(most, max((stop - start for start, stop in held), default=0)), buffer.dtype)
 
 
 Operands = tuple[Step, Array, Array, Array]
