@@ -17,7 +17,11 @@ nearest ranks come first, with the longest messages: at level i a rank sends (f_
 
 The factors are made of those that are wanted: at each level the largest divisor of what is left of n that is not above
 the one wanted, if that is not 1. The last level takes what is left; so a prime number of ranks is one level.
-``multi_radix-4`` wants 4 at every level, and ``multi_radix-4x2x8`` 4 ranks that share a cache, 2 caches and 8 sockets.
+``multi_radix-4`` wants 4 at every level, and ``multi_radix-4x2x8`` 4 ranks that share a cache, 2 such caches in a
+socket, and 8 sockets.
+
+On one node a round is a gate, and what is received is read from mailboxes, or in registered memory from where the
+others have it. There a rank waits for those alone that it exchanges with.
 
 Every chunk is the same sum, whichever collective it is. In a reduce-scatter and an all-gather, where a rank's chunk has
 its number, the chunks of a message do not lie together. Scratch: (f_1 - 1)/f_1 of a vector.
