@@ -25,7 +25,7 @@ if MPI.COMM_WORLD.size > 4:  # ranks that outnumber the cores take long
 @pytest.fixture
 def vector(comm, rank):
     """Return a function that makes vectors that lie in one of the places."""
-    registered = mpiagg.empty(4 * max(LENGTHS) + 8 * 100, np.uint8, comm=comm)
+    registered = mpiagg.empty(4 * max(10_000, *LENGTHS) + 8 * 100, np.uint8, comm=comm)
 
     def made(place, length, dtype="float32"):
         itemsize = np.dtype(dtype).itemsize
