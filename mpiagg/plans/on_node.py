@@ -16,7 +16,7 @@ from mpiagg.plans.one_shot import ONE_SHOT, box_of
 from mpiagg.plans.operation import Operation
 from mpiagg.plans.places import Places
 from mpiagg.plans.ports import Asking
-from mpiagg.plans.program import Call, Copying, Deferred, Program, in_turn
+from mpiagg.plans.program import Arrival, Call, Copying, Deferred, Program, in_turn
 from mpiagg.plans.sharing import (
     Mail,
     Task,
@@ -288,7 +288,8 @@ class OnNode:
         vectors = self.places.vectors(positions)
         program = self._by_owners(gate, vectors) if self.operation.entry.owned else self._in_step(gate, vectors)
         if not first:
-            met, *rounds = program.rounds
+            met, *rounds = program.rounds  # of every way the first round is a gate
+            assert all(isinstance(awaited, Arrival) for awaited in met.awaited)
             program = replace(program, rounds=(met._replace(starts=(), tests=(), awaited=()), *rounds))
         return in_turn(program, self.store)
 
