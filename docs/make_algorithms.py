@@ -85,6 +85,7 @@ DRAWN = {
     "bine": ("bine", 6),
     "knomial": ("knomial-3", 6),
     "recursive_multiplying": ("recursive_multiplying-3", 4),
+    "multi_radix": ("multi_radix-3x2", 6),
     "double_tree": ("double_tree-2", 5),
     "circulant_blocks": ("circulant_blocks-3", 5),
 }

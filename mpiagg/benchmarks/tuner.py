@@ -15,6 +15,7 @@ from mpi4py import MPI
 from mpiagg.arrays import Array
 from mpiagg.benchmarks import contest, machine
 from mpiagg.benchmarks.competitors import Competitor, Task, registered_zeros
+from mpiagg.common.machine import levels
 from mpiagg.schedules import TABLE, Cluster, Collective, Layout, algorithm, algorithms
 from mpiagg.schedules.model import Pricing
 from mpiagg.tables import (
@@ -96,6 +97,7 @@ class Tuner:
         self._seconds = seconds
         self._dtype = np.dtype(np.float32)
         self._memory: Array | None = None
+        self._factors = self._agreed_factors()
         if self.layout.widest > 1:
             self._memory = registered_zeros(comm, max(map(self._count, lengths)), self._dtype)
 
@@ -110,7 +112,7 @@ class Tuner:
                 break
             found = self._measure(collective, nbytes, max(left, 0.1) / (len(self._cells) - done))
             times.setdefault(collective, {})[nbytes] = found
-            ours = [_fastest(_able(found, memory)) for memory in Memory]
+            ours = [_fastest(_able(found, memory, Spread.of(self.layout))) for memory in Memory]
             told = "; by messages ".join(dict.fromkeys(ours))
             if (native := found.get(Candidate(Choice(NATIVE)))) is not None:
                 told += f"; {NATIVE} {1e6 * native:.1f} us"
@@ -134,6 +136,15 @@ class Tuner:
         size = self.comm.size
         return max(1, nbytes // self._dtype.itemsize // size) * size
 
+    def _agreed_factors(self) -> list[int]:
+        """Return the factors of the first rank's machine, on all ranks."""
+        factors = np.ones(3, np.int64)
+        if self.comm.rank == 0 and len(self.layout.nodes) == 1:
+            found = levels(self.comm.size)
+            factors[: len(found)] = found
+        self.comm.Bcast(factors)
+        return [factor for factor in factors.tolist() if factor > 1]
+
     # -- one length
 
     def _measure(self, collective: Collective, nbytes: int, seconds: float) -> Times:
@@ -144,14 +155,14 @@ class Tuner:
         in_place = collective in (Collective.ALLREDUCE, Collective.BROADCAST, Collective.ALLGATHER, Collective.SCAN)
         registered = in_place and self._memory is not None
         tasks = [task, replace(task, memory=self._memory)] if registered else [task]
-        first = [Choice(name) for name in candidates(collective, self.layout, nbytes)]
+        first = [Choice(name) for name in candidates(collective, self.layout, nbytes, self._factors)]
         times = self._hold(tasks, first, contest.Pace(3, 1, seconds / 4))
         contenders: dict[Choice, None] = {}
         for memory in Memory:
-            able = _able(times, memory)
+            able = _able(times, memory, Spread.of(self.layout))
             limit = CONTENDERS * min(able.values())
             contenders.update((candidate.choice, None) for candidate, taken in able.items() if taken <= limit)
-        second = [more for choice in contenders for more in variants(choice, nbytes)]
+        second = [more for choice in contenders for more in variants(choice, nbytes, self.layout)]
         second.append(Choice(NATIVE))
         return self._hold(tasks, second, contest.Pace(1000, 10, seconds * 3 / 4))
 
@@ -162,7 +173,8 @@ class Tuner:
             if choice.algorithm == NATIVE:
                 found[Candidate(choice)] = tasks[0].native()
                 continue
-            for task in tasks if algorithm(choice.algorithm).owned is not None else tasks[:1]:
+            entry = algorithm(choice.algorithm)
+            for task in tasks if entry.owned is not None or _in_memory(choice, self.layout) else tasks[:1]:
                 found[Candidate(choice, task.memory is not None)] = plan_of(task, choice)
         results = contest.hold(self.comm, [contest.Entry(one.call) for one in found.values()], pace)
         for competitor in found.values():
@@ -181,14 +193,16 @@ def plan_of(task: Task, choice: Choice) -> Competitor:
     return plan
 
 
-def candidates(collective: Collective, layout: Layout, nbytes: int) -> list[str]:
-    """Return the algorithms to measure on a layout."""
+def candidates(collective: Collective, layout: Layout, nbytes: int, factors: Sequence[int] = ()) -> list[str]:
+    """Return the algorithms to measure on a layout; ``factors`` are those of its ranks on the levels of a machine."""
     spread = Spread.of(layout)
     # By messages, "shared" is "direct".
     nowhere = {"shared"} if spread is not Spread.ONE_NODE or layout.size == 1 else set()
     if spread is not Spread.SEVERAL:
         nowhere.add("hierarchical")
     names = [name for name in algorithms(collective) if name not in nowhere]
+    if "multi_radix" in names and len(factors) > 1:
+        names.append(f"multi_radix-{'x'.join(map(str, factors))}")
     if nbytes < LONG:
         return names
     nodes = Cluster(node_alpha=1e-6, node_beta=1e-10)
@@ -196,10 +210,15 @@ def candidates(collective: Collective, layout: Layout, nbytes: int) -> list[str]
     return [name for name in names if busiest[name] <= MOST_OF_A_LINK * min(busiest.values())]
 
 
-def variants(choice: Choice, nbytes: int) -> Iterator[Choice]:
+def _in_memory(choice: Choice, layout: Layout) -> bool:
+    """Whether all of it goes through memory that ranks share."""
+    return len(layout.nodes) == 1 and choice.algorithm != NATIVE and algorithm(choice.algorithm).shares
+
+
+def variants(choice: Choice, nbytes: int, layout: Layout) -> Iterator[Choice]:
     """Yield a choice, and for long vectors the same with more lanes, or through memory with shorter segments."""
     yield choice
-    if choice.algorithm == "shared":
+    if _in_memory(choice, layout):
         yield from (choice._replace(segment=segment) for segment in MORE_SEGMENTS if segment * 2 <= nbytes)
     elif nbytes >= LANES_FROM:
         yield from (choice._replace(lanes=lanes) for lanes in MORE_LANES)
@@ -232,7 +251,7 @@ def rows_of(
     native_rows: list[Row] = []
     # Where no two ranks share a node, it makes no difference whether they could share memory.
     for memory in (Memory.NONE,) if spread is Spread.ONE_EACH else Memory:
-        able = {nbytes: _able(times[nbytes], memory) for nbytes in lengths}
+        able = {nbytes: _able(times[nbytes], memory, spread) for nbytes in lengths}
         steps: list[tuple[Choice, int]] = []
         for nbytes in lengths:
             usual = Settings().found(Case(collective, nbytes, layout, memory)).choice
@@ -272,12 +291,17 @@ def _or_native(choice: Choice, times: Times, able: Times, nbytes: int, spread: S
     return Choice(NATIVE)
 
 
-def _able(times: Times, memory: Memory) -> Times:
-    """Return the times of our own that can be taken with a memory; without any to share, "shared" is "direct"."""
+def _able(times: Times, memory: Memory, spread: Spread) -> Times:
+    """Return the times of our own that can be taken with a memory: without any to share, those of messages."""
     ours = {one: taken for one, taken in times.items() if one.choice.algorithm != NATIVE}
     if memory is Memory.TOGETHER:
         return ours
-    return {one: taken for one, taken in ours.items() if not one.registered and one.choice.algorithm != "shared"}
+    one_node = spread is Spread.ONE_NODE
+    return {
+        one: taken
+        for one, taken in ours.items()
+        if not one.registered and not (one_node and algorithm(one.choice.algorithm).shares)
+    }
 
 
 def _fastest(times: Times) -> str:
@@ -298,7 +322,7 @@ def chosen(times: Times, before_others: Sequence[Choice], *, apart: bool) -> Cho
     messages = {
         one.choice: taken
         for one, taken in times.items()
-        if algorithm(one.choice.algorithm).owned is None and one.choice.lanes == choice.lanes
+        if not algorithm(one.choice.algorithm).shares and one.choice.lanes == choice.lanes
     }
     usual = [choice if other.elsewhere is None else Choice(other.elsewhere, choice.lanes) for other in before_others]
     by = preferred({choice: times[Candidate(choice)], **messages}, usual)

@@ -4,9 +4,15 @@ from __future__ import annotations
 
 import os
 import platform
+import re
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
+from typing import Final
+
+PROCESSORS: Final = Path("/sys/devices/system/cpu")
+_NUMBER: Final = re.compile("[0-9]{1,6}")
+_NUMBERS: Final = re.compile("[0-9]{1,6}(-[0-9]{1,6})?(,[0-9]{1,6}(-[0-9]{1,6})?)*")
 
 
 def processor() -> str:
@@ -18,6 +24,42 @@ def processor() -> str:
             if key.strip() == "model name":
                 return value.strip()
     return platform.processor() or platform.machine()
+
+
+def levels(ranks: int, processors: Path = PROCESSORS) -> list[int]:
+    """Return the factors of so many ranks, if they fill the machine evenly: of a cache, of a socket, and of all.
+
+    Those are the ranks that share a last-level cache, the caches of a socket, and the sockets; but for ones. There are
+    none where the machine does not tell, or is not even.
+    """
+    caches: dict[str, str] = {}
+    for processor in processors.glob("cpu[0-9]*"):
+        try:
+            shared = dict(_caches(processor / "cache"))
+            if not shared:  # of a processor that is off
+                continue
+            socket = _read(processor / "topology" / "physical_package_id", _NUMBER)
+        except (OSError, ValueError):
+            return []
+        if caches.setdefault(shared[max(shared)], socket) != socket:
+            return []
+    sockets = len(set(caches.values()))
+    if not caches or len(caches) % sockets or ranks % len(caches):
+        return []
+    return [factor for factor in (ranks // len(caches), len(caches) // sockets, sockets) if factor > 1]
+
+
+def _caches(folder: Path) -> Iterator[tuple[int, str]]:
+    """Yield the level of each cache of a processor, and which processors share it."""
+    for cache in folder.glob("index[0-9]*"):
+        yield int(_read(cache / "level", _NUMBER)), _read(cache / "shared_cpu_list", _NUMBERS)
+
+
+def _read(path: Path, pattern: re.Pattern[str]) -> str:
+    text = path.read_text().strip()
+    if not pattern.fullmatch(text):
+        raise ValueError(f"{path}: {text[:80]!r}")
+    return text
 
 
 def networks() -> list[str]:

@@ -15,9 +15,18 @@ from mpiagg.plans.native import bind_native, called_at_once
 from mpiagg.plans.one_shot import ONE_SHOT, box_of
 from mpiagg.plans.operation import Operation
 from mpiagg.plans.places import Places
-from mpiagg.plans.ports import ask
-from mpiagg.plans.program import BoundRound, Call, Computing, Copying, Deferred, Program, in_turn
-from mpiagg.plans.sharing import Mail, Task, Vectors, exchange_work, gate_round, mail_rounds, owner_work
+from mpiagg.plans.ports import Asking
+from mpiagg.plans.program import Arrival, Call, Copying, Deferred, Program, in_turn
+from mpiagg.plans.sharing import (
+    Mail,
+    Task,
+    Vectors,
+    exchange_work,
+    gate_round,
+    mail_rounds,
+    owner_work,
+    rounds_in_place,
+)
 from mpiagg.schedules import Action, Collective, Round, algorithm
 from mpiagg.tables import ANNOUNCED
 from mpiagg.transport import LINE, NOWHERE, SHARED_TAG, Block, Channel, Gate, Positions, SignedGate
@@ -31,8 +40,10 @@ def serves(channel: Channel, operation: Operation, device: Accelerator | None) -
     o = operation
     if channel.node.size == 1 or o.choice.wire is not None or o.choice.algorithm in (NATIVE, NCCL):
         return False
-    if o.entry.owned is None or o.ragged or (o.collective is Collective.ALLTOALL and o.choice.algorithm != SHARED):
+    if not o.entry.shares or o.ragged or (o.collective is Collective.ALLTOALL and o.choice.algorithm != SHARED):
         return False
+    if o.entry.in_step:  # with all ranks, in the host's memory
+        return len(o.layout.nodes) == 1 and device is None
     if device is not None and channel.memory.device is None:
         return False  # nobody has any device memory that others map
     # What knows nothing of nodes has rounds in which some of a node's ranks meet others, and some do not.
@@ -99,13 +110,14 @@ class OnNode:
         self.messages = o
         if elsewhere is not None:
             self.messages = replace(o, choice=o.choice.in_other_memory)
-        self.one_shot = self.all_here and short and self.device is None and o.collective is Collective.ALLREDUCE
-        self.asking = None if self.device is None else _Asking(self.device, o.label)
+        # Where ranks own chunks of the one node, the sums are those of "one_shot".
+        as_one_shot = o.collective is Collective.ALLREDUCE and o.entry.owned is not None
+        self.one_shot = self.all_here and short and self.device is None and as_one_shot
+        self.asking = None if self.device is None else Asking(self.device, o.label)
         # Owners read inputs and write results wherever they lie; several stages work on one buffer.
         one_stage = self.all_here and o.choice.algorithm == SHARED
         self._buffer = buffer
         self._made: Copying | None = None
-        self._brought = False
         self.store: Call | None = None
         if one_stage:
             self.places = Places(o, self.node, shared, x, out, in_place=False)
@@ -137,7 +149,7 @@ class OnNode:
         gate = Gate(block, self.node.place, self.node.ranks)
         program = self.by_mail(gate, block) if by_mail else in_turn(self._ready(), self.in_place(gate, positions))
         back = Program((), (partial(memory.give_back, block),), block.nbytes)
-        return replace(in_turn(program, back), sent_bytes=self._sent_bytes())
+        return replace(in_turn(program, back), sent_bytes=self.messages.sent_bytes)
 
     def _tell(self, mine: Positions) -> tuple[Positions, ...]:
         sources, targets = map(self.channel.memory.host.tell, mine)
@@ -169,7 +181,7 @@ class OnNode:
             made.clear()
 
         rounds = (Deferred(choose).as_round(),)
-        return Program(rounds, (release,), self._scratch_bytes(), self._sent_bytes())
+        return Program(rounds, (release,), self._scratch_bytes(), self.messages.sent_bytes)
 
     def _unannounced(self) -> Program:
         """Return the program for arrays of which none can be in memory that the ranks share."""
@@ -178,7 +190,7 @@ class OnNode:
             return self.by_messages()
         gate, block = ground
         program = self.by_mail(gate, block)
-        return replace(self._within(gate, program), sent_bytes=self._sent_bytes())
+        return replace(self._within(gate, program), sent_bytes=self.messages.sent_bytes)
 
     def _announced(self) -> Program:
         """Return the program that begins with a gate, at which ranks say where their arrays lie."""
@@ -192,7 +204,7 @@ class OnNode:
         found = _Found(gate, partial(self._where_they_lie, gate, block))
         program = self._within(gate, Program((announce, Deferred(found.program).as_round()), (), 0))
         rounds = (*self._ready().rounds, *program.rounds)
-        return Program(rounds, (found.release,), self._scratch_bytes(), self._sent_bytes(), self.device)
+        return Program(rounds, (found.release,), self._scratch_bytes(), self.messages.sent_bytes, self.device)
 
     def _within(self, gate: SignedGate, program: Program) -> Program:
         """Return a program that enters the operation at the gate that calls share first, and leaves it last."""
@@ -201,7 +213,8 @@ class OnNode:
     def _where_they_lie(self, gate: SignedGate, block: Block, positions: tuple[Positions, ...]) -> Program:
         if self.places.reached(positions):
             return self.in_place(gate, positions, first=False)
-        return self.by_mail(gate, block) if self.mailed else self.by_messages()
+        brought = self.first is not None
+        return self.by_mail(gate, block, brought=brought) if self.mailed else self.by_messages(brought=brought)
 
     def _scratch_bytes(self) -> int:
         """Return the memory that messages would need."""
@@ -212,36 +225,24 @@ class OnNode:
         length = scratch_length(o.schedule(), o.lanes()) + (o.length if narrow else 0)
         return o.reduction.dtype.itemsize * length
 
-    def _sent_bytes(self) -> int:
-        """Return how many bytes this rank hands to others in one run: as many as messages would carry."""
-        if self.messages.choice.algorithm == NATIVE:
-            return 0
-        steps = [step for a_round in self.messages.schedule() for step in a_round if step.action is Action.SEND]
-        if self.operation.collective.moves:
-            sent = [chunk for step in steps for chunk in range(step.chunk, step.chunk + step.count)]
-            return self.operation.reduction.dtype.itemsize * sum(self.operation.counts_of(sent))
-        return self.operation.reduction.dtype.itemsize * sum(
-            stop - start
-            for lane in self.messages.lanes()
-            for step in steps
-            for start, stop in lane[step.chunk : step.chunk + step.count]
-        )
-
     def _schedule(self) -> list[Round]:
         o = self.operation
         name = "one_shot" if self.one_shot else o.choice.algorithm
         return algorithm(name).schedule(o.collective, o.rank, o.layout, o.root)
 
-    # -- three ways
+    # -- three ways; to bring an input once more would be wrong where it lies partly in the output
 
-    def by_messages(self) -> Program:
-        """Return the program that sends messages within the node, too."""
+    def _copying(self, *, brought: bool) -> Copying:
+        return self.copying._replace(load=None) if brought else self.copying
+
+    def by_messages(self, *, brought: bool = False) -> Program:
+        """Return the program that sends messages within the node, too; ``brought`` if the input is in the buffer."""
         o = self.messages
         if o.choice.algorithm == NATIVE:
-            return self._by_mpi()
+            return self._by_mpi(brought=brought)
         if o.collective.moves:
             return bind_moves(self.channel, o, *self.places.given, self.tag)
-        made = self.copying
+        made = self._copying(brought=brought)
         bound = partial(bind, self.channel, o.schedule(), lanes=o.lanes(), reduction=o.reduction, label=o.label)
         if made.buffer.dtype == o.reduction.dtype:
             return made.around(bound(buffer=made.buffer, tag=self.tag))
@@ -250,13 +251,13 @@ class OnNode:
         program = in_turn(partial(convert, wide, made.buffer), program, partial(convert, made.buffer, wide))
         return made.around(replace(program, nbytes=program.nbytes + wide.nbytes))
 
-    def _by_mpi(self) -> Program:
+    def _by_mpi(self, *, brought: bool) -> Program:
         """Return the program that is the MPI library's own collective: at once for blocking calls."""
         o, channel = self.messages, self.channel
         call = partial(bind_native, channel.comm, o) if self.together else partial(called_at_once, channel, o)
-        x, out = (self.places.source, self.places.target) if self._brought else self.places.given
-        if (x is None and o.source is not None) or (out is None and o.target is not None):
-            made = self.copying
+        x, out = self.places.given
+        if brought or (x is None and o.source is not None) or (out is None and o.target is not None):
+            made = self._copying(brought=brought)
             return made.around(call(*(None if part is None else made.buffer[part] for part in (o.source, o.target))))
         return call(x, out)
 
@@ -265,9 +266,9 @@ class OnNode:
         enough = 1 << max(self.operation.nbytes - 1, LINE - 1).bit_length()
         return min(enough, -(-self.segment // LINE) * LINE)
 
-    def by_mail(self, gate: Gate, block: Block) -> Program:
+    def by_mail(self, gate: Gate, block: Block, *, brought: bool = False) -> Program:
         """Return the program that copies through mailboxes, a segment after the other."""
-        o, made = self.operation, self.copying
+        o, made = self.operation, self._copying(brought=brought)
         # The boxes lie in the same places for all who share the block, so that nobody writes where another still reads.
         box = box_of(block)
         room = min(box, self.segment) // made.buffer.itemsize
@@ -284,28 +285,41 @@ class OnNode:
 
     def in_place(self, gate: Gate, positions: Sequence[Positions], *, first: bool = True) -> Program:
         """Return the program for vectors that all ranks of the node reach; ``first`` if it begins with a gate."""
+        vectors = self.places.vectors(positions)
+        program = self._by_owners(gate, vectors) if self.operation.entry.owned else self._in_step(gate, vectors)
+        if not first:
+            met, *rounds = program.rounds  # of every way the first round is a gate
+            assert all(isinstance(awaited, Arrival) for awaited in met.awaited)
+            program = replace(program, rounds=(met._replace(starts=(), tests=(), awaited=()), *rounds))
+        return in_turn(program, self.store)
+
+    def _in_step(self, gate: Gate, vectors: Vectors) -> Program:
+        """Return the program of the rounds, in which each rank reads from the others' vectors."""
+        o = self.operation
+        task = Task(self.copying.buffer, o.lanes(), o.reduction)
+        return Program(tuple(rounds_in_place(o.schedule(), task, vectors, gate, self.segment, o.label)), (), 0)
+
+    def _by_owners(self, gate: Gate, vectors: Vectors) -> Program:
+        """Return the program of stages, in which owners read from all vectors, and write into them."""
         o = self.operation
         assert o.entry.owned is not None
         owned = o.entry.owned(o.rank, o.layout)
-        vectors = self.places.vectors(positions)
         parts: list[Program] = []
         for here, rounds in self._stages(owned):
             if here:
                 before = gate_round(gate, o.label, len(parts), self._work(rounds, owned, vectors))
-                if not parts and not first:
-                    before = before._replace(starts=(), tests=(), awaited=())
                 done = () if self.asking is None else (self.asking.done(),)
                 after = gate_round(gate, o.label, len(parts) + 1)
                 parts.append(Program((before, *done, after), (), 0, device=self.device))
             else:
                 buffer = self.copying.buffer
                 parts.append(bind(self.channel, rounds, buffer, o.lanes(), o.reduction, label=o.label, tag=self.tag))
-        return in_turn(*parts, self.store)
+        return in_turn(*parts)
 
     def _ready(self) -> Program:
         """Return the program that brings the input where others reach it, and waits until it is there."""
         if self.places.bring is not None and self.places.target is not None:
-            self._brought, self._made = True, Copying(self.places.target, None, None)
+            self._made = Copying(self.places.target, None, None)
         if self.asking is None:
             return in_turn(self.first)
         return replace(in_turn(self.first, Program((self.asking.follow(),), (), 0)), device=self.device)
@@ -351,25 +365,6 @@ class OnNode:
         """Whether a round is about this node alone; a round without messages is about what was there before."""
         peers = [steps[0].peer for steps in a_round.messages]
         return all(peer in self.node.ranks for peer in peers) if peers else self.all_here
-
-
-class _Asking:
-    """A stream of a device's for what an operation asks of it."""
-
-    def __init__(self, device: Accelerator, label: str) -> None:
-        self._stream, self._computing = device.stream(), Computing(label)
-
-    def follow(self) -> BoundRound:
-        """Return the round that waits for all that was asked for before."""
-        return self.done()._replace(starts=(self._stream.follow,))
-
-    def done(self) -> BoundRound:
-        """Return the round that waits for what was asked for here."""
-        return BoundRound((), (self._stream.done,), (), (self._computing,))
-
-    def ask(self, *calls: Call) -> Call:
-        """Return the call that makes some calls, whose work goes to the stream."""
-        return partial(ask, self._stream, calls)
 
 
 class _Found:

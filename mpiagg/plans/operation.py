@@ -10,8 +10,8 @@ from mpi4py import MPI
 
 from mpiagg.arrays import Form, Reduction, cuts_of, even_cuts, even_ranges, ranges
 from mpiagg.plans.binding import Lane
-from mpiagg.plans.choices import Case, Choice
-from mpiagg.schedules import Algorithm, Collective, Layout, Round, algorithm
+from mpiagg.plans.choices import NATIVE, Case, Choice
+from mpiagg.schedules import Action, Algorithm, Collective, Layout, Round, algorithm
 from mpiagg.transport import signature
 from mpiagg.watch import Subject, Trail
 
@@ -154,6 +154,22 @@ class Operation:
     def schedule(self) -> list[Round]:
         """Return what this rank does."""
         return self.entry.schedule(self.collective, self.rank, self.layout, self.root)
+
+    @property
+    def sent_bytes(self) -> int:
+        """How many bytes this rank hands to others; 0 where the MPI library's own collective does it."""
+        if self.choice.algorithm == NATIVE:
+            return 0
+        steps = [step for a_round in self.schedule() for step in a_round if step.action is Action.SEND]
+        if self.collective.moves:
+            sent = [chunk for step in steps for chunk in range(step.chunk, step.chunk + step.count)]
+            return self.reduction.dtype.itemsize * sum(self.counts_of(sent))
+        return self.reduction.dtype.itemsize * sum(
+            stop - start
+            for lane in self.lanes()
+            for step in steps
+            for start, stop in lane[step.chunk : step.chunk + step.count]
+        )
 
     def lanes(self, lanes: int | None = None) -> list[Lane]:
         """Return the ranges of the chunks of every lane; there are as many as the choice says, or ``lanes``.

@@ -245,6 +245,25 @@ def _by_itself(numbered: tuple[int, tuple[Step, Piece]]) -> int:
     return number if piece.array.nbytes > PACKED else -1
 
 
+class Asking:
+    """A stream of a device's for what an operation asks of it."""
+
+    def __init__(self, device: Accelerator, label: str) -> None:
+        self._stream, self._computing = device.stream(), Computing(label)
+
+    def follow(self) -> BoundRound:
+        """Return the round that waits for all that was asked for before."""
+        return self.done()._replace(starts=(self._stream.follow,))
+
+    def done(self) -> BoundRound:
+        """Return the round that waits for what was asked for here."""
+        return BoundRound((), (self._stream.done,), (), (self._computing,))
+
+    def ask(self, *calls: Call) -> Call:
+        """Return the call that makes some calls, whose work goes to the stream."""
+        return partial(ask, self._stream, calls)
+
+
 def ask(stream: Stream, calls: Sequence[Callable[[], object]]) -> None:
     """Make calls whose work goes to a stream."""
     with stream:

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from mpiagg.arrays import Accelerator, Array, Stream
 from mpiagg.schedules import Action, Step
-from mpiagg.transport import Gate
+from mpiagg.transport import Gate, Some
 from mpiagg.watch import ranks_in_words
 
 Call = Callable[[], object]
@@ -38,7 +38,7 @@ class Arrival(NamedTuple):
 
     label: str
     round: int
-    gate: Gate
+    gate: Gate | Some
 
     def __str__(self) -> str:
         """Say it in words."""

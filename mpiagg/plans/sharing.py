@@ -10,19 +10,19 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
-from itertools import accumulate
+from itertools import accumulate, chain, groupby, pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from mpiagg.arrays import Array, Reduction, device_of
-from mpiagg.plans.binding import Lane
+from mpiagg.plans.binding import Lane, Run
 from mpiagg.plans.program import Arrival, BoundRound, Call, Program
 from mpiagg.schedules import Action, Round, Step
-from mpiagg.transport import Gate, SignedGate, signature
+from mpiagg.transport import Gate, SignedGate, Some, signature
 
 
-def gate_round(gate: Gate, label: str, number: int, call: Call | None = None) -> BoundRound:
+def gate_round(gate: Gate | Some, label: str, number: int, call: Call | None = None) -> BoundRound:
     """Return the round in which the ranks of a node wait for one another, and then make a call."""
     return BoundRound((gate.come,), (gate.passed,), (call,) if call else (), (Arrival(label, number, gate),))
 
@@ -119,8 +119,7 @@ def owner_work(  # noqa: PLR0917 - what there is to be said of them
     length = max(1, segment // reduction.dtype.itemsize)
     own = vectors.source or vectors.target
     assert own is not None
-    longest = min(length, max((lane[owned.stop - 1][1] - lane[owned.start][0] for lane in lanes), default=0))
-    aside = _aside(rounds, longest, own.elements)
+    aside = _aside(steps, lanes, length, own.elements)
     calls: list[Call] = []
     for lane in lanes:
         start, stop = lane[owned.start][0], lane[owned.stop - 1][1]
@@ -192,13 +191,8 @@ def mail_rounds(rounds: Sequence[Round], task: Task, mail: Mail, label: str) -> 
 
     All ranks of the schedule are on this node, and have as many rounds with messages.
     """
-    exchanges: list[list[Step]] = []
-    for a_round in rounds:
-        if a_round.messages or not exchanges:
-            exchanges.append([])
-        exchanges[-1] += a_round
-    length = max((stop - start for lane in task.lanes for start, stop in lane), default=0)
-    aside = _aside(rounds, length, task.vector)
+    exchanges = _exchanges(rounds)
+    aside = _aside(chain(*rounds), task.lanes, task.vector.size, task.vector)
     for lane in task.lanes:
         for number, steps in enumerate(exchanges):
             letter = _Letter(steps, lane, task, mail, aside)
@@ -215,7 +209,7 @@ class _Letter:
     def __init__(self, steps: Sequence[Step], lane: Lane, task: Task, mail: Mail, aside: Array) -> None:
         self._gate, buffer = mail.gate, task.vector
         places = [0, *accumulate((stop - start) * buffer.itemsize for start, stop in lane)]
-        sent = {chunk for s in steps if s.action is Action.SEND for chunk in range(s.chunk, s.chunk + s.count)}
+        sent = _sent(steps)
         done = [step for step in steps if step.action is not Action.SEND]
 
         def writes(box: Array) -> list[tuple[memoryview, memoryview]]:
@@ -224,7 +218,7 @@ class _Letter:
 
         def reads(boxes: Mapping[int, Array]) -> list[Call]:
             def operands(step: Step) -> Operands:
-                own = buffer[lane[step.chunk][0] : lane[step.chunk + step.count - 1][1]]
+                own = buffer[slice(*_run(lane, step))]
                 box = boxes.get(step.peer, mail.own[0])
                 return step, own, own, box[places[step.chunk] : places[step.chunk + step.count]].view(buffer.dtype)
 
@@ -245,6 +239,90 @@ class _Letter:
             call()
 
 
+def rounds_in_place(  # noqa: PLR0917 - what there is to be said of them
+    rounds: Sequence[Round], task: Task, vectors: Vectors, gate: Gate, segment: int, label: str
+) -> Iterator[BoundRound]:
+    """Yield the rounds that carry a schedule out where all vectors lie in reach: each rank reads from the others'.
+
+    All ranks of the schedule are on this node, and have as many rounds with messages. In a round a rank writes into its
+    own vector alone, and there nothing that others read in this round. All meet before the first round and after the
+    last. Before another round a rank waits for two kinds of ranks alone:
+
+    - those that it now reads from. They have then written what it reads, and do not change it in a later round before
+      it has been read, by the second rule;
+    - those that read from it in the round before. They have then read what it may now change. For those of rounds
+      before that it has waited in the same way.
+
+    Parameters
+    ----------
+    rounds : sequence of Round
+        What this rank does.
+    task : Task
+        What is reduced, in this rank's vector.
+    vectors : Vectors
+        Where the vectors lie.
+    gate : Gate
+        Where the ranks wait for one another.
+    segment : int
+        Bytes of a block.
+    label : str
+        The operation in words.
+    """
+    length = max(1, segment // task.reduction.dtype.itemsize)
+    aside = _aside(chain(*rounds), task.lanes, length, task.vector)
+    exchanges, readers = _exchanges(rounds), set[int]()
+    for number, steps in enumerate(exchanges):
+        done = [step for step in steps if step.action is not Action.SEND]
+        if _sent(steps) & _chunks(done):
+            raise AssertionError("a rank changes what others read in the same round")
+        calls: list[Call] = []
+        for lane in task.lanes:
+            for run, together in groupby(done, partial(_run, lane)):
+                fold = list(together)
+                for start in range(*run, length):
+                    block = start, min(start + length, run[1])
+                    own = task.vector[slice(*block)]
+                    # What is finished has no peer.
+                    others = (
+                        vectors.targets[step.peer].block(*block) if step.action.receives else own for step in fold
+                    )
+                    calls += _calls(
+                        ((s, own, own, other) for s, other in zip(fold, others, strict=True)), task.reduction, aside
+                    )
+        sources = {step.peer for step in done if step.action.receives}
+        met = gate.among(sources | readers) if number else gate
+        yield gate_round(met, label, number, _InTurn(calls))
+        readers = {step.peer for step in steps if step.action is Action.SEND}
+    yield gate_round(gate, label, len(exchanges))
+
+
+def _exchanges(rounds: Sequence[Round]) -> list[list[Step]]:
+    """Return the steps of each round with messages, and of what comes after it without any."""
+    exchanges: list[list[Step]] = []
+    for a_round in rounds:
+        if a_round.messages or not exchanges:
+            exchanges.append([])
+        exchanges[-1] += a_round
+    return exchanges
+
+
+def _sent(steps: Iterable[Step]) -> set[int]:
+    """Return the chunks that are sent."""
+    return _chunks(step for step in steps if step.action is Action.SEND)
+
+
+def _chunks(steps: Iterable[Step]) -> set[int]:
+    return {chunk for step in steps for chunk in range(step.chunk, step.chunk + step.count)}
+
+
+def _run(lane: Lane, step: Step) -> Run:
+    """Return where the chunks of a step lie in a vector."""
+    runs = lane[step.chunk : step.chunk + step.count]
+    if any(before[1] != after[0] for before, after in pairwise(runs)):
+        raise AssertionError("chunks that are named together lie together")
+    return runs[0][0], runs[-1][1]
+
+
 class _InTurn:
     """Calls made one after the other."""
 
@@ -256,10 +334,10 @@ class _InTurn:
             call()
 
 
-def _aside(rounds: Sequence[Round], length: int, buffer: Array) -> Array:
-    """Return scratch for what is held aside, if anything is."""
-    holds = any(step.action is Action.HOLD for a_round in rounds for step in a_round)
-    return device_of(buffer).empty(min(length, buffer.size) if holds else 0, buffer.dtype)
+def _aside(steps: Iterable[Step], lanes: Sequence[Lane], most: int, buffer: Array) -> Array:
+    """Return scratch for a block of what is held aside, if anything is."""
+    held = (_run(lane, step) for step in steps if step.action is Action.HOLD for lane in lanes)
+    return device_of(buffer).empty(min(most, max((stop - start for start, stop in held), default=0)), buffer.dtype)
 
 
 Operands = tuple[Step, Array, Array, Array]

@@ -34,7 +34,7 @@ from typing import NamedTuple
 
 from mpiagg.schedules import direct, ring
 from mpiagg.schedules.layout import Layout
-from mpiagg.schedules.steps import Action, Parts, Round, Step, receive, send, within
+from mpiagg.schedules.steps import Parts, Round, Step, receive, send, unfinished, within
 
 
 def chunks(layout: Layout) -> int:
@@ -56,7 +56,7 @@ def allreduce(rank: int, layout: Layout) -> Iterator[Round]:
     node, place, nodes, width = layout.node_of(rank), layout.place_of(rank), len(layout.nodes), layout.widest
     parts, in_node = _parts(layout, width), partial(layout.rank_at, node)
     part = Parts(parts.cut(place), nodes, nodes)
-    yield from _unfinished(within(direct.reduce_scatter(place, width), in_node, width, parts))
+    yield from unfinished(within(direct.reduce_scatter(place, width), in_node, width, parts))
     yield from within(ring.allreduce(node, nodes), lambda other: layout.rank_at(other, place), nodes, part)
     yield from within(direct.allgather(place, width), in_node, width, parts)
 
@@ -66,7 +66,7 @@ def allreduce_by_leaders(rank: int, layout: Layout) -> Iterator[Round]:
     node, place, nodes = layout.node_of(rank), layout.place_of(rank), len(layout.nodes)
     width = index(layout.width(node))
     parts, in_node = _parts(layout, width), partial(layout.rank_at, node)
-    yield from _unfinished(within(direct.reduce(place, width), in_node, width, parts))
+    yield from unfinished(within(direct.reduce(place, width), in_node, width, parts))
     if place == 0:
         leaders = _parts(layout, nodes)
         yield from within(ring.allreduce(node, nodes), lambda other: layout.rank_at(other, 0), nodes, leaders)
@@ -126,9 +126,3 @@ class _Node(NamedTuple):
 def _parts(layout: Layout, number: int) -> Parts:
     """Cut all chunks into as many parts."""
     return Parts(0, chunks(layout), number)
-
-
-def _unfinished(rounds: Iterator[Round]) -> Iterator[Round]:
-    """Leave out what comes last: there are other nodes."""
-    for a_round in rounds:
-        yield Round(*(step for step in a_round if step.action is not Action.FINISH))

@@ -315,6 +315,13 @@ def within(rounds: Iterator[Round], members: Callable[[int], int], size: int, pa
         )
 
 
+def unfinished(rounds: Iterator[Round]) -> Iterator[Round]:
+    """Leave out what comes last: there are contributions of other ranks than these."""
+    for a_round in rounds:
+        if a_round.messages:
+            yield Round(*(step for step in a_round if step.action is not Action.FINISH))
+
+
 def settled(step: Step, size: int, chunks: int, root: int = 0) -> list[Step]:
     """Take a step's peer and chunks modulo their numbers, in two pieces where its chunks wrap around.
 

@@ -22,6 +22,7 @@ from mpiagg.schedules import (
     halving_doubling,
     hierarchical,
     knomial,
+    multi_radix,
     one_shot,
     pairwise,
     parameter_server,
@@ -57,6 +58,9 @@ class Algorithm:
     owned : callable, optional
         Where ranks of a node can exchange chunks through memory that they share: the chunks that a rank owns, which are
         sent or received only by it. Of the rank and the layout.
+    in_step : bool
+        Whether all ranks have as many rounds with messages, and none changes in a round what it sends in it. Then ranks
+        of one node can exchange chunks through memory that they share, round by round, whoever owns them.
     """
 
     name: str
@@ -64,6 +68,12 @@ class Algorithm:
     schedules: Mapping[Collective, NodeAware]
     needs: str
     owned: Callable[[int, Layout], range] | None = None
+    in_step: bool = False
+
+    @property
+    def shares(self) -> bool:
+        """Whether there is a way through memory that ranks of a node share."""
+        return self.owned is not None or self.in_step
 
     def chunks(self, collective: Collective, ranks: Layout | int) -> int:
         """Return how many chunks there are among all ranks; a number of ranks is a node of so many."""
@@ -113,6 +123,8 @@ def _flat(
     generators: Mapping[Collective, Generator],
     needs: str,
     owned: Callable[[int, Layout], range] | None = None,
+    *,
+    in_step: bool = False,
 ) -> Algorithm:
     """Return an algorithm to which all ranks are alike, wherever they are."""
 
@@ -120,7 +132,7 @@ def _flat(
         return lambda rank, layout: generator(rank, layout.size)
 
     found = {collective: anywhere(generator) for collective, generator in generators.items()}
-    return Algorithm(name, lambda layout: cut(layout.size), found, needs, owned)
+    return Algorithm(name, lambda layout: cut(layout.size), found, needs, owned, in_step)
 
 
 def _one_a_rank(size: int) -> int:
@@ -159,18 +171,29 @@ def _bruck(name: str, radix: int) -> Algorithm:
     return _flat(name, _one_a_rank, {_ALL_TO_ALL: bruck.alltoall(radix)}, "scratch for the chunks that are forwarded")
 
 
-class Numbered(NamedTuple):
-    """Algorithms with a number in them, a radix or a number of blocks: ``name-8`` has 8, ``name`` the usual one."""
+def _multi_radix(name: str, *factors: int) -> Algorithm:
+    needs = "scratch of less than a vector; none for registered memory on one node"
+    return _flat(name, _one_a_rank, multi_radix.generators(factors), needs, in_step=True)
 
-    make: Callable[[str, int], Algorithm]
+
+class Numbered(NamedTuple):
+    """Algorithms with numbers in them, a radix or how many blocks there are: ``name-8`` has 8, ``name`` the usual one.
+
+    ``make`` is given the name and its numbers, each from ``least`` to ``most``. There are at most ``numbers`` of them:
+    ``name-4x2`` has two.
+    """
+
+    make: Callable[..., Algorithm]
     usual: int
     least: int
     most: int
+    numbers: int = 1
 
 
 NUMBERED: Mapping[str, Numbered] = {
     "knomial": Numbered(_knomial, 4, 2, 64),
     "recursive_multiplying": Numbered(_recursive_multiplying, 4, 2, 64),
+    "multi_radix": Numbered(_multi_radix, 4, 2, 1024, numbers=8),
     "double_tree": Numbered(_double_tree, 16, 1, 1024),
     "circulant_blocks": Numbered(_circulant_blocks, 32, 1, 1024),
     "bruck": Numbered(_bruck, 2, 2, 64),
@@ -331,12 +354,14 @@ _NUMBER: Final = re.compile("0|[1-9][0-9]{0,5}")
 def _numbered(name: str) -> Algorithm | None:
     """Return the algorithm that has the number behind its name, if there is such a one."""
     kind, _, digits = name.rpartition("-")
-    if kind not in NUMBERED or not _NUMBER.fullmatch(digits):
+    parts = digits.split("x")
+    if kind not in NUMBERED or len(parts) > NUMBERED[kind].numbers or not all(map(_NUMBER.fullmatch, parts)):
         return None
-    make, _, least, most = NUMBERED[kind]
-    if not least <= int(digits) <= most:
+    make, _, least, most, _ = NUMBERED[kind]
+    numbers = list(map(int, parts))
+    if not all(least <= number <= most for number in numbers):
         raise ValueError(f"the number in {name!r} must be from {least} to {most}")
-    return make(name, int(digits))
+    return make(name, *numbers)
 
 
 def schedules(name: str, collective: Collective, ranks: Layout | int, root: int = 0) -> list[list[Round]]:

@@ -58,7 +58,7 @@ class _Row(
             if name not in (NATIVE, None):
                 algorithm(name).generator(self.collective)
         one_node = (self.spread, self.memory) == (Spread.ONE_NODE, Memory.TOGETHER)
-        shares = one_node and self.algorithm != NATIVE and algorithm(self.algorithm).owned is not None
+        shares = one_node and self.algorithm != NATIVE and algorithm(self.algorithm).shares
         if self.elsewhere is not None and not shares:
             raise ValueError("elsewhere is for algorithms that use shared memory, on one node with memory 'shared'")
 

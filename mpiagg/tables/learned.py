@@ -194,8 +194,8 @@ class Learner:
         if not any(kind in self._learned for kind in kinds):
             return usual
         elsewhere, registered = (self._learned.get(kind, _of_kind(usual, kind)) for kind in kinds)
-        # A row says by its algorithm what is taken in registered memory, if owners read and write it there.
-        together = registered.algorithm != NATIVE and algorithm(registered.algorithm).owned is not None
+        # A row says by its algorithm what is taken in registered memory, if ranks reach one another's there.
+        together = registered.algorithm != NATIVE and algorithm(registered.algorithm).shares
         return registered._replace(elsewhere=elsewhere.algorithm) if together and registered != elsewhere else elsewhere
 
     # -- what is tried

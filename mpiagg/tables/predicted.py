@@ -6,11 +6,11 @@ either: it is 6 KB for TCP at 50 us and 1 Gbit/s, and 50 KB for 2 us and 25 GB/s
 
 What the model leaves out is put right here, in words:
 
-- ``direct``, ``one_shot``, ``parameter_server``, ``knomial`` and ``recursive_multiplying`` are no candidates where they
-  send messages. They start several at once, of the first three n-1. What each of these costs a processor differs
-  between networks and machines more than anything else here, so the table does without: it was measured to be half of
-  a latency where four ranks have two cores, all of one where eight have, and is a sixth or less where messages are
-  handed to an adapter.
+- ``direct``, ``one_shot``, ``parameter_server``, ``knomial``, ``recursive_multiplying`` and ``multi_radix`` are no
+  candidates where they send messages. They start several at once, of the first three n-1. What each of these costs a
+  processor differs between networks and machines more than anything else here, so the table does without: it was
+  measured to be half of a latency where four ranks have two cores, all of one where eight have, and is a sixth or less
+  where messages are handed to an adapter.
 - Two lanes pay every latency twice, and hide half of the reduction behind the other lane's transfer. Within a node
   they hide nothing: the processor that reduces is the one that moves the bytes. A chain of ranks (``ring``, in a scan)
   is a pipeline of its lanes.
@@ -69,7 +69,7 @@ LENGTHS: Final = tuple(4**power for power in range(3, 16))
 RANKS: Final = (2, 4, 8, 32, 128, 512)
 """The ends of the ranges of lengths and of ranks. The last range of either is open."""
 
-_CROWDING: Final = ("direct", "one_shot", "parameter_server", "knomial", "recursive_multiplying")
+_CROWDING: Final = ("direct", "one_shot", "parameter_server", "knomial", "recursive_multiplying", "multi_radix")
 """Algorithms in which a rank has several messages at once."""
 
 

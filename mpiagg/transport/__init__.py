@@ -2,7 +2,7 @@
 
 from mpiagg.transport.channels import channel_of, free_channel_of, meet
 from mpiagg.transport.comparison import cache_of
-from mpiagg.transport.gates import WRITTEN, Gate, SignedGate
+from mpiagg.transport.gates import WRITTEN, Gate, SignedGate, Some
 from mpiagg.transport.meetings import keep_for_good
 from mpiagg.transport.memory import LINE, NOWHERE, Block, Position, Positions, SharedMemory, Window
 from mpiagg.transport.messages import SHARED_TAG, Channel
@@ -36,6 +36,7 @@ __all__ = [
     "YIELDS_IN_A_CROWD",
     "SharedMemory",
     "SignedGate",
+    "Some",
     "Window",
     "cache_of",
     "channel_of",

@@ -8,8 +8,8 @@ Two fences keep the order. A rank writes its data, then comes MPI_Win_sync, then
 will find the data in memory. A rank sees the counts, then comes MPI_Win_sync, then it reads: so it reads nothing that
 it fetched before it had seen them. The MPI standard has MPI_Win_sync order the loads and stores of the calling process
 in a window of shared memory, and MPICH and Open MPI make it a full memory barrier. A counter is one aligned word of 8
-bytes, which is stored and loaded as a whole. Only its owner writes it, and it only grows; so a rank that is ahead can
-be one count ahead at most, and ``>=`` is the right question.
+bytes, which is stored and loaded as a whole. Only its owner writes it, and it only grows; so ``>=`` is the right
+question. Where all wait for all, a rank can be one count ahead at most.
 
 Where ranks have not agreed before on what they do at a gate, the low bits of the word are the signature of the
 operation that the rank is in; the others count further than any job gets. Two ranks that have come equally far with
@@ -23,7 +23,7 @@ Every counter has a cache line to itself, lest each count take the line from the
 
 from __future__ import annotations
 
-from collections.abc import Callable, MutableMapping, Sequence
+from collections.abc import Callable, Collection, Mapping, MutableMapping, Sequence
 from platform import machine
 from typing import Final
 
@@ -68,6 +68,16 @@ class Gate:
         self._others = [head for number, head in enumerate(heads) if number != place]
         self._fence = None if IN_ORDER else block.sync
 
+    @property
+    def least(self) -> int:
+        """The least word of a rank that has come as far as this one."""
+        return self.count
+
+    def among(self, ranks: Collection[int]) -> Some:
+        """Return the gate as this rank comes to it where it waits for some ranks alone."""
+        heads = {rank: head for rank, head in zip(self._ranks, self._heads, strict=True) if rank in ranks}
+        return Some(self, heads, self._fence)
+
     def come(self) -> None:
         """Say that this rank has come to the next gate, with all that it wrote."""
         if self._fence is not None:
@@ -90,6 +100,32 @@ class Gate:
         return [rank for rank, head in zip(self._ranks, self._heads, strict=True) if head[0] < self.count]
 
 
+class Some:
+    """A gate at which a rank waits for some of the others, though all come to it and count.
+
+    Ranks that wait for some alone may be several counts apart, so signatures are not compared here: that is for the
+    gate at which an operation begins.
+    """
+
+    def __init__(self, gate: Gate, heads: Mapping[int, memoryview], fence: Callable[[], object] | None) -> None:
+        self._gate, self._heads, self._fence = gate, heads, fence
+        self.come = gate.come
+
+    def passed(self) -> bool:
+        """Whether these ranks have come; what they wrote can then be read."""
+        least = self._gate.least
+        for head in self._heads.values():
+            if head[0] < least:
+                return False
+        if self._fence is not None:
+            self._fence()
+        return True
+
+    def missing(self) -> list[int]:
+        """Return those of these ranks that have not come."""
+        return [rank for rank, head in self._heads.items() if head[0] < self._gate.least]
+
+
 class SignedGate(Gate):
     """A gate that the operations of a communicator use in turn, without having agreed on them before.
 
@@ -106,6 +142,11 @@ class SignedGate(Gate):
         self._disagreement = disagreement
         self._word = self._least = self._signature = 0
         self._inside = False
+
+    @property
+    def least(self) -> int:
+        """The least word of a rank that has come as far as this one."""
+        return self._least
 
     def enter(self, signature: int) -> None:
         """Begin an operation with a signature, of ``SIGNATURE_BITS`` bits.

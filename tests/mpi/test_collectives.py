@@ -132,7 +132,7 @@ def test_what_is_only_moved_keeps_its_bits(rank, size, bits, dtype):
 
 
 NUMBERED = {
-    "allreduce": ("knomial-2", "recursive_multiplying-3", "double_tree-5"),
+    "allreduce": ("knomial-2", "recursive_multiplying-3", "double_tree-5", "multi_radix-2", "multi_radix-3x2"),
     "reduce": ("knomial-3", "double_tree-2", "circulant_blocks-7"),
     "broadcast": ("knomial-8", "double_tree-1", "circulant_blocks-1"),
 }

@@ -56,6 +56,33 @@ def test_nobody_passes_until_all_have_come(either):
         assert first.count == 2 * (turn + 1)
 
 
+def test_who_waits_for_some_ranks_passes_without_the_others(either):
+    first, second, third, fourth = either(4)
+    for gate in (first, second, third, fourth):
+        gate.come()
+    for _ in range(3):
+        some = first.among({1, 3})
+        some.come()
+        assert some.missing() == [1, 3]
+        second.come()
+        second.come()  # which waits for nobody, and is ahead
+        assert not some.passed()
+        assert some.missing() == [3]
+        fourth.come()
+        fourth.come()
+        assert some.passed()
+        assert some.missing() == []
+        assert not first.passed()
+        assert first.missing() == [2]
+        first.come()
+        assert first.among({1, 3}).passed()
+        assert first.among(()).passed()
+        assert not first.among({2}).passed()
+    for _ in range(6):
+        third.come()
+    assert all(gate.passed() for gate in (first, second, third, fourth))
+
+
 def test_a_gate_of_one_is_open(either):
     (gate,) = either(1)
     gate.come()
@@ -74,6 +101,8 @@ def test_fences_stand_where_processors_need_them(monkeypatch, in_order, either):
     second.come()
     assert first.passed()  # and after it, before anything is read
     assert fences == ([] if in_order else [0, 1, 0])
+    assert second.among({0}).passed()
+    assert fences == ([] if in_order else [0, 1, 0, 1])
 
 
 HERE = Positions(Position(3, 4096), Position(0, 2**40))

@@ -325,7 +325,7 @@ def test_scratch_is_what_the_schedule_counts(comm, rank, size, algorithm):
     # The next round uses the room of as many messages again.
     x = np.ones(length)
     with mpiagg.allreduce_init(x, comm=comm, out=x, algorithm=algorithm) as plan:
-        if TABLE[algorithm].owned is None or size == 1:
+        if not TABLE[algorithm].shares or size == 1:
             chunk = x.nbytes // TABLE[algorithm].chunks(Collective.ALLREDUCE, size)
             assert counted * chunk <= plan.nbytes <= (counted + 2 * packed) * chunk
         else:  # two mailboxes instead, of a size that serves other lengths too, and a gate

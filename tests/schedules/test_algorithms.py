@@ -27,6 +27,7 @@ from mpiagg.schedules import (
     schedules,
     send,
 )
+from mpiagg.schedules.multi_radix import factors_of
 
 SERVED = [
     (name, collective)
@@ -242,6 +243,28 @@ def multiplying(place, n, radix=4):
     scratch = max(others, radix - 1 if rounds else 0)
     more = 2 if others else 0
     return Count(rounds + more, inner + others, inner + others, inner + others, inner + others, scratch)
+
+
+@cache
+def levels(n, wanted=4):
+    """The factors of n, the nearest level first: each the largest up to the one wanted, and a prime one alone."""
+    found = []
+    while n > 1:
+        fits = [factor for factor in range(2, wanted + 1) if n % factor == 0]
+        found.append(fits[-1] if fits else n)
+        n //= found[-1]
+    return found
+
+
+def radix_allgather(place, n):
+    del place
+    factors = levels(n)
+    return Count(len(factors), sum(factors) - len(factors), n - 1, n - 1, 0, 0)
+
+
+def radix_reduce_scatter(place, n):
+    scratch = n - n // levels(n)[0] if n > 1 else 0
+    return replace(radix_allgather(place, n), reduced=n - 1, scratch=scratch)
 
 
 @cache
@@ -475,6 +498,9 @@ FORMULAS = {
     ("knomial", "broadcast"): knomial_broadcast,
     ("knomial", "allreduce"): both(knomial_reduce, knomial_broadcast),
     ("recursive_multiplying", "allreduce"): multiplying,
+    ("multi_radix", "reduce_scatter"): radix_reduce_scatter,
+    ("multi_radix", "allgather"): radix_allgather,
+    ("multi_radix", "allreduce"): both(radix_reduce_scatter, radix_allgather),
     ("double_tree", "allreduce"): in_trees(two_trees, up=True, down=True),
     ("double_tree", "reduce"): in_trees(below_a_root, up=True, down=False),
     ("double_tree", "broadcast"): in_trees(below_a_root, up=False, down=True),
@@ -547,6 +573,87 @@ def test_bruck_of_any_radix_sends_a_chunk_once_for_each_digit_of_its_way(n, radi
 
     for found in check(f"bruck-{radix}", "alltoall", n):
         assert found.sent == sum(map(digits, range(n)))
+
+
+@settings(max_examples=200)
+@given(n=st.integers(1, 5000), wanted=st.lists(st.integers(2, 100), min_size=1, max_size=8))
+def test_the_factors_of_the_ranks_are_as_near_to_those_wanted_as_divisors_can_be(n, wanted):
+    factors = factors_of(n, wanted)
+    assert np.prod(factors, dtype=int) == n
+    assert all(factor > 1 for factor in factors)
+    left, found = n, iter([*factors, 1])
+    factor = next(found)
+    for most in wanted[:-1] or wanted * len(factors[:-1]):
+        if factor <= most and left % factor == 0 and any(left % other == 0 for other in range(2, most + 1)):
+            assert not any(left % other == 0 for other in range(factor + 1, most + 1))
+            left, factor = left // factor, next(found)
+        else:
+            assert not any(left % other == 0 for other in range(2, most + 1))
+    assert factor == left  # the last level takes what is left
+
+
+@pytest.mark.parametrize(
+    ("n", "wanted", "factors"),
+    [
+        (1, [4], []),
+        (7, [4], [7]),
+        (64, [4], [4, 4, 4]),
+        (24, [4], [4, 3, 2]),
+        (35, [4], [35]),
+        (64, [4, 2, 8], [4, 2, 8]),
+        (96, [4, 2, 8], [4, 2, 12]),
+        (6, [4, 2, 8], [3, 2]),
+        (8, [2, 64], [2, 4]),
+    ],
+)
+def test_factors_by_hand(n, wanted, factors):
+    assert factors_of(n, wanted) == factors
+
+
+@pytest.mark.parametrize("n", [1, 6, 7, 12, 30, *thorough(64, 100)])
+@pytest.mark.parametrize("name", ["multi_radix-2", "multi_radix-3x2", "multi_radix-2x3x4", "multi_radix-64"])
+@pytest.mark.parametrize("collective", TABLE["multi_radix"].schedules)
+def test_any_factors_move_the_fewest_bytes(n, name, collective):
+    factors = factors_of(n, [int(number) for number in name.rpartition("-")[2].split("x")])
+    twice = 2 if collective is Collective.ALLREDUCE else 1
+    for found in check(name, collective, n, rounded=True):
+        assert found.rounds == twice * len(factors)
+        assert found.messages == twice * sum(factor - 1 for factor in factors)
+        assert found.sent == found.received == twice * (n - 1)
+
+
+@pytest.mark.parametrize("n", [2, 6, 7, 12, 30])
+def test_every_chunk_of_multi_radix_is_the_same_sum(n):
+    """So it makes no difference where a vector is cut."""
+    values = [2.0 ** (50 * (rank % 3)) * (-1) ** rank + rank for rank in range(n)]  # whose sums depend on the order
+    for name in ("multi_radix", "multi_radix-2", "multi_radix-2x3x4"):
+        results = simulate([np.full(2 * n, value) for value in values], algorithm=name)
+        assert len({value for result in results for value in result.tolist()}) == 1
+
+
+@pytest.mark.parametrize("n", [2, 8, 16, 32])
+def test_factors_of_two_are_halving_and_doubling(n):
+    assert schedules("multi_radix-2", Collective.ALLREDUCE, n) == schedules("halving_doubling", Collective.ALLREDUCE, n)
+    assert schedules(f"multi_radix-{n}", Collective.ALLREDUCE, n) == schedules("direct", Collective.ALLREDUCE, n)
+
+
+@pytest.mark.parametrize("n", [2, 6, 7, 12, 16, *thorough(60, 64)])
+@pytest.mark.parametrize(
+    ("name", "collective"), [(e.name, c) for e in TABLE.values() if e.in_step for c in e.schedules]
+)
+def test_what_is_in_step_has_as_many_rounds_on_all_ranks_and_changes_nothing_that_it_sends(name, collective, n):
+    programs = schedules(name, collective, n)
+    assert len({sum(bool(a_round.messages) for a_round in program) for program in programs}) == 1
+    for a_round in (a_round for program in programs for a_round in program):
+        sent, changed = (
+            {chunk for step in a_round if (step.action is Action.SEND) is way for chunk in chunks_of(step)}
+            for way in (True, False)
+        )
+        assert not sent & changed
+
+
+def chunks_of(step):
+    return range(step.chunk, step.chunk + step.count)
 
 
 @pytest.mark.parametrize("sizes", [[2, 2], [4, 4, 4], [3, 1, 2, 2], [1, 5], [2] * 8])

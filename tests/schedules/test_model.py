@@ -217,7 +217,12 @@ def test_ranks_and_rounds_are_taken_together_on_networks():
         together = Together.RANKS if pipeline else Together.ROUNDS
         for network in networks[: 1 if collective.rooted or pipeline else 3]:
             links = Links.between(layout, Cluster(node_alpha=1e-6, node_beta=1e-10, network=network))
-            Clocks(posts_of(algorithm(name), collective, layout, together=together), links)
+            posts = posts_of(algorithm(name), collective, layout, together=together)
+            if name == "multi_radix" and network == networks[1]:  # some of its groups are spread unevenly
+                with pytest.raises(Irregular):
+                    Clocks(posts, links)
+            else:
+                Clocks(posts, links)
 
 
 def test_uneven_groups_of_a_dragonfly_are_looked_at_pair_by_pair():

@@ -33,6 +33,7 @@ def test_the_names():
         "pairwise",
         "knomial",
         "recursive_multiplying",
+        "multi_radix",
         "double_tree",
         "circulant_blocks",
         "bruck",
@@ -52,8 +53,8 @@ TREES = ("bine", "knomial", "double_tree", "circulant_blocks")
         ("allreduce", tuple(name for name in algorithms() if name not in {"circulant_blocks", "pairwise", "bruck"})),
         ("reduce", ("ring", "tree", "parameter_server", *TREES, "direct", "shared")),
         ("broadcast", ("ring", "tree", "parameter_server", *TREES, "direct", "shared")),
-        ("allgather", ("ring", "circulant", "pat", "swing", "direct", "shared")),
-        ("reduce_scatter", ("ring", "circulant", "pat", "swing", "direct", "shared")),
+        ("allgather", ("ring", "circulant", "pat", "swing", "multi_radix", "direct", "shared")),
+        ("reduce_scatter", ("ring", "circulant", "pat", "swing", "multi_radix", "direct", "shared")),
         ("gather", ("knomial", "direct", "shared")),
         ("scatter", ("knomial", "direct", "shared")),
         ("alltoall", ("pairwise", "bruck", "direct", "shared", "hierarchical")),
@@ -91,14 +92,29 @@ def test_a_number_behind_a_name_is_its_radix_or_how_many_blocks_there_are(name, 
     assert name not in algorithms()
 
 
-@pytest.mark.parametrize("number", ["", "02", "x", "-2", "²", "9" * 5000])
+@pytest.mark.parametrize("name", ["multi_radix-4", "multi_radix-4x2x8", "multi_radix-2x2x2x2x2x2x2x2"])
+def test_several_numbers_behind_a_name_are_a_factor_for_each_level(name):
+    assert algorithm(name).name == name
+    assert check(name, "allreduce", 24, rounded=True) == check(
+        {"multi_radix-4": "multi_radix", "multi_radix-4x2x8": "multi_radix-4x2x3"}.get(name, "multi_radix-2x2x2x3"),
+        "allreduce",
+        24,
+    )
+
+
+@pytest.mark.parametrize(
+    "number",
+    ["", "02", "x", "-2", "²", "9" * 5000, "4x", "x4", "4xx4", "4x02", "4X2", "4x2" * 5000, "x".join("2" * 9)],
+)
 def test_a_number_that_is_none_is_unknown(number):
-    for kind in ("knomial", "ring", ""):
+    for kind in ("knomial", "multi_radix", "ring", ""):
         with pytest.raises(ValueError, match=r"^unknown algorithm "):
             algorithm(f"{kind}-{number}")
 
 
-@pytest.mark.parametrize("name", ["knomial-1", "knomial-65", "double_tree-0", "double_tree-1025"])
+@pytest.mark.parametrize(
+    "name", ["knomial-1", "knomial-65", "double_tree-0", "double_tree-1025", "multi_radix-4x1", "multi_radix-1025x2"]
+)
 def test_a_number_out_of_range_is_refused(name):
     with pytest.raises(ValueError, match=r"^the number in .* must be from "):
         algorithm(name)
