@@ -13,7 +13,7 @@ torch's own arguments does as well.
 
 import torch.distributed as dist
 
-from mpiagg.torch.group import ProcessGroup
+from mpiagg.torch.process_group import ProcessGroup
 from mpiagg.torch.starting import BACKEND, init_process_group
 
 __all__ = ["BACKEND", "ProcessGroup", "init_process_group"]

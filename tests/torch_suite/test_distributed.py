@@ -7,6 +7,7 @@ of that one, and skip for others, is what is to be shown.
 import os
 import shutil
 import tempfile
+import warnings
 from datetime import timedelta
 from pathlib import Path
 
@@ -39,9 +40,11 @@ if BACKEND == "mpiagg":
 
     assert mpiagg.torch.BACKEND == BACKEND
 
-from torch.testing._internal.common_distributed import TEST_SKIPS  # noqa: E402 - reads the environment
-from torch.testing._internal.common_utils import TestCase  # noqa: E402
-from torch.testing._internal.distributed import distributed_test  # noqa: E402
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")  # torch warns of what it imports itself
+    from torch.testing._internal.common_distributed import TEST_SKIPS
+    from torch.testing._internal.common_utils import TestCase
+    from torch.testing._internal.distributed import distributed_test
 
 CODES = {skip.exit_code for skip in TEST_SKIPS.values()}
 
