@@ -8,7 +8,10 @@ from pathlib import Path
 import pytest
 from jobs import run_job
 
+from mpiagg import launch
+
 TESTS = Path(__file__).parent / "mpi_torch"
+DOCS = Path(__file__).parents[1] / "docs"
 
 
 @pytest.mark.skipif(find_spec("torch") is None, reason="torch, an extra, is not installed")
@@ -16,6 +19,21 @@ TESTS = Path(__file__).parent / "mpi_torch"
 def test_all_ranks_pass(tmp_path, ranks):
     if complaints := run_job(tmp_path, ranks, TESTS).complaints():
         pytest.fail(complaints, pytrace=False)
+
+
+@pytest.mark.skipif(find_spec("torch") is None, reason="torch, an extra, is not installed")
+@pytest.mark.parametrize("path", sorted((DOCS / "examples" / "torch").glob("*.py")), ids=lambda path: path.stem)
+def test_examples_run(path):
+    done = subprocess.run(
+        launch.command(2, ["-m", "mpi4py", str(path)]),
+        env=launch.environment({"OMP_NUM_THREADS": "1"}),
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.count("\n") > 2
 
 
 SCRIPT = """

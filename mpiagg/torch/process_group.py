@@ -200,9 +200,12 @@ class ProcessGroup(RankGroup):
             return [count * width for count in splits]
 
         def task(timeout: float | None) -> None:
+            given = counts(source, sent), counts(output, received)
             with vector_of(output) as out:
-                given = flat([source]), counts(source, sent), counts(output, received)
-                block_functions.alltoallv(*given, out=out, comm=self._comm, timeout=timeout)
+                if sent or received:
+                    block_functions.alltoallv(flat([source]), *given, out=out, comm=self._comm, timeout=timeout)
+                else:
+                    moving_functions.alltoall(flat([source]), out=out, comm=self._comm, timeout=timeout)
 
         return self._do(opts, [output], task)
 
