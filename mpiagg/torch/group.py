@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import time
 import zlib
 from collections.abc import Callable, Sequence
 from datetime import timedelta
@@ -24,8 +25,11 @@ from mpiagg.torch.works import Line, Messages, Requests, Work
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-TAGS: Final = 2**15
-"""The tags of messages go up to this number, which every MPI library has."""
+TAGS: Final = 2**15 - 1
+"""Tags of messages are below this number, up to which every MPI library has them."""
+
+BARRIER: Final = TAGS
+"""The tag of the messages of a monitored barrier."""
 
 Tensors = Sequence[torch.Tensor]
 
@@ -174,27 +178,84 @@ class RankGroup(dist.ProcessGroup):  # type: ignore[misc]  # mypy sees no classe
 
     def send(self, tensors: Tensors, rank: int, tag: int = 0) -> Work:
         """Send a tensor to a rank."""
-        (tensor,) = tensors
-        whole = tensor.contiguous()
-        request = self._messages.Isend([moved(whole).view(np.uint8), MPI.BYTE], rank, check_tag(tag))
-        return self._requests([whole], request, f"send of {whole.nbytes} bytes to rank {rank}")
+        return self._message(tensors, rank, check_tag(tag))
 
     def recv(self, tensors: Tensors, rank: int, tag: int = 0) -> Work:
         """Receive a tensor from a rank."""
-        (tensor,) = tensors
-        whole = tensor if tensor.is_contiguous() else torch.empty_like(tensor, memory_format=torch.contiguous_format)
-        request = self._messages.Irecv([moved(whole).view(np.uint8), MPI.BYTE], rank, check_tag(tag))
-        source = "any rank" if rank == MPI.ANY_SOURCE else f"rank {rank}"
-        kept = (lambda: tensor.copy_(whole)) if whole is not tensor else None
-        return self._requests([tensor], request, f"receive of {whole.nbytes} bytes from {source}", kept)
+        return self._message(tensors, rank, check_tag(tag), into=True)
 
     def recv_anysource(self, tensors: Tensors, tag: int = 0) -> Work:
         """Receive a tensor from whichever rank sends one."""
         return self.recv(tensors, MPI.ANY_SOURCE, tag)
 
-    def _requests(
-        self, tensors: Tensors, request: MPI.Request, label: str, then: Callable[[], object] | None = None
-    ) -> Work:
+    def _message(self, tensors: Tensors, rank: int, tag: int, *, into: bool = False) -> Work:
+        """Start to send a tensor, or to receive into it."""
         self._calls += 1
+        (tensor,) = tensors
+        whole = tensor if tensor.is_contiguous() else tensor.contiguous()
+        start = self._messages.Irecv if into else self._messages.Isend
+        request = start([moved(whole).view(np.uint8), MPI.BYTE], rank, tag)
+        peer = "any rank" if rank == MPI.ANY_SOURCE else f"rank {rank}"
+        label = f"{whole.nbytes} bytes to {'arrive from' if into else 'be sent to'} {peer}"
+        kept = (lambda: tensor.copy_(whole)) if into and whole is not tensor else None
         seconds = self._timeout.total_seconds()
-        return Requests(tensors, [request], label, seconds, then, among=self._under_way)
+        return Requests([tensor if into else whole], [request], label, seconds, kept, among=self._under_way)
+
+    def monitored_barrier(self, timeout: timedelta | None = None, wait_all_ranks: bool = False) -> None:
+        """Wait for all ranks; rank 0 says which have not come in time.
+
+        Parameters
+        ----------
+        timeout : datetime.timedelta, optional
+            How long rank 0 waits for all others together; as long as the group's calls without it.
+        wait_all_ranks : bool
+            Whether rank 0 waits for all ranks and names all that have not come, or only the first of them.
+
+        Raises
+        ------
+        RuntimeError
+            On rank 0 if a rank has not come in time, and then on those that have.
+        """
+        limit = self._timeout if timeout is None else timeout
+        word = torch.zeros(1, dtype=torch.uint8)
+        if self.rank():
+            self._message([word], 0, BARRIER)
+            try:
+                self._message([word], 0, BARRIER, into=True).wait(max(limit, self._timeout))
+            except dist.DistBackendError:
+                word.fill_(1)
+            if word.item():
+                raise RuntimeError(
+                    f"Rank {self.rank()} successfully reached monitoredBarrier, but received errors while waiting for "
+                    "send/recv from rank 0. Please check rank 0 logs for faulty rank."
+                )
+            return
+        late = self._late(limit, everyone=wait_all_ranks)
+        word.fill_(bool(late))
+        for rank in set(range(1, self.size())) - set(late):
+            self._message([word], rank, BARRIER).wait()
+        if late:
+            if limit <= timedelta(0):
+                raise RuntimeError(f"Rank 0 timed out in monitoredBarrier after {_milliseconds(limit)} ms.")
+            who = f"Ranks {', '.join(map(str, late))}" if wait_all_ranks else f"Rank {late[0]}"
+            raise RuntimeError(f"{who} failed to pass monitoredBarrier in {_milliseconds(limit)} ms")
+
+    def _late(self, limit: timedelta, *, everyone: bool) -> list[int]:
+        """Return the ranks that have not come in time; the first alone, and those behind it, unless ``everyone``."""
+        end, late = time.monotonic() + limit.total_seconds(), list[int]()
+        arrivals = [
+            self._message([torch.empty(1, dtype=torch.uint8)], rank, BARRIER, into=True)
+            for rank in range(1, self.size())
+        ]
+        for rank, arrival in enumerate(arrivals, 1):
+            if late and not everyone:
+                end = 0.0  # who else has not come is late, too
+            try:
+                arrival.wait(timedelta(seconds=max(1e-3, end - time.monotonic())))
+            except dist.DistBackendError:
+                late.append(rank)
+        return late
+
+
+def _milliseconds(time: timedelta) -> int:
+    return round(1000 * time.total_seconds())

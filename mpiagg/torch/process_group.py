@@ -12,7 +12,18 @@ import torch.distributed as dist
 from mpiagg.collectives import block_functions, functions, moving_functions
 from mpiagg.ddp.torch_modules import tensor_of
 from mpiagg.torch.group import RankGroup, Tensors
-from mpiagg.torch.tensors import factor_of, flat, moved, mpi_op_of, op_of, reducible, unflatten, vector_of, view
+from mpiagg.torch.tensors import (
+    factor_of,
+    flat,
+    moved,
+    mpi_op_of,
+    op_of,
+    plainly,
+    reducible,
+    unflatten,
+    vector_of,
+    view,
+)
 from mpiagg.torch.works import Work
 
 
@@ -20,6 +31,10 @@ class ProcessGroup(RankGroup):
     """A process group of ``torch.distributed``; its methods are torch's, and take what torch's take."""
 
     def _reduce_all(self, tensor: torch.Tensor, reduce_op: Any, timeout: float | None) -> None:
+        if (plain := plainly(tensor, reduce_op)) is not None:
+            array, name = plain
+            functions.allreduce(array, name, out=array, comm=self._comm, timeout=timeout)
+            return
         if tensor.is_sparse:
             tensor.copy_(self._sum_of_sparse(tensor, reduce_op, timeout))
             return
@@ -223,4 +238,9 @@ class ProcessGroup(RankGroup):
 
     def barrier(self, opts: Any = None) -> Work:
         """Wait for all ranks."""
-        return self._do(opts, [], lambda timeout: self._comm.Barrier())  # noqa: ARG005 - it has the package's own
+
+        def task(timeout: float | None) -> None:
+            # The MPI library's barrier cannot be left when the time is over; a sum of ours can.
+            functions.allreduce(np.zeros(1, np.float32), comm=self._comm, timeout=timeout)
+
+        return self._do(opts, [], task)

@@ -23,6 +23,8 @@ _NUMPY: Final = frozenset(
 )
 """The dtypes that NumPy has, too."""
 
+_COMMON: Final = frozenset({torch.float32, torch.float64, torch.float16, torch.int64, torch.int32})
+
 Op = str | MPI.Op
 
 _OPS: Final[dict[Any, Op]] = {
@@ -36,6 +38,8 @@ _OPS: Final[dict[Any, Op]] = {
     dist.ReduceOp.BXOR: MPI.BXOR,
     dist.ReduceOp.PREMUL_SUM: "sum",
 }
+
+_PLAIN: Final[dict[Any, Op]] = {kind: _OPS[kind] for kind in (dist.ReduceOp.SUM, dist.ReduceOp.MIN, dist.ReduceOp.MAX)}
 
 _OF_BOOLEANS: Final[dict[Any, Op]] = {
     **dict.fromkeys((dist.ReduceOp.SUM, dist.ReduceOp.MAX, dist.ReduceOp.BOR), "max"),
@@ -100,6 +104,15 @@ def vector_of(tensor: torch.Tensor) -> Iterator[Array]:
     yield moved(whole)
     if whole is not tensor:
         tensor.copy_(whole)
+
+
+def plainly(tensor: torch.Tensor, reduce_op: Any) -> tuple[Array, Op] | None:
+    """Return a tensor as a vector, and the op, where nothing is left to be done before and after; else None."""
+    op = _PLAIN.get(_kind(reduce_op))
+    if op is None or tensor.dtype not in _COMMON or not tensor.is_contiguous() or tensor.device.type != "cpu":
+        return None
+    array: Array = tensor.detach().numpy()
+    return (array if array.ndim == 1 else array.reshape(-1)), op
 
 
 @contextmanager

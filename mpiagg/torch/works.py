@@ -23,6 +23,14 @@ NOT_SET: Final = timedelta(milliseconds=-1)
 """How torch says that a call has no timeout of its own."""
 
 
+_OVER: Final = threading.Event()
+"""What work that is done from the first waits for; to make one for each would take a third of a short call's time."""
+_OVER.set()
+
+_FUTURES: Final = threading.Lock()
+"""Held while a work's future is made or settled."""
+
+
 class Work(dist.Work):  # type: ignore[misc]  # mypy sees no classes of torch's where torch is not installed
     """Work of a process group: done in the caller's thread, or by the group's thread.
 
@@ -36,14 +44,11 @@ class Work(dist.Work):  # type: ignore[misc]  # mypy sees no classes of torch's 
 
     def __init__(self, tensors: Sequence[torch.Tensor], task: Task | None = None) -> None:
         super().__init__()
-        self._tensors = list(tensors)
-        self._task = task
-        self._over = threading.Event()
-        self._error: BaseException | None = None
-        self._future: Any = None
-        self._lock = threading.Lock()
-        if task is None:
-            self._over.set()
+        self._tensors, self._task = tensors, task
+        self._over = _OVER if task is None else threading.Event()
+
+    _error: BaseException | None = None
+    _future: Any = None
 
     def run(self) -> None:
         """Do the work, and keep its error for those who wait."""
@@ -53,7 +58,7 @@ class Work(dist.Work):  # type: ignore[misc]  # mypy sees no classes of torch's 
         except BaseException as error:  # noqa: BLE001 - for those who wait
             self._error = as_torch_words_it(error)
         self._task = None
-        with self._lock:
+        with _FUTURES:
             self._over.set()
             if self._future is not None:
                 self._settle(self._future)
@@ -62,7 +67,9 @@ class Work(dist.Work):  # type: ignore[misc]  # mypy sees no classes of torch's 
         """Wait until it is done, and raise its error, if it has one."""
         seconds = timeout.total_seconds()
         if not self._over.wait(None if seconds <= 0 else seconds):
-            raise dist.DistBackendError(f"Timed out waiting {round(1000 * seconds)}ms for work that is under way")
+            raise dist.DistBackendError(
+                f"mpiagg: Timed out waiting {round(1000 * seconds)}ms for work that is under way"
+            )
         if self._error is not None:
             raise self._error
         return True
@@ -89,11 +96,11 @@ class Work(dist.Work):  # type: ignore[misc]  # mypy sees no classes of torch's 
 
     def result(self) -> list[torch.Tensor]:
         """Return the tensors with the result."""
-        return self._tensors
+        return list(self._tensors)
 
     def get_future(self) -> Any:
         """Return a future of the tensors with the result."""
-        with self._lock:
+        with _FUTURES:
             if self._future is None:
                 self._future = torch.futures.Future()
                 if self._over.is_set():
@@ -104,7 +111,7 @@ class Work(dist.Work):  # type: ignore[misc]  # mypy sees no classes of torch's 
         if isinstance(self._error, Exception):
             future.set_exception(self._error)
         else:
-            future.set_result(self._tensors)
+            future.set_result(list(self._tensors))
 
 
 class Messages:
@@ -215,7 +222,7 @@ class Line:
 def as_torch_words_it(error: BaseException) -> BaseException:
     """Return an error as torch's own backends raise it."""
     if isinstance(error, StallError):
-        found: BaseException = dist.DistBackendError(f"Timed out: {error}")
+        found: BaseException = dist.DistBackendError(f"mpiagg: Timed out waiting for other ranks: {error}")
         found.__cause__ = error
         return found
     return error

@@ -311,6 +311,19 @@ def test_a_call_that_takes_too_long_is_told_in_torchs_words():
         dist.send(torch.ones(1), 0, group=group)
 
 
+def test_a_monitored_barrier_names_who_has_not_come():
+    group = dist.new_group()
+    group.monitored_barrier(timedelta(seconds=60))
+    if SIZE > 1:
+        if RANK == 0:
+            with pytest.raises(RuntimeError, match=f"Rank {SIZE - 1} failed to pass monitoredBarrier in 300 ms"):
+                group.monitored_barrier(timedelta(seconds=0.3))
+        elif RANK < SIZE - 1:
+            with pytest.raises(RuntimeError, match=f"Rank {RANK} successfully reached monitoredBarrier"):
+                group.monitored_barrier(timedelta(seconds=0.3))
+    dist.barrier()
+
+
 def test_functional_collectives():
     mesh = dist.init_device_mesh("cpu", (SIZE,))
     assert torch.equal(all_reduce(numbers(RANK), "sum", mesh) + 0, of_all().sum(0))
