@@ -113,13 +113,13 @@ class _Node(NamedTuple):
 
     def to_leader(self, source: int, leader: int) -> Iterator[int]:
         """Yield the chunks that go from one place to another, or by way of it."""
-        mine, size = self.ranks()[source], self.layout.size
-        yield self.ranks()[leader] * size + mine
+        mine, size = self.layout.rank_at(self.number, source), self.layout.size
+        yield self.layout.rank_at(self.number, leader) * size + mine
         yield from (target * size + mine for far in self.led(leader) for target in self.ranks(far))
 
     def from_leader(self, leader: int, target: int) -> Iterator[int]:
         """Yield the chunks for one place that have come to another from other nodes."""
-        mine, size = self.ranks()[target], self.layout.size
+        mine, size = self.layout.rank_at(self.number, target), self.layout.size
         yield from (mine * size + source for far in self.led(leader) for source in self.ranks(-far))
 
 
