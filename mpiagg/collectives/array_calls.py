@@ -12,7 +12,17 @@ import numpy as np
 import numpy.typing as npt
 from mpi4py import MPI
 
-from mpiagg.arrays import Array, Form, Reduction, as_input, check_output, check_wire_dtype, check_wire_op, device_of
+from mpiagg.arrays import (
+    HOST,
+    Array,
+    Form,
+    Reduction,
+    as_input,
+    check_output,
+    check_wire_dtype,
+    check_wire_op,
+    device_of,
+)
 from mpiagg.collectives.mpi_ops import resolve as resolve_op
 from mpiagg.common.arguments import check_flag, check_root
 from mpiagg.plans.bound import prepare
@@ -95,7 +105,8 @@ def _exchange(arguments: Arguments, x: Any, channel: Channel, timeout: float) ->
         The result; None if it is to be looked at more closely.
     """
     *_, out, algorithm, lanes, _, reproducible, counts = arguments
-    if counts is None or not counts[0] or lanes is not None or reproducible is not None:
+    usual = lanes is None and reproducible is None and algorithm.__class__ is str
+    if counts is None or not counts[0] or not usual:
         return None
     call: Any = channel.calls.get(_ragged_key(x, algorithm))
     sent, received = counts
@@ -147,7 +158,7 @@ def meant(
         choice = pick(algorithm, lanes, case, wire, device)
     if ragged and algorithm == "auto":
         # Blocks may be short on all ranks, which would have to meet to know it: then MPI's own is faster than that.
-        shared = not at_once and channel.memory.host.leased
+        shared = not at_once and channel.memory.host.leased and device is HOST
         choice = Choice(SHARED, elsewhere=NATIVE) if shared else Choice(NATIVE)
     check_wire_op(wire, how.name)
     check_wire_dtype(wire, x.dtype)

@@ -57,7 +57,7 @@ def alltoallv(
         As :func:`allreduce`, and ValueError for counts that do not fit.
     MismatchError
         If a rank sends other lengths than another takes: on all ranks with ``check``, and by ``"shared"`` in registered
-        memory; by algorithms that forward chunks on the rank that takes them.
+        memory; by algorithms that forward chunks on the rank that takes them alone.
 
     Notes
     -----
@@ -165,6 +165,11 @@ def _exchanged(
         return "alltoallv"
 
     received = _told(say, ask, recvcounts, comm, timeout, check=check)
+    rank = channel_of(comm).rank
+    if found[0][rank] != received[rank]:
+        raise ValueError(
+            f"rank {rank} keeps {found[0][rank]} rows by its sendcounts, and {received[rank]} by recvcounts"
+        )
     return found[0], received
 
 

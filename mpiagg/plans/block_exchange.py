@@ -14,8 +14,9 @@ from typing import Any, Final
 
 import numpy as np
 
-from mpiagg.arrays import Array, accelerator_of, cuts_of, flat, overlap
+from mpiagg.arrays import HOST, Array, Device, cuts_of, flat
 from mpiagg.errors import MismatchError
+from mpiagg.plans.moves import bind_moves, tag_of_calls, vectors_of
 from mpiagg.plans.on_node import SHARED
 from mpiagg.plans.one_shot import box_of
 from mpiagg.plans.operation import Operation
@@ -30,11 +31,11 @@ _PLACE: Final = 2
 """The words in which a rank says where its input lies; behind them, how long its blocks are."""
 
 
-def serves_blocks(channel: Channel, operation: Operation) -> bool:
-    """Whether blocks of lengths that only their ends know go through memory that all ranks share."""
+def serves_blocks(channel: Channel, operation: Operation, device: Device) -> bool:
+    """Whether blocks of lengths that only their ends know go through memory that all ranks share: on the host alone."""
     o = operation
     asked = o.ragged and o.collective is Collective.ALLTOALL and o.choice.algorithm == SHARED
-    return asked and channel.node.size == channel.size > 1
+    return asked and device is HOST and channel.node.size == channel.size > 1
 
 
 def ground_for(channel: Channel) -> tuple[SignedGate, Block] | None:
@@ -84,6 +85,8 @@ class BlockExchange:
     ----------
     operation, x, out
         The operation to carry out next, and its arrays.
+    fault : MismatchError or None
+        What was wrong with the last one on all ranks, of which none has copied anything then.
     """
 
     def __init__(
@@ -96,6 +99,7 @@ class BlockExchange:
         self.operation, self._otherwise = operation, otherwise
         self.x: Any = None
         self.out: Any = None
+        self.fault: MismatchError | None = None
         self._gate, block = ground
         self._memory = channel.memory.host
         nbytes, box = _row_bytes(channel.size), box_of(block)
@@ -109,7 +113,8 @@ class BlockExchange:
         told = gate_round(gate, label, 0)._replace(starts=(self._tell, gate.come))
         reached = Program((BoundRound((self._take,), (), (), ()), gate_round(gate, label, 1)), (), 0)
         elsewhere = Program((Once(self._elsewhere).as_round(),), (), 0)
-        found = Deferred(lambda: reached if self._found() else elsewhere)
+        nothing = Program((), (), 0)
+        found = Deferred(lambda: nothing if self._is_wrong() else reached if self._is_reached() else elsewhere)
         whole = Program((told, found.as_round()), (), 0)
         if not isinstance(gate, SignedGate):
             return whole
@@ -129,23 +134,23 @@ class BlockExchange:
         row[_PLACE : _PLACE + o.size] = o.counts
         row[_PLACE + o.size :] = o.received
 
-    def _found(self) -> bool:
-        """Read what all have told, and return whether all inputs are in memory that they map.
-
-        Raises
-        ------
-        MismatchError
-            On all ranks, if a block is longer at one end than at the other.
-        """
+    def _is_wrong(self) -> bool:
+        """Read what all have told, and return whether a block is longer at one end than at the other."""
         size = self.operation.size
         told = np.stack(self._rows[(self._gate.count - 1) & 1])
         self._sent, taken = told[:, _PLACE : _PLACE + size], told[:, _PLACE + size :].T
-        for source, target in np.argwhere(self._sent != taken).tolist():
-            raise MismatchError(
+        self._inputs = [Position(*words) for words in told[:, :_PLACE].tolist()]
+        self.fault = None
+        if wrong := np.argwhere(self._sent != taken).tolist():
+            source, target = wrong[0]
+            self.fault = MismatchError(
                 f"rank {source} sends {self._sent[source, target]} elements to rank {target}, "
                 f"which takes {taken[source, target]} from it"
             )
-        self._inputs = [Position(*words) for words in told[:, :_PLACE].tolist()]
+        return bool(wrong)
+
+    def _is_reached(self) -> bool:
+        """Return whether all inputs are in memory that all ranks map."""
         return NOWHERE not in self._inputs
 
     def _take(self) -> None:
@@ -164,6 +169,12 @@ class BlockExchange:
             np.copyto(out, target.reshape(out.shape))
 
 
+def by_messages(channel: Channel, operation: Operation, x: Array, out: Array) -> Program:
+    """Return the program of blocks in arrays that others do not reach, in a blocking call."""
+    made = vectors_of(operation, x, out)
+    return made.around(bind_moves(channel, operation, made.x, made.out, tag_of_calls(channel, operation)))
+
+
 def _row_bytes(size: int) -> int:
     """Return the bytes in which a rank says where its input lies, and how long its blocks are."""
     return _WORD.itemsize * (_PLACE + 2 * size)
@@ -171,8 +182,5 @@ def _row_bytes(size: int) -> int:
 
 def _position(memory: SharedMemory, x: Array, out: Array) -> Position:
     """Return where an input lies for the others: one that the output overwrites is in nobody's reach."""
-    source, target = flat(x), flat(out)
-    if source is None or accelerator_of(source) is not None:
-        return NOWHERE
-    hidden = target is not None and overlap(source, target)
-    return NOWHERE if hidden else memory.position(source)
+    source = flat(x)
+    return NOWHERE if source is None or np.may_share_memory(x, out) else memory.position(source)

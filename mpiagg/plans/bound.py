@@ -85,7 +85,7 @@ def _bind_moves(  # noqa: PLR0917 - what bind_arrays is given
 ) -> Program:
     """Return the program of an operation that moves chunks between two vectors."""
     o = operation
-    if memory is Memory.TOGETHER and tag != SHARED_TAG and serves_blocks(channel, o):
+    if memory is Memory.TOGETHER and tag != SHARED_TAG and serves_blocks(channel, o, device_of(x)):
         assert x is not None  # as in every all-to-all
         assert out is not None
         otherwise = partial(_bind_moves, channel, o, x, out, tag, Memory.NONE)

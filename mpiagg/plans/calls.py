@@ -14,15 +14,13 @@ from mpi4py import MPI
 
 from mpiagg.arrays import HOST, Accelerator, Array, Reduction, address, device_of
 from mpiagg.errors import PlanError
-from mpiagg.plans.block_exchange import BlockExchange, ground_for, serves_blocks
+from mpiagg.plans.block_exchange import BlockExchange, by_messages, ground_for, serves_blocks
 from mpiagg.plans.bound import STAGED_BYTES, bind_arrays, goes_by_host, pinned, plan_of
 from mpiagg.plans.choices import NATIVE, Choice
-from mpiagg.plans.moves import bind_moves, tag_of_calls, vectors_of
 from mpiagg.plans.native import native_caller
 from mpiagg.plans.one_shot import OneShot, serves_at_once
 from mpiagg.plans.operation import Operation
 from mpiagg.plans.plan import Plan
-from mpiagg.plans.program import Program
 from mpiagg.plans.recorded import Recorded
 from mpiagg.plans.sharing import gate_program
 from mpiagg.plans.staging import from_host, to_host
@@ -131,7 +129,7 @@ def resolve(channel: Channel, operation: Operation, x: Array | None, out: Array 
         return _Native(channel, o, x, out, quiet=quiet)
     if device is HOST and as_they_are and serves_at_once(channel, o) and channel.memory.for_calls() is not None:
         return _Short(channel, o, quiet=quiet)
-    if device is HOST and serves_blocks(channel, o) and (ground := ground_for(channel)) is not None:
+    if serves_blocks(channel, o, device) and (ground := ground_for(channel)) is not None:
         return _Blocks(channel, o, ground, quiet=quiet)
     short = o.nbytes <= STAGED_BYTES or o.choice.algorithm == NATIVE or not as_they_are
     if not flat or by_host or (device is HOST and short):
@@ -305,6 +303,12 @@ class _Placed(Call):
         assert self._native is not None
         self._native.record(call, given)
 
+    def free(self) -> None:
+        """Free the plans for its places, if it cannot be found again, and so neither can they."""
+        kept = self.channel.calls
+        for key in [key for key in kept if isinstance(key, tuple) and key[0] is self] if self.once else []:
+            kept.pop(key).free()
+
 
 class _Place(_WithPlan):
     """The plan of one place in memory.
@@ -348,7 +352,7 @@ class _Blocks(_WithPlan):
         self, channel: Channel, operation: Operation, ground: tuple[SignedGate, Block], *, quiet: bool
     ) -> None:
         super().__init__(channel, operation, quiet=quiet)
-        self._exchange = BlockExchange(channel, operation, ground, self._elsewhere)
+        self._exchange = BlockExchange(channel, operation, ground, partial(by_messages, channel))
         self._take(plan_of(channel, operation, self._exchange.program(), None))
 
     def run(self, x: Array | None, out: Array | None, timeout: float = DEFAULT_TIMEOUT) -> None:
@@ -357,15 +361,14 @@ class _Blocks(_WithPlan):
 
     def run_other(self, operation: Operation, x: Array | None, out: Array | None, timeout: float) -> None:
         """Carry another operation out, of other lengths, from ``x`` to ``out``."""
+        exchange, plan = self._exchange, self.plan
         with self.channel.one_thread:  # the arrays belong to the call
-            self._exchange.operation, self._exchange.x, self._exchange.out = operation, x, out
+            if plan is not None and not plan.running:  # an error may have left another call in the middle
+                exchange.operation, exchange.x, exchange.out = operation, x, out
             self._run(timeout)
-            self._exchange.x = self._exchange.out = None  # which are the caller's to keep
-
-    def _elsewhere(self, operation: Operation, x: Array, out: Array) -> Program:
-        """Return the program of blocks in arrays that others do not reach."""
-        made, tag = vectors_of(operation, x, out), tag_of_calls(self.channel, operation)
-        return made.around(bind_moves(self.channel, operation, made.x, made.out, tag))
+            exchange.x = exchange.out = None  # which are the caller's to keep
+            if exchange.fault is not None:
+                raise exchange.fault
 
 
 class Barrier(_WithPlan, Recorded):

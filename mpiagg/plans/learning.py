@@ -86,9 +86,6 @@ class _Learning(calls.Call):
         return longest
 
     def free(self) -> None:
-        """Free what it has tried, and what that keeps for each place in memory."""
-        kept, trials = self.channel.calls, set(self._trials.values())
-        for key in [key for key in kept if isinstance(key, tuple) and key[0] in trials]:
-            kept.pop(key).free()
+        """Free what it has tried."""
         while self._trials:
             self._trials.popitem()[1].free()

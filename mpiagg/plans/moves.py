@@ -12,7 +12,18 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from mpiagg.arrays import Array, Reduction, cuts_of, device_of, even_ranges, flat, overlap, ranges, same_memory
+from mpiagg.arrays import (
+    Array,
+    Reduction,
+    accelerator_of,
+    cuts_of,
+    device_of,
+    even_ranges,
+    flat,
+    overlap,
+    ranges,
+    same_memory,
+)
 from mpiagg.errors import MismatchError
 from mpiagg.plans.binding import Run, Segments, bind
 from mpiagg.plans.choices import Choice
@@ -130,7 +141,8 @@ def bind_moves(channel: Channel, operation: Operation, source: Array | None, tar
         return _bind(channel, o, source, target, tag, dict(zip(chunks, between.tolist(), strict=True)))
 
     first = _bind(channel, lengths, had, promised, tag, dict.fromkeys(chunks, 1), between)
-    whole = in_turn(tell, first, Program((Once(moved).as_round(),), (), 0))
+    device = accelerator_of(source if target is None else target)
+    whole = in_turn(tell, first, Program((Once(moved).as_round(),), (), 0, device=device))
     return replace(whole, sent_bytes=0)  # which is another at each run
 
 

@@ -202,7 +202,7 @@ class Once(Deferred):
             return False
         for release in self._releases:
             release()
-        self._releases = ()
+        self._releases = self._lanes = ()
         return True
 
 

@@ -172,7 +172,7 @@ def _bruck(name: str, radix: int) -> Algorithm:
 
 
 def _multi_radix(name: str, *factors: int) -> Algorithm:
-    needs = "scratch of less than a vector; none for registered memory on one node"
+    needs = "scratch of less than a vector; none for registered memory on one node, but for a reduce-scatter"
     return _flat(name, _one_a_rank, multi_radix.generators(factors), needs, in_step=True)
 
 

@@ -455,3 +455,24 @@ def test_collectives_of_neighbors(comm, rank, device, bits, length):
             for _ in range(2):
                 assert_same(standin.peek(plan()), wanted, bits)
     grid.Free()
+
+
+@pytest.mark.parametrize("algorithm", [*mpiagg.algorithms("alltoall"), "auto"])
+@pytest.mark.parametrize("leased", [False, True])
+def test_rows_of_other_lengths_on_each_rank(comm, rank, size, device, algorithm, leased):  # noqa: PLR0917
+    """Short on rank 0 and long on the others: which way they go must not depend on what one rank knows."""
+    registered = mpiagg.empty(10, comm=comm) if leased else None  # on the host
+    rows = [10 if source == 0 else 9000 for source in range(size)]
+    whole = [np.arange(float(rows[source] * size)) + 0.5 * source for source in range(size)]
+    wanted = np.concatenate([whole[source].reshape(size, -1)[rank] for source in range(size)])
+    x, keywords = device.from_host(whole[rank]), {"comm": comm, "algorithm": algorithm}
+    found = mpiagg.alltoallv(x, [rows[rank]] * size, rows, **keywords)
+    assert np.array_equal(standin.peek(found), wanted)
+    with mpiagg.alltoallv_init(x, [rows[rank]] * size, rows, **keywords) as plan:
+        for _ in range(2):
+            assert np.array_equal(standin.peek(plan()), wanted)
+        plan.start()
+        with device.stream():  # what a plan asks of a device goes to a stream of its own
+            plan.wait()
+        assert np.array_equal(standin.peek(plan()), wanted)
+    del registered

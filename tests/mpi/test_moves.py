@@ -1,11 +1,15 @@
 """Gather, scatter, all-to-all and scans of arrays: what every rank gets, by every algorithm, wherever they lie."""
 
+import gc
+import weakref
+
 import numpy as np
 import pytest
 from mpi4py import MPI
 
 import mpiagg
 from mpiagg.errors import MismatchError
+from mpiagg.transport import channel_of
 
 pytestmark = pytest.mark.mpi
 
@@ -231,8 +235,45 @@ def test_lengths_that_differ_are_an_error_on_all_ranks_in_registered_memory(comm
     private = comm.Dup()
     x = mpiagg.empty(size, "float32", comm=private)
     received = [1 + (private.rank == 1 and source == 0) for source in range(size)]
-    with pytest.raises(MismatchError, match="rank 0 sends 1 elements to rank 1, which takes 2"):
-        mpiagg.alltoallv(x, [1] * size, received, comm=private, algorithm="shared")
+    for _ in range(2):
+        with pytest.raises(MismatchError, match="rank 0 sends 1 elements to rank 1, which takes 2"):
+            mpiagg.alltoallv(x, [1] * size, received, comm=private, algorithm="shared")
+    x[...] = private.rank  # the communicator goes on
+    found = mpiagg.alltoallv(x, [1] * size, [1] * size, comm=private, algorithm="shared")
+    assert same(found, np.arange(size, dtype="float32"))
+    private.Free()
+
+
+def test_what_a_rank_keeps_is_as_long_on_both_sides(comm, rank, size):
+    with pytest.raises(ValueError, match=f"rank {rank} keeps 1 rows by its sendcounts, and 2 by recvcounts"):
+        mpiagg.alltoallv(np.zeros(size), [1] * size, [2] * size, comm=comm)
+
+
+def test_an_output_that_overlaps_the_input_is_written_when_all_have_read(comm, rank, size):
+    length = 100_000
+    memory = mpiagg.empty(2 * size * length, "float64", comm=comm)
+    x, out = memory[: size * length], memory[::2]
+    for turn in range(3):
+        x[...] = np.repeat(np.arange(size) + 10.0 * rank + 100 * turn, length)
+        mpiagg.alltoallv(x, [length] * size, [length] * size, out=out, comm=comm, algorithm="shared")
+        assert same(out.copy(), np.repeat(10.0 * np.arange(size) + rank + 100 * turn, length))
+
+
+@pytest.mark.parametrize("algorithm", ["shared", "pairwise", "bruck"])
+def test_calls_of_blocks_keep_neither_arrays_nor_plans(comm, size, algorithm):
+    private = comm.Dup()
+    registered = mpiagg.empty(20_000 * size, "float64", comm=private)
+    kept = []
+    for turn in range(4):
+        counts = [20_000 - turn] * size
+        x, out = registered[: sum(counts)], np.empty(sum(counts))
+        mpiagg.alltoallv(x, counts, counts, out=out, comm=private, algorithm=algorithm)
+        kept.append(weakref.ref(out))
+        kept.append(len(channel_of(private).open))
+    del x, out
+    gc.collect()
+    assert [ref() for ref in kept[::2]] == [None] * 4
+    assert len(set(kept[1::2])) == 1
     private.Free()
 
 

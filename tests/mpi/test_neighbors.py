@@ -324,6 +324,15 @@ def test_graphs_can_change_from_call_to_call(comm):
         assert same(found[0], values(source, 3) + step)
 
 
+def test_the_number_of_rows_can_change_where_nobody_gets_them(comm):
+    """On rank 0, which has no destinations, nothing but the array says how many rows there are."""
+    others = list(range(1, SIZE))
+    for rows in (3, 5, 1):
+        sources, destinations = ([], [0]) if RANK else (others, [])
+        found = mpiagg.neighbor_allgatherv(np.full(rows, RANK), sources=sources, destinations=destinations, comm=comm)
+        assert np.array_equal(found, np.repeat(others, rows) if RANK == 0 else [])
+
+
 def test_the_recorder_knows_them(comm):
     mpiagg.neighbor_allgather(np.zeros(3), ring(RANK, SIZE), comm=comm)
     found = [entry[SUBJECT].what for entry in process().recorder.entries]
