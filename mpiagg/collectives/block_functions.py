@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from operator import index
 
 import numpy as np
 import numpy.typing as npt
@@ -12,6 +11,7 @@ from mpi4py import MPI
 from mpiagg.arrays import Array, as_input
 from mpiagg.collectives.array_calls import ArrayPlan, Counts, planned, run
 from mpiagg.collectives.moving_functions import allgather, alltoall
+from mpiagg.common.arguments import check_counts
 from mpiagg.transport import CHECK, channel_of, limited
 
 
@@ -161,7 +161,7 @@ def _exchanged(
         return alltoall(np.array(found[0]), comm=comm, timeout=timeout, check=check)
 
     def say() -> str:
-        found.append(_counts("sendcounts", sendcounts, channel_of(comm).size))
+        found.append(check_counts("sendcounts", sendcounts, channel_of(comm).size, "rank"))
         return "alltoallv"
 
     received = _told(say, ask, recvcounts, comm, timeout, check=check)
@@ -207,7 +207,7 @@ def _told(
 
     def both() -> str:
         nonlocal given
-        given = None if recvcounts is None else _counts("recvcounts", recvcounts, channel.size)
+        given = None if recvcounts is None else check_counts("recvcounts", recvcounts, channel.size, "rank")
         return say()
 
     def compared() -> str:
@@ -223,10 +223,3 @@ def _told(
         told = tuple(ask().tolist())
         channel.agree_on(compared)
         return told
-
-
-def _counts(name: str, counts: Sequence[int], size: int) -> tuple[int, ...]:
-    found = tuple(map(index, counts))
-    if len(found) != size or min(found) < 0:
-        raise ValueError(f"{name} must be {size} numbers of rows, one for each rank; they are {found}")
-    return found

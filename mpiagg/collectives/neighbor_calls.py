@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import math
-import sys
 from collections.abc import Hashable, Iterable, Sequence
 from contextlib import suppress
-from operator import index
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -15,6 +13,7 @@ from mpi4py import MPI
 
 from mpiagg.arrays import HOST, Array, Form, as_input, check_output, convert, cuts_of, device_of, ranges
 from mpiagg.collectives.array_calls import ArrayPlan
+from mpiagg.common.arguments import check_counts
 from mpiagg.errors import PlanError
 from mpiagg.plans.binding import Run
 from mpiagg.plans.bound import STAGED_BYTES
@@ -156,7 +155,7 @@ def _read(given: Given) -> _Asked:
     sent: Sequence[Run]
     received: tuple[int, ...] | None = (1,) * here
     if given.name.endswith("v"):
-        received = None if given.recvcounts is None else _counts("recvcounts", given.recvcounts, here, "source")
+        received = None if given.recvcounts is None else check_counts("recvcounts", given.recvcounts, here, "source")
     elif given.name == "neighbor_allgather":
         x = x[np.newaxis]
     if not x.shape:
@@ -166,18 +165,11 @@ def _read(given: Given) -> _Asked:
     else:
         counts = (1,) * there
         if given.sendcounts is not None:
-            counts = _counts("sendcounts", given.sendcounts, there, "destination")
+            counts = check_counts("sendcounts", given.sendcounts, there, "destination")
         if len(x) != sum(counts):
             raise ValueError(f"there are {sum(counts)} rows for {there} destinations, and the array has {x.shape}")
         sent = ranges(cuts_of(counts))
     return _Asked(given.name, neighbors, x, tuple(sent), received)
-
-
-def _counts(name: str, counts: Sequence[int], size: int, what: str) -> tuple[int, ...]:
-    found = tuple(map(index, counts))
-    if len(found) != size or not all(0 <= rows <= sys.maxsize for rows in found):
-        raise ValueError(f"{name} must be {size} numbers of rows, one for each {what}; they are {found}")
-    return found
 
 
 def _compared(channel: Channel, asked: _Asked) -> tuple[int, ...]:

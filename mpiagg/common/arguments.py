@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from numbers import Real
 from operator import index
+from typing import SupportsIndex
 
 import numpy as np
 
@@ -80,3 +82,11 @@ def check_root(root: object, size: int) -> int:
         return check_integer("root", root, 0, size - 1)
     except ValueError:
         raise ValueError(f"root must be a rank from 0 to {size - 1}, not {root!r}") from None
+
+
+def check_counts(name: str, counts: Iterable[SupportsIndex], number: int, what: str) -> tuple[int, ...]:
+    """Return numbers of rows, one for each rank or neighbor; raise ValueError if they are not so many, or negative."""
+    found = tuple(map(index, counts))
+    if len(found) != number or not all(0 <= rows <= sys.maxsize for rows in found):
+        raise ValueError(f"{name} must be {number} numbers of rows, one for each {what}; they are {found}")
+    return found
