@@ -14,6 +14,7 @@ HERE = Path(__file__).parent
 RANKS_TESTS = {
     HERE / "mpi",
     HERE / "mpi_torch",
+    HERE / "torch_suite",
     *(HERE / "gpu" / f"test_{name}.py" for name in ("collectives", "training", "torch_modules")),
 }
 
