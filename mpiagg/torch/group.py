@@ -19,7 +19,7 @@ from mpiagg.collectives.comm import Comm
 from mpiagg.collectives.registered import empty
 from mpiagg.ddp.torch_modules import tensor_of
 from mpiagg.torch.starting import BACKEND
-from mpiagg.torch.tensors import moved
+from mpiagg.torch.tensors import moved, plain
 from mpiagg.torch.works import Line, Messages, Requests, Work
 
 if TYPE_CHECKING:
@@ -59,7 +59,8 @@ class RankGroup(dist.ProcessGroup):  # type: ignore[misc]  # mypy sees no classe
 
     def __init__(self, comm: MPI.Intracomm, name: str, timeout: timedelta) -> None:
         super().__init__(comm.rank, comm.size)
-        self._comm, self._messages = Comm(comm), comm.Dup()
+        # By our own schedules alone: the MPI library's collectives cannot be left when the time is over.
+        self._comm, self._messages = Comm(comm, reproducible=True), comm.Dup()
         self._name, self._description, self._timeout = name, "undefined", timeout
         self._line, self._under_way = Line(f"mpiagg {name}"), Messages()
         self._calls = 0
@@ -126,6 +127,14 @@ class RankGroup(dist.ProcessGroup):  # type: ignore[misc]  # mypy sees no classe
         """Take torch's description of the group."""
         self._description = description
 
+    @property
+    def _device_types(self) -> list[torch.device]:
+        return [torch.device("cpu"), *([torch.device("cuda")] if torch.cuda.is_available() else [])]
+
+    def __repr__(self) -> str:
+        """Say it in words."""
+        return f"<process group {self._name} of mpiagg, rank {self.rank()} of {self.size()}>"
+
     def _get_backend(self, device: object) -> Self:
         """Return the backend for a device: there is one."""
         del device
@@ -166,33 +175,41 @@ class RankGroup(dist.ProcessGroup):  # type: ignore[misc]  # mypy sees no classe
 
     # -- how a collective runs
 
-    def _do(self, opts: Any, tensors: Tensors, task: Callable[[float | None], object]) -> Work:
+    def _do(self, opts: Any, outputs: Tensors, task: Callable[[float | None], object]) -> Work:
         """Do a task in its turn, given the seconds that it may wait: None for the package's own."""
         self._calls += 1
-        given = getattr(opts, "timeout", None)
-        limit = given if given is not None and given > timedelta(0) else self._timeout
+        given = opts.timeout
+        limit = given if given > timedelta(0) else self._timeout
         seconds = None if limit == dist.default_pg_timeout else limit.total_seconds()
-        return self._line.do(tensors, lambda: task(seconds), at_once=not getattr(opts, "asyncOp", True))
+        return self._line.do(outputs, lambda: task(seconds), at_once=not getattr(opts, "asyncOp", True))
+
+    def _root(self, opts: Any) -> int:
+        return self._check_rank(opts.rootRank)
+
+    def _check_rank(self, rank: int) -> int:
+        if not 0 <= rank < self.size():
+            raise ValueError(f"the ranks of this group are 0 to {self.size() - 1}; {rank} is none")
+        return rank
 
     # -- messages from one rank to another
 
     def send(self, tensors: Tensors, rank: int, tag: int = 0) -> Work:
         """Send a tensor to a rank."""
-        return self._message(tensors, rank, check_tag(tag))
+        return self._message(tensors, self._check_rank(rank), check_tag(tag))
 
     def recv(self, tensors: Tensors, rank: int, tag: int = 0) -> Work:
         """Receive a tensor from a rank."""
-        return self._message(tensors, rank, check_tag(tag), into=True)
+        return self._message(tensors, self._check_rank(rank), check_tag(tag), into=True)
 
     def recv_anysource(self, tensors: Tensors, tag: int = 0) -> Work:
         """Receive a tensor from whichever rank sends one."""
-        return self.recv(tensors, MPI.ANY_SOURCE, tag)
+        return self._message(tensors, MPI.ANY_SOURCE, check_tag(tag), into=True)
 
     def _message(self, tensors: Tensors, rank: int, tag: int, *, into: bool = False) -> Work:
         """Start to send a tensor, or to receive into it."""
         self._calls += 1
         (tensor,) = tensors
-        whole = tensor if tensor.is_contiguous() else tensor.contiguous()
+        whole = plain(tensor)
         start = self._messages.Irecv if into else self._messages.Isend
         request = start([moved(whole).view(np.uint8), MPI.BYTE], rank, tag)
         peer = "any rank" if rank == MPI.ANY_SOURCE else f"rank {rank}"

@@ -7,16 +7,17 @@ from typing import Any
 
 import numpy as np
 import torch
-import torch.distributed as dist
 
+from mpiagg.arrays import Array
 from mpiagg.collectives import block_functions, functions, moving_functions
 from mpiagg.ddp.torch_modules import tensor_of
 from mpiagg.torch.group import RankGroup, Tensors
+from mpiagg.torch.options import read
 from mpiagg.torch.tensors import (
-    factor_of,
+    NUMPY,
     flat,
-    moved,
-    mpi_op_of,
+    multiplied,
+    of_one_dtype,
     op_of,
     plainly,
     reducible,
@@ -28,11 +29,15 @@ from mpiagg.torch.works import Work
 
 
 class ProcessGroup(RankGroup):
-    """A process group of ``torch.distributed``; its methods are torch's, and take what torch's take."""
+    """A process group of ``torch.distributed``.
+
+    Its methods are torch's: they take tensors, and torch's options, or a root, an op and a timeout in their place. All
+    return work. A call of other ranks with other tensors is an error, as in all of mpiagg.
+    """
 
     def _reduce_all(self, tensor: torch.Tensor, reduce_op: Any, timeout: float | None) -> None:
-        if (plain := plainly(tensor, reduce_op)) is not None:
-            array, name = plain
+        if (found := plainly(tensor, reduce_op)) is not None:
+            array, name = found
             functions.allreduce(array, name, out=array, comm=self._comm, timeout=timeout)
             return
         if tensor.is_sparse:
@@ -47,154 +52,171 @@ class ProcessGroup(RankGroup):
             raise ValueError("mpiagg reduces sparse tensors by SUM alone")
         own = tensor.coalesce()
         coordinates, values = own.indices().t().contiguous(), own.values().contiguous()
-        comm = self._comm
+        comm, found = self._comm, []
         counts = moving_functions.allgather(np.int64(len(values)), comm=comm, timeout=timeout).tolist()
-        found = [
-            block_functions.allgatherv(view(part), counts, comm=comm, timeout=timeout) for part in (coordinates, values)
-        ]
-        indices, summands = map(tensor_of, found)
+        for part in (coordinates, values):
+            rows = view(part).reshape(part.shape)
+            found.append(tensor_of(block_functions.allgatherv(rows, counts, comm=comm, timeout=timeout)))
+        indices, summands = found
         return torch.sparse_coo_tensor(indices.t(), summands, tensor.shape, check_invariants=True).coalesce()
 
     # -- torch's collectives
 
-    def allreduce(self, tensors: Tensors, opts: Any = None) -> Work:
+    def allreduce(self, tensors: Tensors | torch.Tensor, *given: Any, **named: Any) -> Work:
         """Reduce each tensor over the ranks, in place."""
-        op = getattr(opts, "reduceOp", dist.ReduceOp.SUM)
+        tensors, opts = listed(tensors), read(*given, **named)
 
         def task(timeout: float | None) -> None:
             for tensor in tensors:
-                self._reduce_all(tensor, op, timeout)
+                self._reduce_all(tensor, opts.reduceOp, timeout)
 
         return self._do(opts, tensors, task)
 
     allreduce_coalesced = allreduce
 
-    def reduce(self, tensors: Tensors, opts: Any) -> Work:
+    def reduce(self, tensors: Tensors | torch.Tensor, *given: Any, **named: Any) -> Work:
         """Reduce a tensor over the ranks, in place on the root."""
-        (tensor,) = tensors
+        opts = read(*given, **named)
+        (tensor,), root = listed(tensors), self._root(opts)
 
         def task(timeout: float | None) -> None:
-            with reducible(tensor, opts.reduceOp, self.size(), kept=self.rank() != opts.rootRank) as (array, op):
-                out = array if self.rank() == opts.rootRank else None
-                functions.reduce(array, op, root=opts.rootRank, out=out, comm=self._comm, timeout=timeout)
+            with reducible(tensor, opts.reduceOp, self.size(), kept=self.rank() != root) as (array, op):
+                out = array if self.rank() == root else None
+                functions.reduce(array, op, root=root, out=out, comm=self._comm, timeout=timeout)
 
-        return self._do(opts, tensors, task)
+        return self._do(opts, [tensor], task)
 
-    def broadcast(self, tensors: Tensors, opts: Any) -> Work:
+    def broadcast(self, tensors: Tensors | torch.Tensor, *given: Any, **named: Any) -> Work:
         """Hand each tensor of the root to all ranks."""
+        tensors, opts = listed(tensors), read(*given, **named)
+        root = self._root(opts)
 
         def task(timeout: float | None) -> None:
             for tensor in tensors:
                 with vector_of(tensor) as array:
-                    moving_functions.broadcast(array, root=opts.rootRank, out=array, comm=self._comm, timeout=timeout)
+                    moving_functions.broadcast(array, root=root, out=array, comm=self._comm, timeout=timeout)
 
         return self._do(opts, tensors, task)
 
-    def allgather(self, outputs: Sequence[Tensors], inputs: Tensors, opts: Any = None) -> Work:
+    def allgather(
+        self, outputs: Sequence[Tensors] | Tensors, inputs: Tensors | torch.Tensor, *given: Any, **named: Any
+    ) -> Work:
         """Hand the tensors of all ranks to all ranks, each to one of its own; they may have different lengths."""
+        outputs, inputs, opts = nested(outputs), listed(inputs), read(*given, **named)
 
         def task(timeout: float | None) -> None:
             for targets, tensor in zip(outputs, inputs, strict=True):
-                counts = [moved(torch.empty_like(target)).size for target in targets]
+                of_one_dtype(tensor, *targets)
+                counts = [_moved_size(target) for target in targets]
                 whole = block_functions.allgatherv(flat([tensor]), counts, comm=self._comm, timeout=timeout)
                 unflatten(whole, targets)
 
         return self._do(opts, [tensor for targets in outputs for tensor in targets], task)
 
-    def allgather_coalesced(self, outputs: Sequence[Tensors], inputs: Tensors, opts: Any = None) -> Work:
+    def allgather_coalesced(self, outputs: Sequence[Tensors], inputs: Tensors, *given: Any, **named: Any) -> Work:
         """Hand each of several tensors of all ranks to all ranks: ``outputs[rank][which]``."""
-        return self.allgather([[part[which] for part in outputs] for which in range(len(inputs))], inputs, opts)
+        by_input = [[part[which] for part in outputs] for which in range(len(inputs))]
+        return self.allgather(by_input, inputs, *given, **named)
 
-    def _allgather_base(self, output: torch.Tensor, source: torch.Tensor, opts: Any = None) -> Work:
+    def _allgather_base(self, output: torch.Tensor, source: torch.Tensor, *given: Any, **named: Any) -> Work:
         """Hand the tensors of all ranks to all ranks, one after the other in one tensor."""
-        return self.allgather_into_tensor_coalesced([output], [source], opts)
+        return self.allgather_into_tensor_coalesced([output], [source], *given, **named)
 
     all_gather_single = _allgather_base
 
-    def allgather_into_tensor_coalesced(self, outputs: Tensors, inputs: Tensors, opts: Any = None) -> Work:
+    def allgather_into_tensor_coalesced(self, outputs: Tensors, inputs: Tensors, *given: Any, **named: Any) -> Work:
         """Hand each of several tensors of all ranks to all ranks, one after the other in one tensor."""
 
         def task(timeout: float | None) -> None:
             for output, source in zip(outputs, inputs, strict=True):
+                of_one_dtype(output, source)
                 with vector_of(output) as out:
-                    x = flat([source])
                     rows = out.reshape(self.size(), -1)
-                    moving_functions.allgather(x, out=rows, comm=self._comm, timeout=timeout)
+                    moving_functions.allgather(flat([source]), out=rows, comm=self._comm, timeout=timeout)
 
-        return self._do(opts, outputs, task)
+        return self._do(read(*given, **named), outputs, task)
 
     all_gather_single_coalesced = allgather_into_tensor_coalesced
 
-    def reduce_scatter(self, outputs: Tensors, inputs: Sequence[Tensors], opts: Any = None) -> Work:
+    def reduce_scatter(
+        self, outputs: Tensors | torch.Tensor, inputs: Sequence[Tensors] | Tensors, *given: Any, **named: Any
+    ) -> Work:
         """Reduce a list of tensors, one for each rank, over the ranks; they may have different lengths."""
-        op = getattr(opts, "reduceOp", dist.ReduceOp.SUM)
+        outputs, inputs, opts = listed(outputs), nested(inputs), read(*given, **named)
 
         def task(timeout: float | None) -> None:
             for output, parts in zip(outputs, inputs, strict=True):
-                whole = torch.cat([part.reshape(-1) for part in parts])
-                self._scatter_sum(output, whole, [part.numel() for part in parts], op, timeout)
+                of_one_dtype(output, *parts)
+                # Those that are shorter are made as long as the longest: the ranks reduce parts of one length.
+                longest = max(part.numel() for part in parts)
+                rows = torch.zeros(len(parts), longest, dtype=output.dtype, device=output.device)
+                for row, part in zip(rows, parts, strict=True):
+                    row[: part.numel()] = part.reshape(-1)
+                whole = output if output.numel() == longest else rows.new_empty(longest)
+                self._scatter_sum(whole, rows, opts.reduceOp, timeout)
+                if whole is not output:
+                    output.copy_(whole[: output.numel()].reshape(output.shape))
 
         return self._do(opts, outputs, task)
 
-    def _reduce_scatter_base(self, output: torch.Tensor, source: torch.Tensor, opts: Any = None) -> Work:
+    def _reduce_scatter_base(self, output: torch.Tensor, source: torch.Tensor, *given: Any, **named: Any) -> Work:
         """Reduce a tensor over the ranks, of which each gets one part."""
-        return self.reduce_scatter_tensor_coalesced([output], [source], opts)
+        return self.reduce_scatter_tensor_coalesced([output], [source], *given, **named)
 
     reduce_scatter_single = _reduce_scatter_base
 
-    def reduce_scatter_tensor_coalesced(self, outputs: Tensors, inputs: Tensors, opts: Any = None) -> Work:
+    def reduce_scatter_tensor_coalesced(self, outputs: Tensors, inputs: Tensors, *given: Any, **named: Any) -> Work:
         """Reduce each of several tensors over the ranks, of which each gets one part."""
-        op = getattr(opts, "reduceOp", dist.ReduceOp.SUM)
+        opts = read(*given, **named)
 
         def task(timeout: float | None) -> None:
             for output, source in zip(outputs, inputs, strict=True):
-                self._scatter_sum(output, source, [output.numel()] * self.size(), op, timeout)
+                self._scatter_sum(output, source, opts.reduceOp, timeout)
 
         return self._do(opts, outputs, task)
 
     reduce_scatter_single_coalesced = reduce_scatter_tensor_coalesced
 
-    def _scatter_sum(
-        self, output: torch.Tensor, source: torch.Tensor, counts: list[int], reduce_op: Any, timeout: float | None
-    ) -> None:
-        """Reduce a tensor over the ranks, and hand each rank its part."""
-        if sum(counts) != source.numel() or counts[self.rank()] != output.numel():
-            raise ValueError(
-                f"parts of {counts} numbers make no tensor of {source.numel()}, or of {output.numel()} here"
-            )
-        factor = factor_of(reduce_op)
-        whole = source.contiguous() if factor is None else source * factor
+    def _scatter_sum(self, output: torch.Tensor, source: torch.Tensor, reduce_op: Any, timeout: float | None) -> None:
+        """Reduce a tensor over the ranks, and hand each rank its part, which is as long as the others'."""
+        of_one_dtype(output, source)
+        if output.numel() * self.size() != source.numel():
+            raise ValueError(f"{self.size()} parts of {output.numel()} numbers make no tensor of {source.numel()}")
+        whole = multiplied(source, reduce_op)
         with reducible(output, reduce_op, self.size(), kept=None) as (out, op):
-            x = view(whole).reshape(-1)
-            if len(set(counts)) == 1:
-                functions.reduce_scatter(x, op, out=out, comm=self._comm, timeout=timeout)
-            else:
-                self._comm.Reduce_scatter(x, out, counts, mpi_op_of(op))
-                if op == "avg":
-                    np.divide(out, self.size(), out=out)
+            functions.reduce_scatter(view(whole), op, out=out, comm=self._comm, timeout=timeout)
 
-    def gather(self, outputs: Sequence[Tensors], inputs: Tensors, opts: Any) -> Work:
+    def gather(
+        self, outputs: Sequence[Tensors] | Tensors, inputs: Tensors | torch.Tensor, *given: Any, **named: Any
+    ) -> Work:
         """Hand the tensors of all ranks to the root."""
-        (tensor,) = inputs
-        targets = outputs[0] if outputs else []
+        opts = read(*given, **named)
+        (tensor,), root = listed(inputs), self._root(opts)
+        targets = nested(outputs)[0] if self.rank() == root else []
 
         def task(timeout: float | None) -> None:
-            whole = moving_functions.gather(flat([tensor]), root=opts.rootRank, comm=self._comm, timeout=timeout)
+            of_one_dtype(tensor, *targets)
+            whole = moving_functions.gather(flat([tensor]), root=root, comm=self._comm, timeout=timeout)
             if whole is not None:
                 unflatten(whole.reshape(-1), targets)
 
         return self._do(opts, targets, task)
 
-    def scatter(self, outputs: Tensors, inputs: Sequence[Tensors], opts: Any) -> Work:
+    def scatter(
+        self, outputs: Tensors | torch.Tensor, inputs: Sequence[Tensors] | Tensors, *given: Any, **named: Any
+    ) -> Work:
         """Hand each rank one of the root's tensors."""
-        (output,) = outputs
+        opts = read(*given, **named)
+        (output,), root = listed(outputs), self._root(opts)
+        parts = nested(inputs)[0] if self.rank() == root else []
 
         def task(timeout: float | None) -> None:
-            rows = flat(inputs[0]).reshape(self.size(), -1) if self.rank() == opts.rootRank else None
+            of_one_dtype(output, *parts)
+            rows = flat(parts).reshape(self.size(), -1) if parts else None
             with vector_of(output) as out:
-                moving_functions.scatter(rows, root=opts.rootRank, out=out, comm=self._comm, timeout=timeout)
+                moving_functions.scatter(rows, root=root, out=out, comm=self._comm, timeout=timeout)
 
-        return self._do(opts, outputs, task)
+        return self._do(opts, [output], task)
 
     def alltoall_base(
         self,
@@ -202,7 +224,8 @@ class ProcessGroup(RankGroup):
         source: torch.Tensor,
         received: Sequence[int] = (),
         sent: Sequence[int] = (),
-        opts: Any = None,
+        *given: Any,
+        **named: Any,
     ) -> Work:
         """Hand each rank some rows of every rank's tensor: as many as the splits say, or equally many."""
 
@@ -211,36 +234,63 @@ class ProcessGroup(RankGroup):
             if not splits and rows % self.size():
                 raise ValueError(f"a tensor of {rows} rows cannot be cut into {self.size()} equal parts")
             splits = splits or [rows // self.size()] * self.size()
-            width = moved(tensor.contiguous()).size // max(1, rows)
+            if sum(splits) != rows:
+                raise ValueError(f"the splits {list(splits)} are not of a tensor of {rows} rows")
+            width = _moved_size(tensor) // max(1, rows)
             return [count * width for count in splits]
 
+        lengths = counts(source, sent), counts(output, received)
+
         def task(timeout: float | None) -> None:
-            given = counts(source, sent), counts(output, received)
+            of_one_dtype(output, source)
             with vector_of(output) as out:
                 if sent or received:
-                    block_functions.alltoallv(flat([source]), *given, out=out, comm=self._comm, timeout=timeout)
+                    self._exchange(flat([source]), *lengths, out, timeout)
                 else:
                     moving_functions.alltoall(flat([source]), out=out, comm=self._comm, timeout=timeout)
 
-        return self._do(opts, [output], task)
+        return self._do(read(*given, **named), [output], task)
 
     all_to_all_single = alltoall_base
 
-    def alltoall(self, outputs: Tensors, inputs: Tensors, opts: Any = None) -> Work:
+    def alltoall(self, outputs: Tensors, inputs: Tensors, *given: Any, **named: Any) -> Work:
         """Hand each rank one tensor of every rank's."""
 
         def task(timeout: float | None) -> None:
-            sent, received = ([moved(each.contiguous()).size for each in part] for part in (inputs, outputs))
-            whole = block_functions.alltoallv(flat(inputs), sent, received, comm=self._comm, timeout=timeout)
+            of_one_dtype(*outputs, *inputs)
+            sent, received = ([_moved_size(each) for each in part] for part in (inputs, outputs))
+            x = flat(inputs)
+            whole = np.empty(sum(received), x.dtype)
+            self._exchange(x, sent, received, whole, timeout)
             unflatten(whole, outputs)
 
-        return self._do(opts, outputs, task)
+        return self._do(read(*given, **named), outputs, task)
 
-    def barrier(self, opts: Any = None) -> Work:
+    def _exchange(
+        self, x: Array, sent: Sequence[int], received: Sequence[int], out: Array, timeout: float | None
+    ) -> None:
+        # By name, since "auto" is the MPI library's own, which cannot be left when the time is over.
+        block_functions.alltoallv(x, sent, received, out=out, comm=self._comm, algorithm="pairwise", timeout=timeout)
+
+    def barrier(self, *given: Any, **named: Any) -> Work:
         """Wait for all ranks."""
 
         def task(timeout: float | None) -> None:
-            # The MPI library's barrier cannot be left when the time is over; a sum of ours can.
             functions.allreduce(np.zeros(1, np.float32), comm=self._comm, timeout=timeout)
 
-        return self._do(opts, [], task)
+        return self._do(read(*given, **named), [], task)
+
+
+def listed(tensors: Tensors | torch.Tensor) -> Tensors:
+    """Return one tensor, or several, as several."""
+    return [tensors] if isinstance(tensors, torch.Tensor) else tensors
+
+
+def nested(tensors: Sequence[Tensors] | Tensors) -> Sequence[Tensors]:
+    """Return a list of tensors, or of lists of them, as the latter."""
+    return [tensors] if tensors and isinstance(tensors[0], torch.Tensor) else tensors
+
+
+def _moved_size(tensor: torch.Tensor) -> int:
+    """Return how long a tensor is as it is moved."""
+    return int(tensor.numel() if tensor.dtype in NUMPY else tensor.nbytes)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import cache
 from typing import Any, Final
 
 import numpy as np
@@ -12,18 +13,22 @@ import torch.distributed as dist
 from mpi4py import MPI
 
 from mpiagg.arrays import Array
-from mpiagg.collectives.mpi_ops import mpi_op
 from mpiagg.ddp.torch_modules import array_of
 
-_NUMPY: Final = frozenset(
-    {
-        *(torch.float32, torch.float64, torch.float16, torch.int64, torch.int32, torch.int16, torch.int8),
-        *(torch.uint8, torch.bool, torch.complex64, torch.complex128),
-    }
-)
+NUMPY: Final[dict[Any, np.dtype[Any]]] = {
+    torch.float32: np.dtype(np.float32),
+    torch.float64: np.dtype(np.float64),
+    torch.float16: np.dtype(np.float16),
+    torch.int64: np.dtype(np.int64),
+    torch.int32: np.dtype(np.int32),
+    torch.int16: np.dtype(np.int16),
+    torch.int8: np.dtype(np.int8),
+    torch.uint8: np.dtype(np.uint8),
+    torch.bool: np.dtype(np.bool_),
+    torch.complex64: np.dtype(np.complex64),
+    torch.complex128: np.dtype(np.complex128),
+}
 """The dtypes that NumPy has, too."""
-
-_COMMON: Final = frozenset({torch.float32, torch.float64, torch.float16, torch.int64, torch.int32})
 
 Op = str | MPI.Op
 
@@ -49,20 +54,61 @@ _OF_BOOLEANS: Final[dict[Any, Op]] = {
 
 
 def view(tensor: torch.Tensor) -> Array:
-    """Return a contiguous tensor as an array over the same memory; a vector if it has no dimensions.
+    """Return a plain tensor as a vector over the same memory, which is the caller's to keep.
 
-    Values that NumPy has no dtype for are bytes, if they are only moved.
+    What ``Tensor.numpy`` returns is no more than this, but keeps torch from ever resizing the tensor.
     """
-    if tensor.dtype in _NUMPY and tensor.device.type == "cpu":
-        array: Array = tensor.detach().numpy()
-        return array
-    return array_of(tensor, "a tensor of a collective")
+    dtype: np.dtype[Any] = NUMPY.get(tensor.dtype) or _other_dtype(tensor.dtype)
+    if tensor.device.type != "cpu":
+        return array_of(tensor, "a tensor of a collective").reshape(-1)
+    if not tensor.numel():
+        return np.empty(0, dtype)
+    memory: Any = MPI.memory.fromaddress(tensor.data_ptr(), tensor.nbytes)
+    vector: Array = np.frombuffer(memory, dtype)
+    return vector
+
+
+@cache
+def _other_dtype(dtype: torch.dtype) -> np.dtype[Any]:
+    """Return the dtype of arrays for tensors of one that NumPy has not: bfloat16's; TypeError if there is none."""
+    return array_of(torch.empty(0, dtype=dtype), "a tensor of a collective").dtype
 
 
 def moved(tensor: torch.Tensor) -> Array:
-    """Return a contiguous tensor that is only moved as a vector over the same memory."""
-    plain = tensor if tensor.dtype in _NUMPY else tensor.detach().reshape(-1).view(torch.uint8)
-    return view(plain).reshape(-1)
+    """Return a plain tensor that is only moved as a vector over the same memory: of bytes, where NumPy has no dtype."""
+    return view(tensor if tensor.dtype in NUMPY else tensor.detach().reshape(-1).view(torch.uint8))
+
+
+def is_plain(tensor: torch.Tensor) -> bool:
+    """Whether a tensor's values lie one after the other in memory as they are."""
+    return bool(tensor.is_contiguous() and not tensor.is_neg() and not tensor.is_conj())
+
+
+def plain(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a tensor's values as they lie one after the other: itself, or a copy."""
+    return tensor if is_plain(tensor) else tensor.detach().resolve_conj().resolve_neg().contiguous()
+
+
+def of_one_dtype(*tensors: torch.Tensor) -> None:
+    """Raise ValueError if tensors are not all of one dtype."""
+    dtypes = {tensor.dtype for tensor in tensors}
+    if len(dtypes) > 1:
+        raise ValueError(f"the tensors of a collective must be of one dtype, not of {', '.join(map(str, dtypes))}")
+
+
+def _output(tensor: torch.Tensor) -> torch.Tensor:
+    """Return the values of a tensor that is to be written, as they lie one after the other.
+
+    Raises
+    ------
+    ValueError
+        If several of its elements lie in one place.
+    """
+    if is_plain(tensor):
+        return tensor
+    if 0 in tensor.stride() and tensor.numel() > 1:
+        raise ValueError("the output of a collective must not be expanded: several of its elements lie in one place")
+    return plain(tensor)
 
 
 def op_of(reduce_op: Any, dtype: torch.dtype) -> Op:
@@ -81,10 +127,11 @@ def op_of(reduce_op: Any, dtype: torch.dtype) -> Op:
     return "sum" if found == "avg" and not dtype.is_floating_point and not dtype.is_complex else found
 
 
-def factor_of(reduce_op: Any) -> float | torch.Tensor | None:
-    """Return by what each rank's values are multiplied before they are added up, if by anything."""
-    found: float | torch.Tensor | None = reduce_op.factor if _kind(reduce_op) == dist.ReduceOp.PREMUL_SUM else None
-    return found
+def multiplied(tensor: torch.Tensor, reduce_op: Any) -> torch.Tensor:
+    """Return a tensor by what each rank's values are multiplied with before they are added up, if with anything."""
+    if _kind(reduce_op) != dist.ReduceOp.PREMUL_SUM:
+        return plain(tensor)
+    return (tensor * reduce_op.factor).to(tensor.dtype).contiguous()
 
 
 def _kind(reduce_op: Any) -> Any:
@@ -92,27 +139,21 @@ def _kind(reduce_op: Any) -> Any:
     return getattr(reduce_op, "op", reduce_op)
 
 
-def mpi_op_of(op: Op) -> MPI.Op:
-    """Return the operator of MPI's of an op of ours; an average is a sum at first."""
-    return mpi_op(op, np.dtype(np.float64)) if isinstance(op, str) else op
+def plainly(tensor: torch.Tensor, reduce_op: Any) -> tuple[Array, Op] | None:
+    """Return a tensor as a vector, and the op, where nothing is left to be done before and after; else None."""
+    op = _PLAIN.get(_kind(reduce_op))
+    if op is None or tensor.dtype not in NUMPY or tensor.dtype is torch.bool or tensor.layout is not torch.strided:
+        return None
+    return (view(tensor), op) if is_plain(tensor) else None
 
 
 @contextmanager
 def vector_of(tensor: torch.Tensor) -> Iterator[Array]:
     """Let a tensor be a vector of the values that are moved, in this block; it has them after it."""
-    whole = tensor if tensor.is_contiguous() else tensor.contiguous()
+    whole = _output(tensor)
     yield moved(whole)
     if whole is not tensor:
         tensor.copy_(whole)
-
-
-def plainly(tensor: torch.Tensor, reduce_op: Any) -> tuple[Array, Op] | None:
-    """Return a tensor as a vector, and the op, where nothing is left to be done before and after; else None."""
-    op = _PLAIN.get(_kind(reduce_op))
-    if op is None or tensor.dtype not in _COMMON or not tensor.is_contiguous() or tensor.device.type != "cpu":
-        return None
-    array: Array = tensor.detach().numpy()
-    return (array if array.ndim == 1 else array.reshape(-1)), op
 
 
 @contextmanager
@@ -126,11 +167,10 @@ def reducible(
     kept : bool or None
         Whether the tensor stays as it is, since the result is another rank's; None if it is no input, either.
     """
-    op, factor = op_of(reduce_op, tensor.dtype), factor_of(reduce_op)
-    whole = tensor if tensor.is_contiguous() else tensor.contiguous()
-    if factor is not None and kept is not None:
-        whole = whole * factor
-    yield view(whole).reshape(-1), op
+    op, whole = op_of(reduce_op, tensor.dtype), _output(tensor)
+    if kept is not None:
+        whole = multiplied(tensor, reduce_op)
+    yield view(whole), op
     if kept:
         return
     if op == "sum" and _kind(reduce_op) == dist.ReduceOp.AVG:
@@ -140,18 +180,17 @@ def reducible(
 
 
 def flat(tensors: Sequence[torch.Tensor]) -> Array:
-    """Return the values of tensors, one after the other, as they are moved."""
-    parts = [moved(tensor.contiguous()) for tensor in tensors]
-    return np.concatenate(parts) if len(parts) != 1 else parts[0]
+    """Return the values of tensors, one after the other, as they are moved: over the memory of one that is plain."""
+    if len(tensors) == 1 and is_plain(tensors[0]):
+        return moved(tensors[0])
+    parts = [plain(tensor) for tensor in tensors]
+    return np.concatenate([moved(part) for part in parts])
 
 
 def unflatten(array: Array, tensors: Sequence[torch.Tensor]) -> None:
     """Copy the values of tensors, one after the other as they are moved, to these."""
     start = 0
     for tensor in tensors:
-        whole = tensor if tensor.is_contiguous() else torch.empty_like(tensor, memory_format=torch.contiguous_format)
-        part = moved(whole)
-        part[...] = array[start : start + part.size]
-        start += part.size
-        if whole is not tensor:
-            tensor.copy_(whole)
+        with vector_of(tensor) as part:
+            part[...] = array[start : start + part.size]
+            start += part.size

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextvars import copy_context
 from datetime import timedelta
 from queue import SimpleQueue
@@ -15,12 +16,13 @@ from mpi4py import MPI
 
 from mpiagg.errors import StallError
 from mpiagg.plans.background import threads_allowed
+from mpiagg.torch.options import NOT_SET
 from mpiagg.transport import keep_for_good, wait_patiently
 
 Task = Callable[[], object]
 
-NOT_SET: Final = timedelta(milliseconds=-1)
-"""How torch says that a call has no timeout of its own."""
+_CALLBACKS: Final = ThreadPoolExecutor(256, "mpiagg futures")
+"""Where what comes after work is done: that may wait for other work, which must not be in the same thread."""
 
 
 _OVER: Final = threading.Event()
@@ -61,7 +63,7 @@ class Work(dist.Work):  # type: ignore[misc]  # mypy sees no classes of torch's 
         with _FUTURES:
             self._over.set()
             if self._future is not None:
-                self._settle(self._future)
+                _CALLBACKS.submit(self._settle, self._future)
 
     def wait(self, timeout: timedelta = NOT_SET) -> bool:
         """Wait until it is done, and raise its error, if it has one."""
@@ -104,7 +106,7 @@ class Work(dist.Work):  # type: ignore[misc]  # mypy sees no classes of torch's 
             if self._future is None:
                 self._future = torch.futures.Future()
                 if self._over.is_set():
-                    self._settle(self._future)
+                    self._settle(self._future)  # which nobody has had yet
         return self._future
 
     def _settle(self, future: Any) -> None:
@@ -221,11 +223,13 @@ class Line:
 
 def as_torch_words_it(error: BaseException) -> BaseException:
     """Return an error as torch's own backends raise it."""
+    found = error
     if isinstance(error, StallError):
-        found: BaseException = dist.DistBackendError(f"mpiagg: Timed out waiting for other ranks: {error}")
+        found = dist.DistBackendError(f"mpiagg: Timed out waiting for other ranks: {error}")
         found.__cause__ = error
-        return found
-    return error
+    elif isinstance(error, MPI.Exception):
+        found = dist.DistBackendError(f"mpiagg: the MPI library has found an error: {error}")
+    return found
 
 
 def _nothing() -> None:

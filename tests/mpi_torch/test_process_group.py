@@ -8,7 +8,10 @@ import torch
 import torch.distributed as dist
 from mpi4py import MPI
 from torch.distributed._functional_collectives import all_gather_tensor, all_reduce
-from torch.distributed.fsdp import fully_shard
+from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook
+from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
+from torch.distributed.tensor import Shard, distribute_tensor
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.nn.parallel import DistributedDataParallel
 
 import mpiagg
@@ -210,6 +213,83 @@ def test_futures_run_what_comes_after():
     assert torch.equal(future.wait(), torch.full((3,), 10.0 * SIZE))
 
 
+def test_what_comes_after_work_may_wait_for_more():
+    first = dist.all_reduce(torch.ones(200_000), async_op=True).get_future()
+    second = first.then(lambda _: dist.all_reduce(torch.ones(3), async_op=True).get_future().wait()[0])
+    third = second.then(lambda done: dist.all_reduce(done.value(), async_op=True).get_future().wait()[0])
+    assert torch.equal(third.wait(), torch.full((3,), float(SIZE**2)))
+
+
+def test_methods_take_a_root_and_an_op_in_place_of_options():
+    group = dist.group.WORLD
+    tensor = numbers(RANK)
+    group.allreduce([tensor], dist.ReduceOp.MAX).wait()
+    assert torch.equal(tensor, of_all().amax(0))
+    group.allreduce(tensor := numbers(RANK)).wait()
+    assert torch.equal(tensor, of_all().sum(0))
+    group.broadcast(tensor := numbers(RANK), SIZE - 1).wait()
+    assert torch.equal(tensor, numbers(SIZE - 1))
+    group.reduce(tensor := numbers(RANK), 0, dist.ReduceOp.MIN).wait()
+    assert torch.equal(tensor, of_all().amin(0) if RANK == 0 else numbers(RANK))
+    found = [torch.empty(3, 4) for _ in range(SIZE)]
+    group.gather(found, numbers(RANK), 0, timedelta(seconds=20)).wait()
+    assert RANK or torch.equal(torch.stack(found), of_all())
+    group.scatter(tensor := torch.empty(3, 4), list(of_all()), SIZE - 1).wait()
+    assert torch.equal(tensor, numbers(RANK))
+    group.reduce_scatter(tensor, list(of_all()), dist.ReduceOp.SUM).wait()
+    assert torch.equal(tensor, numbers(RANK) * SIZE)
+    for wrong in ("sum", 1.5):
+        with pytest.raises(TypeError, match="options, or a root, an op and a timeout"):
+            group.allreduce([tensor], wrong)
+    assert "rank" in repr(group)
+
+
+def test_tensors_can_be_resized_afterwards():
+    for dtype in (torch.float32, torch.bfloat16):
+        tensor, other = torch.ones(4, dtype=dtype), torch.ones(4 * SIZE, dtype=dtype)
+        dist.all_reduce(tensor)
+        dist.all_gather_into_tensor(other, tensor)
+        tensor.untyped_storage().resize_(0)
+        other.resize_(100)
+
+
+def test_what_does_not_fit_is_refused():
+    with pytest.raises(ValueError, match="of one dtype, not of"):
+        dist.all_gather_into_tensor(torch.zeros(4 * SIZE, dtype=torch.uint8), torch.ones(2, dtype=torch.bfloat16))
+    with pytest.raises(ValueError, match="must not be expanded"):
+        dist.all_reduce(torch.ones(1).expand(4))
+    with pytest.raises(ValueError, match="the splits"):
+        dist.distributed_c10d._get_default_group().alltoall_base(torch.zeros(3), torch.zeros(3), [9], [9])
+    with pytest.raises(ValueError, match="the ranks of this group are"):
+        dist.group.WORLD.send([torch.ones(1)], SIZE, 0)
+    with pytest.raises(ValueError, match="tag"):
+        dist.group.WORLD.send([torch.ones(1)], 0, 2**20)
+    dist.all_reduce(tensor := torch.ones(2))
+    assert (tensor == SIZE).all()
+
+
+def test_values_of_views_are_reduced():
+    base = torch.tensor([1.0 + 2.0j, 3.0 - 1.0j])
+    negative, conjugate = base.conj().imag, base.conj()
+    group = dist.group.WORLD
+    group.allreduce([negative]).wait()
+    assert torch.equal(negative.resolve_neg(), torch.tensor([-2.0, 1.0]) * SIZE)
+    base = torch.tensor([1.0 + 2.0j, 3.0 - 1.0j])
+    conjugate = base.conj()
+    group.allreduce([conjugate]).wait()
+    assert torch.equal(conjugate.resolve_conj(), torch.tensor([1.0 - 2.0j, 3.0 + 1.0j]) * SIZE)
+
+
+def test_parts_of_other_lengths_are_reduced_as_others_are():
+    for dtype, op, value in ((torch.float16, dist.ReduceOp.AVG, 40000.0), (torch.bool, dist.ReduceOp.SUM, True)):
+        part = torch.zeros(RANK + 1, dtype=dtype)
+        dist.reduce_scatter(part, [torch.full((rank + 1,), value, dtype=dtype) for rank in range(SIZE)], op)
+        assert (part == value).all()
+    part = torch.zeros(2, dtype=torch.int32)
+    dist.reduce_scatter(part, [torch.full((2,), 4, dtype=torch.int32)] * SIZE, dist._make_nccl_premul_sum(0.5))
+    assert (part == 2 * SIZE).all()
+
+
 def test_errors_are_raised_by_wait():
     work = dist.all_reduce(torch.ones(3, dtype=torch.complex64), dist.ReduceOp.SUM, async_op=True)
     work.wait()
@@ -299,15 +379,28 @@ def test_ranks_of_another_job_are_refused():
         mpiagg.torch.ProcessGroup.create(Asked)
 
 
-def test_a_call_that_takes_too_long_is_told_in_torchs_words():
+LATE = {
+    "all_reduce": lambda group: dist.all_reduce(torch.ones(3), group=group),
+    "broadcast": lambda group: dist.broadcast(torch.ones(3), 1, group=group),
+    "all_gather": lambda group: dist.all_gather([torch.ones(3)] * SIZE, torch.ones(3), group=group),
+    "reduce_scatter": lambda group: dist.reduce_scatter(torch.ones(1), [torch.ones(1)] * SIZE, group=group),
+    "all_to_all": lambda group: dist.all_to_all_single(torch.ones(2 * SIZE), torch.ones(2 * SIZE), group=group),
+    "barrier": lambda group: dist.barrier(group=group),
+    "recv": lambda group: dist.recv(torch.empty(1), 1, group=group),
+    "later": lambda group: dist.all_reduce(torch.ones(3), group=group, async_op=True).wait(),
+}
+
+
+@pytest.mark.parametrize("call", LATE)
+def test_a_call_that_takes_too_long_is_told_in_torchs_words(call):
     if SIZE == 1:
         return
     group = dist.new_group(timeout=timedelta(seconds=0.3))
     if RANK == 0:
-        with pytest.raises(dist.DistBackendError, match="Timed out"):
-            dist.recv(torch.empty(1), 1, group=group)
+        with pytest.raises(dist.DistBackendError, match=" Timed out "):
+            LATE[call](group)
     dist.barrier()
-    if RANK == 1:
+    if RANK == 1 and call == "recv":
         dist.send(torch.ones(1), 0, group=group)
 
 
@@ -354,6 +447,43 @@ def test_torchs_ddp_trains_as_one_process():
     found = trained(model(), [batch(RANK)], wrap=lambda network: DistributedDataParallel(network, bucket_cap_mb=0.001))
     for one, other in zip(found.parameters(), wanted.parameters(), strict=True):
         assert torch.allclose(one, other, atol=1e-9, rtol=0)
+
+
+def test_torchs_ddp_with_a_hook_that_waits():
+    """PowerSGD's hook asks for more collectives when the first is done, and waits for them."""
+    state = powerSGD_hook.PowerSGDState(None, matrix_approximation_rank=2, start_powerSGD_iter=2)
+    run = DistributedDataParallel(torch.nn.Linear(16, 16))
+    run.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
+    generator = torch.Generator().manual_seed(RANK)
+    for _ in range(4):
+        run.zero_grad()
+        run(torch.randn(2, 16, generator=generator)).square().sum().backward()
+    gradients = [torch.empty(16, 16) for _ in range(SIZE)]
+    dist.all_gather(gradients, run.module.weight.grad)
+    assert all(torch.equal(each, gradients[0]) for each in gradients)
+
+
+@pytest.mark.filterwarnings("ignore:FSDP is switching")  # of one rank
+def test_fsdp1_trains_as_one_process():
+    wanted = trained(model(), [batch(rank) for rank in range(SIZE)])
+    sharded = FullyShardedDataParallel(model(), device_id=torch.device("cpu"), use_orig_params=True)
+    trained(sharded, [batch(RANK)])
+    with FullyShardedDataParallel.summon_full_params(sharded):
+        for one, other in zip(sharded.parameters(), wanted.parameters(), strict=True):
+            assert torch.allclose(one, other, atol=1e-9, rtol=0)
+
+
+def test_tensor_parallel_is_as_one_process():
+    mesh = dist.init_device_mesh("cpu", (SIZE,))
+
+    def layers():
+        torch.manual_seed(5)  # as many in between as can be divided by up to 4 ranks
+        return torch.nn.Sequential(torch.nn.Linear(8, 12), torch.nn.Tanh(), torch.nn.Linear(12, 2)).double()
+
+    wanted, x = layers(), batch(7)
+    parts = parallelize_module(layers(), mesh, {"0": ColwiseParallel(), "2": RowwiseParallel()})
+    assert torch.allclose(parts(x), wanted(x), atol=1e-12)
+    assert torch.allclose(distribute_tensor(x, mesh, [Shard(0)]).full_tensor(), x)
 
 
 @pytest.mark.parametrize("registered", [False, True])
