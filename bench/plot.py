@@ -42,6 +42,7 @@ STYLES: dict[str, dict[str, Any]] = {
     "bine": {"color": "#dbdb8d", "marker": "d"},
     "knomial": {"color": "#c5b0d5", "marker": "2"},
     "recursive_multiplying": {"color": "#ffbb78", "marker": "s"},
+    "multi_radix": {"color": "#637939", "marker": "D"},
     "double_tree": {"color": "#393b79", "marker": "X"},
     "circulant_blocks": {"color": "#843c39", "marker": "+"},
     "direct": {"color": "#8c564b", "marker": "x"},
