@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from jobs import run_job
 
-from mpiagg import launch
+from mpiagg.launch import start as launch
 
 TESTS = Path(__file__).parent / "mpi_torch"
 DOCS = Path(__file__).parents[1] / "docs"

@@ -15,7 +15,7 @@ from mpi4py import MPI
 BACKEND: Final = "mpiagg"
 """The name by which torch.distributed knows this backend."""
 
-_ADDRESS: Final = 256
+_ADDRESS: Final = 512
 """The bytes in which rank 0 says where the store is."""
 
 

@@ -144,6 +144,7 @@ class Requests(Work):
         self._among = among
         among.under_way.add(self)
         self._requests, self._label, self._timeout = list(requests), label, timeout
+        self._testing = threading.Lock()
         self._source = -1
 
     def wait(self, timeout: timedelta = NOT_SET) -> bool:
@@ -162,14 +163,23 @@ class Requests(Work):
         if super().is_completed():
             return True
         status = MPI.Status()
-        while self._requests:
-            if not self._requests[-1].Test(status):
-                return False
-            self._requests.pop()
-            self._source = status.Get_source()
-        self._among.under_way.discard(self)
-        self.run()
+        with self._testing:  # a request is one thread's at a time
+            while self._requests:
+                if not self._requests[-1].Test(status):
+                    return False
+                self._requests.pop()
+                self._source = status.Get_source()
+            if not super().is_completed():
+                self._among.under_way.discard(self)
+                self.run()
         return True
+
+    def get_future(self) -> Any:
+        """Return a future of the tensor, which a thread brings to its end: who waits for it does not ask here."""
+        future = super().get_future()
+        if not self.is_completed() and threads_allowed():
+            _CALLBACKS.submit(self.wait)
+        return future
 
     def _source_rank(self) -> int:
         return self._source

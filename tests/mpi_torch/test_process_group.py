@@ -325,6 +325,11 @@ def test_messages():
         for work in dist.batch_isend_irecv(ops) if ops else []:
             work.wait()
         assert all((tensor == rank).all() for rank, tensor in into.items())
+    if SIZE > 1:
+        future = dist.irecv(got := torch.empty(3), source).get_future()
+        dist.send(torch.full((3,), float(RANK)), to)
+        assert future.wait()[0] is got
+        assert (got == source).all()
     if RANK:
         dist.send(torch.tensor([float(RANK)]), 0)
     else:
