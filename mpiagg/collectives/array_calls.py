@@ -77,7 +77,8 @@ def kept(arguments: Arguments, x: Array, channel: Channel) -> Call:
     op = arguments[2]
     if operation.ragged:  # with other counts the next time: what is kept is for all of a dtype, or nothing
         usual = arguments[6] is None and arguments[8] is None  # lanes and reproducible
-        if usual and (call.given_as_it_is or call.of_any_lengths):
+        by_mpi = call.given_as_it_is and operation.reduction.dtype.char in KNOWN_TO_MPI
+        if usual and (by_mpi or call.of_any_lengths):
             call.once = channel.calls.find(_ragged_key(x, arguments[5]), lambda: call) is not call
     elif not isinstance(op, MPI.Op) or op.is_predefined:  # another one may have the handle of one that was freed
         with suppress(AttributeError, TypeError):  # what cannot be a key
@@ -122,8 +123,6 @@ def _exchange(arguments: Arguments, x: Any, channel: Channel, timeout: float) ->
         lengths, taken = (tuple(rows * width for rows in each) for each in counts)
         call.run_other(replace(call.operation, counts=lengths, received=taken), x, out, timeout)
         return out
-    if x.dtype.char not in KNOWN_TO_MPI:
-        return None
     call.subject.unleavable = timeout
     given = [[part, [rows * width for rows in each]] for part, each in ((x, sent), (out, received))]
     call.record(channel.comm.Alltoallv, given)

@@ -19,8 +19,8 @@ from mpiagg.plans.binding import Run
 from mpiagg.plans.bound import STAGED_BYTES
 from mpiagg.plans.neighbors import Neighbors, bind_neighbors, compare, neighbors_of
 from mpiagg.plans.plan import Plan
-from mpiagg.plans.ports import Tag
-from mpiagg.transport import CHECK, Channel, channel_of, check_timeout, limited, signature
+from mpiagg.plans.ports import Tag, by_length
+from mpiagg.transport import CHECK, Channel, channel_of, check_timeout, limited
 from mpiagg.watch import Subject
 
 
@@ -217,12 +217,7 @@ class _Kept:
 
 def _carry_out(channel: Channel, asked: _Asked, out: Array, timeout: float) -> None:
     """Carry out what is asked for."""
-    x = asked.x
-
-    def tag(nbytes: int) -> int:
-        """Return the tag for messages of a length; calls follow one another, so those of the same words share it."""
-        return channel.tags.shared(signature(f"{asked.in_words}, {nbytes} bytes"))
-
+    x, tag = asked.x, by_length(channel, asked.in_words)
     if device_of(x) is not HOST or max(x.nbytes, out.nbytes) > STAGED_BYTES:
         with asked.plan(channel, x, out, tag) as plan:
             plan.timeout = timeout

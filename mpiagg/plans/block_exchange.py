@@ -16,7 +16,6 @@ import numpy as np
 
 from mpiagg.arrays import HOST, Array, Device, cuts_of, flat
 from mpiagg.errors import MismatchError
-from mpiagg.plans.moves import bind_moves, tag_of_calls, vectors_of
 from mpiagg.plans.on_node import SHARED
 from mpiagg.plans.one_shot import box_of
 from mpiagg.plans.operation import Operation
@@ -167,12 +166,6 @@ class BlockExchange:
             np.copyto(target[cuts[peer] : cuts[peer + 1]], block)
         if within is None:
             np.copyto(out, target.reshape(out.shape))
-
-
-def by_messages(channel: Channel, operation: Operation, x: Array, out: Array) -> Program:
-    """Return the program of blocks in arrays that others do not reach, in a blocking call."""
-    made = vectors_of(operation, x, out)
-    return made.around(bind_moves(channel, operation, made.x, made.out, tag_of_calls(channel, operation)))
 
 
 def _row_bytes(size: int) -> int:

@@ -14,9 +14,9 @@ from mpi4py import MPI
 
 from mpiagg.arrays import HOST, Accelerator, Array, Reduction, address, device_of
 from mpiagg.errors import PlanError
-from mpiagg.plans.block_exchange import BlockExchange, by_messages, ground_for, serves_blocks
+from mpiagg.plans.block_exchange import BlockExchange, ground_for, serves_blocks
 from mpiagg.plans.bound import STAGED_BYTES, bind_arrays, goes_by_host, pinned, plan_of
-from mpiagg.plans.choices import NATIVE, Choice
+from mpiagg.plans.choices import NATIVE, Choice, Memory
 from mpiagg.plans.native import native_caller
 from mpiagg.plans.one_shot import OneShot, serves_at_once
 from mpiagg.plans.operation import Operation
@@ -352,7 +352,8 @@ class _Blocks(_WithPlan):
         self, channel: Channel, operation: Operation, ground: tuple[SignedGate, Block], *, quiet: bool
     ) -> None:
         super().__init__(channel, operation, quiet=quiet)
-        self._exchange = BlockExchange(channel, operation, ground, partial(by_messages, channel))
+        by_messages = partial(bind_arrays, channel, memory=Memory.NONE)
+        self._exchange = BlockExchange(channel, operation, ground, by_messages)
         self._take(plan_of(channel, operation, self._exchange.program(), None))
 
     def run(self, x: Array | None, out: Array | None, timeout: float = DEFAULT_TIMEOUT) -> None:

@@ -5,7 +5,7 @@ Chunks that this rank only forwards lie in scratch; one that it has before and a
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
@@ -28,10 +28,10 @@ from mpiagg.errors import MismatchError
 from mpiagg.plans.binding import Run, Segments, bind
 from mpiagg.plans.choices import Choice
 from mpiagg.plans.operation import Operation
-from mpiagg.plans.ports import Tag
+from mpiagg.plans.ports import Tag, by_length
 from mpiagg.plans.program import Call, Once, Program, in_turn
-from mpiagg.schedules import Collective, forwards
-from mpiagg.transport import Channel, signature
+from mpiagg.schedules import Collective, Round, forwards
+from mpiagg.transport import Channel
 
 
 class Vectors(NamedTuple):
@@ -101,10 +101,7 @@ def _kept(
 
 def tag_of_calls(channel: Channel, operation: Operation) -> Tag:
     """Return the tag of blocking calls of an operation; see :class:`mpiagg.plans.ports.Port` on what has several."""
-    o = operation
-    if not o.ragged:
-        return channel.tags.shared(o.signature)
-    return lambda nbytes: channel.tags.shared(signature(f"{o.in_words}, {nbytes} bytes"))
+    return by_length(channel, operation.in_words) if operation.ragged else channel.tags.shared(operation.signature)
 
 
 def bind_moves(channel: Channel, operation: Operation, source: Array | None, target: Array | None, tag: Tag) -> Program:
@@ -122,9 +119,11 @@ def bind_moves(channel: Channel, operation: Operation, source: Array | None, tar
     tag : int or callable
         Of the messages.
     """
-    o, chunks = operation, _forwarded(operation)
+    o, schedule = operation, operation.schedule()
+    chunks = sorted(_named(schedule) - set(o.had) - set(o.promised))  # that this rank passes on
+    bound = partial(_bind, channel, schedule=schedule, tag=tag)
     if not (o.ragged and forwards(o.choice.algorithm, o.collective)):
-        return _bind(channel, o, source, target, tag, dict(zip(chunks, o.counts_of(chunks), strict=True)))
+        return bound(o, source, target, forwarded=dict(zip(chunks, o.counts_of(chunks), strict=True)))
     had, promised, between = (np.zeros(len(part), np.int64) for part in (o.had, o.promised, chunks))
     one = (1,) * o.size
     how, choice = Reduction(np.bitwise_or, had.dtype, "bor"), Choice(o.choice.algorithm)
@@ -138,26 +137,26 @@ def bind_moves(channel: Channel, operation: Operation, source: Array | None, tar
         kept = [chunk in o.had for chunk in o.promised]
         if any(not kept[i] and told[i] != wanted[i] for i in range(len(told))) or (between < 0).any():
             raise MismatchError(f"{o.label}: other ranks send {told} elements, and this rank takes {wanted}")
-        return _bind(channel, o, source, target, tag, dict(zip(chunks, between.tolist(), strict=True)))
+        return bound(o, source, target, forwarded=dict(zip(chunks, between.tolist(), strict=True)))
 
-    first = _bind(channel, lengths, had, promised, tag, dict.fromkeys(chunks, 1), between)
+    first = bound(lengths, had, promised, forwarded=dict.fromkeys(chunks, 1), scratch=between)
     device = accelerator_of(source if target is None else target)
     whole = in_turn(tell, first, Program((Once(moved).as_round(),), (), 0, device=device))
     return replace(whole, sent_bytes=0)  # which is another at each run
 
 
-def _forwarded(o: Operation) -> list[int]:
-    """Return the chunks that this rank passes on, and neither has before nor must have after."""
-    steps = (step for a_round in o.schedule() for step in a_round)
-    named = {chunk for step in steps for chunk in range(step.chunk, step.chunk + step.count)}
-    return sorted(named - set(o.had) - set(o.promised))
+def _named(schedule: Sequence[Round]) -> set[int]:
+    """Return the chunks that this rank sends or receives."""
+    return {c for a_round in schedule for step in a_round for c in range(step.chunk, step.chunk + step.count)}
 
 
-def _bind(  # noqa: PLR0917 - what bind_moves is given
+def _bind(
     channel: Channel,
     operation: Operation,
     source: Array | None,
     target: Array | None,
+    *,
+    schedule: Sequence[Round],
     tag: Tag,
     forwarded: Mapping[int, int],
     scratch: Array | None = None,
@@ -188,9 +187,7 @@ def _bind(  # noqa: PLR0917 - what bind_moves is given
         for start, (_, runs) in zip(vector.starts, parts, strict=True)
         for chunk, (first, last) in runs.items()
     }
-    schedule = o.schedule()
-    named = {c for a_round in schedule for step in a_round for c in range(step.chunk, step.chunk + step.count)}
-    cut = {chunk: even_ranges(*places[chunk], lanes) for chunk in sorted(named)}
+    cut = {chunk: even_ranges(*places[chunk], lanes) for chunk in sorted(_named(schedule))}
     by_lane = [{chunk: ranges[lane] for chunk, ranges in cut.items()} for lane in range(lanes)]
     program = bind(channel, schedule, vector, by_lane, o.reduction, label=o.label, tag=tag)
     whole = in_turn(_kept(source, target, before, after), program)

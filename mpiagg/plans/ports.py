@@ -13,7 +13,7 @@ from mpi4py import MPI
 from mpiagg.arrays import Accelerator, Array, Stream, accelerator_of, device_of
 from mpiagg.plans.program import Awaited, BoundRound, Call, Computing
 from mpiagg.schedules import Action, Step
-from mpiagg.transport import Channel
+from mpiagg.transport import Channel, signature
 
 PACKED: Final = 32 * 2**10
 """Bytes up to which pieces that go to one rank in a round are packed into one message. Longer ones travel by
@@ -26,6 +26,11 @@ Tag = int | Callable[[int], int]
 def of_lane(tag: Tag, lane: int) -> Tag:
     """Return the tag of a lane, of which the first has this one."""
     return tag + lane if isinstance(tag, int) else lambda nbytes: tag(nbytes) + lane
+
+
+def by_length(channel: Channel, words: str) -> Tag:
+    """Return the tags of blocking calls of which no rank knows all lengths: those of the same words share them."""
+    return lambda nbytes: channel.tags.shared(signature(f"{words}, {nbytes} bytes"))
 
 
 class Piece(NamedTuple):

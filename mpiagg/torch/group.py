@@ -20,7 +20,8 @@ from mpiagg.collectives.registered import empty
 from mpiagg.ddp.torch_modules import tensor_of
 from mpiagg.torch.starting import BACKEND
 from mpiagg.torch.tensors import moved, plain
-from mpiagg.torch.works import Line, Messages, Requests, Work
+from mpiagg.torch.works import Line, Message, Work
+from mpiagg.transport import keep_for_good
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -62,7 +63,7 @@ class RankGroup(dist.ProcessGroup):  # type: ignore[misc]  # mypy sees no classe
         # By our own schedules alone: the MPI library's collectives cannot be left when the time is over.
         self._comm, self._messages = Comm(comm, reproducible=True), comm.Dup()
         self._name, self._description, self._timeout = name, "undefined", timeout
-        self._line, self._under_way = Line(f"mpiagg {name}"), Messages()
+        self._line, self._under_way = Line(f"mpiagg {name}"), set[Message]()
         self._calls = 0
         self._freed = False
 
@@ -164,7 +165,8 @@ class RankGroup(dist.ProcessGroup):  # type: ignore[misc]  # mypy sees no classe
         if not self._freed:
             self._freed = True
             self._line.end()
-            self._under_way.end()
+            # Messages that have not come or gone still may.
+            keep_for_good([message for message in list(self._under_way) if not message.is_completed()])
             if not MPI.Is_finalized():
                 self._messages.Free()
                 self._comm.Free()
@@ -216,7 +218,7 @@ class RankGroup(dist.ProcessGroup):  # type: ignore[misc]  # mypy sees no classe
         label = f"{whole.nbytes} bytes to {'arrive from' if into else 'be sent to'} {peer}"
         kept = (lambda: tensor.copy_(whole)) if into and whole is not tensor else None
         seconds = self._timeout.total_seconds()
-        return Requests([tensor if into else whole], [request], label, seconds, kept, among=self._under_way)
+        return Message(tensor if into else whole, request, label, seconds, kept, under_way=self._under_way)
 
     def monitored_barrier(self, timeout: timedelta | None = None, wait_all_ranks: bool = False) -> None:
         """Wait for all ranks; rank 0 says which have not come in time.

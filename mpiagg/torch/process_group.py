@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch.nn.utils.rnn import pad_sequence
 
 from mpiagg.arrays import Array
 from mpiagg.collectives import block_functions, functions, moving_functions
@@ -148,11 +149,8 @@ class ProcessGroup(RankGroup):
             for output, parts in zip(outputs, inputs, strict=True):
                 of_one_dtype(output, *parts)
                 # Those that are shorter are made as long as the longest: the ranks reduce parts of one length.
-                longest = max(part.numel() for part in parts)
-                rows = torch.zeros(len(parts), longest, dtype=output.dtype, device=output.device)
-                for row, part in zip(rows, parts, strict=True):
-                    row[: part.numel()] = part.reshape(-1)
-                whole = output if output.numel() == longest else rows.new_empty(longest)
+                rows = pad_sequence([part.reshape(-1) for part in parts], batch_first=True)
+                whole = output if output.numel() == rows.shape[1] else rows.new_empty(rows.shape[1])
                 self._scatter_sum(whole, rows, opts.reduceOp, timeout)
                 if whole is not output:
                     output.copy_(whole[: output.numel()].reshape(output.shape))

@@ -96,19 +96,10 @@ def of_one_dtype(*tensors: torch.Tensor) -> None:
         raise ValueError(f"the tensors of a collective must be of one dtype, not of {', '.join(map(str, dtypes))}")
 
 
-def _output(tensor: torch.Tensor) -> torch.Tensor:
-    """Return the values of a tensor that is to be written, as they lie one after the other.
-
-    Raises
-    ------
-    ValueError
-        If several of its elements lie in one place.
-    """
-    if is_plain(tensor):
-        return tensor
-    if 0 in tensor.stride() and tensor.numel() > 1:
+def _check_output(tensor: torch.Tensor) -> None:
+    """Raise ValueError if several elements of a tensor that is to be written lie in one place."""
+    if not is_plain(tensor) and 0 in tensor.stride() and tensor.numel() > 1:
         raise ValueError("the output of a collective must not be expanded: several of its elements lie in one place")
-    return plain(tensor)
 
 
 def op_of(reduce_op: Any, dtype: torch.dtype) -> Op:
@@ -150,7 +141,8 @@ def plainly(tensor: torch.Tensor, reduce_op: Any) -> tuple[Array, Op] | None:
 @contextmanager
 def vector_of(tensor: torch.Tensor) -> Iterator[Array]:
     """Let a tensor be a vector of the values that are moved, in this block; it has them after it."""
-    whole = _output(tensor)
+    _check_output(tensor)
+    whole = plain(tensor)
     yield moved(whole)
     if whole is not tensor:
         tensor.copy_(whole)
@@ -167,9 +159,9 @@ def reducible(
     kept : bool or None
         Whether the tensor stays as it is, since the result is another rank's; None if it is no input, either.
     """
-    op, whole = op_of(reduce_op, tensor.dtype), _output(tensor)
-    if kept is not None:
-        whole = multiplied(tensor, reduce_op)
+    op = op_of(reduce_op, tensor.dtype)
+    _check_output(tensor)
+    whole = plain(tensor) if kept is None else multiplied(tensor, reduce_op)
     yield view(whole), op
     if kept:
         return

@@ -17,7 +17,7 @@ from mpi4py import MPI
 from mpiagg.errors import StallError
 from mpiagg.plans.background import threads_allowed
 from mpiagg.torch.options import NOT_SET
-from mpiagg.transport import keep_for_good, wait_patiently
+from mpiagg.transport import wait_patiently
 
 Task = Callable[[], object]
 
@@ -116,39 +116,43 @@ class Work(dist.Work):  # type: ignore[misc]  # mypy sees no classes of torch's 
             future.set_result(list(self._tensors))
 
 
-class Messages:
-    """The messages of a group that are under way, and whose memory MPI may still read or write."""
+class Message(Work):
+    """A message under way: it goes on when somebody asks.
 
-    def __init__(self) -> None:
-        self.under_way: set[Requests] = set()
-
-    def end(self) -> None:
-        """Keep the memory of those that have not come or gone: they still may."""
-        keep_for_good([work for work in list(self.under_way) if not work.is_completed()])
-
-
-class Requests(Work):
-    """Messages under way: they go on when somebody asks."""
+    Parameters
+    ----------
+    tensor : torch.Tensor
+        What is sent, or where the message arrives.
+    request : MPI.Request
+    label : str
+        What is waited for, in words.
+    timeout : float
+        Seconds that a wait may last.
+    then : callable, optional
+        What is to be done when it has come.
+    under_way : set of Message
+        Those of the group, whose memory MPI may still read or write; this one is among them as long as that may be.
+    """
 
     def __init__(
         self,
-        tensors: Sequence[torch.Tensor],
-        requests: Sequence[MPI.Request],
+        tensor: torch.Tensor,
+        request: MPI.Request,
         label: str,
         timeout: float,
         then: Task | None = None,
         *,
-        among: Messages,
+        under_way: set[Message],
     ) -> None:
-        super().__init__(tensors, then or _nothing)
-        self._among = among
-        among.under_way.add(self)
-        self._requests, self._label, self._timeout = list(requests), label, timeout
+        super().__init__([tensor], then or _nothing)
+        self._request, self._label, self._timeout = request, label, timeout
         self._testing = threading.Lock()
         self._source = -1
+        self._under_way = under_way
+        under_way.add(self)
 
     def wait(self, timeout: timedelta = NOT_SET) -> bool:
-        """Wait until the messages have come or gone."""
+        """Wait until the message has come or gone."""
         seconds = timeout.total_seconds()
         limit = self._timeout if seconds <= 0 else seconds
         if not self.is_completed():
@@ -159,19 +163,16 @@ class Requests(Work):
         return super().wait()
 
     def is_completed(self) -> bool:
-        """Whether the messages have come or gone."""
-        if super().is_completed():
-            return True
-        status = MPI.Status()
+        """Whether the message has come or gone."""
         with self._testing:  # a request is one thread's at a time
-            while self._requests:
-                if not self._requests[-1].Test(status):
-                    return False
-                self._requests.pop()
-                self._source = status.Get_source()
-            if not super().is_completed():
-                self._among.under_way.discard(self)
-                self.run()
+            if super().is_completed():
+                return True
+            status = MPI.Status()
+            if not self._request.Test(status):
+                return False
+            self._source = status.Get_source()
+            self._under_way.discard(self)
+            self.run()
         return True
 
     def get_future(self) -> Any:
@@ -181,12 +182,11 @@ class Requests(Work):
             _CALLBACKS.submit(self.wait)
         return future
 
-    def _source_rank(self) -> int:
+    def source_rank(self) -> int:
+        """Return the rank that the message has come from."""
         return self._source
 
-    def source_rank(self) -> int:
-        """Return the rank that a message has come from."""
-        return self._source
+    _source_rank = source_rank
 
 
 class Line:
@@ -208,7 +208,7 @@ class Line:
             if at_once or not threads_allowed():
                 try:
                     task()
-                except Exception as error:
+                except (StallError, MPI.Exception) as error:
                     raise as_torch_words_it(error) from error
                 return Work(tensors)
         context = copy_context()  # in which a caller says, for one, how warnings of NumPy's are handled
@@ -243,4 +243,4 @@ def as_torch_words_it(error: BaseException) -> BaseException:
 
 
 def _nothing() -> None:
-    """Be the task of work that messages do."""
+    """Be the task of work that a message does."""
