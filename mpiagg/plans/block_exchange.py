@@ -8,7 +8,6 @@ find the same fault if a block is longer at one end than at the other.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
 from typing import Any, Final
 
@@ -19,7 +18,7 @@ from mpiagg.errors import MismatchError
 from mpiagg.plans.on_node import SHARED
 from mpiagg.plans.one_shot import box_of
 from mpiagg.plans.operation import Operation
-from mpiagg.plans.program import BoundRound, Deferred, Once, Program, in_turn
+from mpiagg.plans.program import BoundRound, Call, Deferred, Once, Program, in_turn
 from mpiagg.plans.sharing import gate_round
 from mpiagg.schedules import Collective
 from mpiagg.transport import LINE, NOWHERE, Block, Channel, Gate, Position, SharedMemory, SignedGate
@@ -28,6 +27,10 @@ _WORD: Final = np.dtype(np.int64)
 
 _PLACE: Final = 2
 """The words in which a rank says where its input lies; behind them, how long its blocks are."""
+
+_SHORT: Final = 4 * 2**10
+"""Bytes of a rank up to which a plan leaves the blocks to what is taken in other memory, if all ranks have as few: two
+gates take longer on ranks that share cores."""
 
 
 def serves_blocks(channel: Channel, operation: Operation, device: Device) -> bool:
@@ -48,23 +51,76 @@ def planned_blocks(
 ) -> Program:
     """Return the program of blocks in arrays that stay where they are; all ranks make theirs together.
 
+    They have found before that each block is as long at both ends.
+
     Parameters
     ----------
     otherwise : callable
-        Returns the program where not all inputs are in reach.
+        Returns the program where not all inputs are in reach, or all are short.
     """
     o, memory, node = operation, channel.memory.host, channel.node
-    if NOWHERE in memory.tell(_position(memory, x, out)):
+    row = (*_position(memory, x, out), *o.counts, *o.received)
+    told = Told(np.array(memory.tell(row, "tell how long their blocks are, and where they lie")))
+    longest = int(told.sent.sum(axis=1).max()) * o.reduction.dtype.itemsize
+    short = longest <= _SHORT and o.choice.elsewhere is not None
+    if short or NOWHERE in told.inputs:
         return otherwise()
     try:
-        block = memory.take(LINE + 2 * _row_bytes(o.size), busy=channel.busy)
+        block = memory.take(LINE, busy=channel.busy)
     except MemoryError:
         return otherwise()
-    exchange = BlockExchange(channel, o, (Gate(block, node.place, node.ranks), block), lambda *_: otherwise())
-    exchange.x, exchange.out = x, out
+    gate = Gate(block, node.place, node.ranks)
+    rounds = (gate_round(gate, o.label, 0), BoundRound(told.copies(memory, o, out), (), (), ()))
     sent = o.nbytes - o.counts[o.rank] * o.reduction.dtype.itemsize
     back = (partial(memory.give_back, block),)
-    return replace(exchange.program(), releases=back, nbytes=block.nbytes, sent_bytes=sent)
+    return Program((*rounds, gate_round(gate, o.label, 1)), back, block.nbytes, sent)
+
+
+class Told:
+    """What the ranks have told one another before an all-to-all of blocks.
+
+    Parameters
+    ----------
+    rows : numpy.ndarray
+        For each rank where its input lies, the lengths of the blocks that it sends, and of those that it receives.
+
+    Attributes
+    ----------
+    inputs : list of Position
+        Where the input of each rank lies.
+    sent : numpy.ndarray
+        How many elements a rank sends (a row for each) to another (a column for each).
+    fault : MismatchError or None
+        What is wrong if a block is longer at one end than at the other; the same on all ranks.
+    """
+
+    def __init__(self, rows: Array) -> None:
+        self.inputs = [Position(*words) for words in rows[:, :_PLACE].tolist()]
+        self.sent, received = np.split(rows[:, _PLACE:], 2, axis=1)
+        self.fault: MismatchError | None = None
+        if wrong := np.argwhere(self.sent != received.T).tolist():
+            source, target = wrong[0]
+            self.fault = MismatchError(
+                f"rank {source} sends {self.sent[source, target]} elements to rank {target}, "
+                f"which takes {received[target, source]} from it"
+            )
+
+    def copies(self, memory: SharedMemory, operation: Operation, out: Array) -> tuple[Call, ...]:
+        """Return the calls that copy the blocks for this rank from the inputs of all, which are in reach."""
+        o, rank = operation, operation.rank
+        dtype, cuts = o.reduction.dtype, cuts_of(o.received)
+        target = out.reshape(-1) if (within := flat(out)) is None else within
+        calls: list[Call] = []
+        # It begins with its own, and goes on with the rank after it, so that the ranks read from different ones.
+        for peer in [*range(rank, o.size), *range(rank)]:
+            start, count = int(self.sent[peer, :rank].sum()), int(self.sent[peer, rank])
+            lies = self.inputs[peer]
+            lies = lies._replace(offset=lies.offset + start * dtype.itemsize)
+            block = memory.view(peer, lies, count * dtype.itemsize).view(dtype)
+            calls.append(partial(np.copyto, target[cuts[peer] : cuts[peer + 1]], block))
+        if within is None:
+            calls.append(lambda: np.copyto(out, target.reshape(out.shape)))
+        return tuple(calls)
 
 
 class BlockExchange:
@@ -135,37 +191,18 @@ class BlockExchange:
 
     def _is_wrong(self) -> bool:
         """Read what all have told, and return whether a block is longer at one end than at the other."""
-        size = self.operation.size
-        told = np.stack(self._rows[(self._gate.count - 1) & 1])
-        self._sent, taken = told[:, _PLACE : _PLACE + size], told[:, _PLACE + size :].T
-        self._inputs = [Position(*words) for words in told[:, :_PLACE].tolist()]
-        self.fault = None
-        if wrong := np.argwhere(self._sent != taken).tolist():
-            source, target = wrong[0]
-            self.fault = MismatchError(
-                f"rank {source} sends {self._sent[source, target]} elements to rank {target}, "
-                f"which takes {taken[source, target]} from it"
-            )
-        return bool(wrong)
+        self._told = Told(np.stack(self._rows[(self._gate.count - 1) & 1]))
+        self.fault = self._told.fault
+        return self.fault is not None
 
     def _is_reached(self) -> bool:
         """Return whether all inputs are in memory that all ranks map."""
-        return NOWHERE not in self._inputs
+        return NOWHERE not in self._told.inputs
 
     def _take(self) -> None:
         """Copy the blocks for this rank from the inputs of all."""
-        o, out, rank = self.operation, self.out, self.operation.rank
-        dtype, cuts = o.reduction.dtype, cuts_of(o.received)
-        target = out.reshape(-1) if (within := flat(out)) is None else within
-        # It begins with its own, and goes on with the rank after it, so that the ranks read from different ones.
-        for peer in [*range(rank, o.size), *range(rank)]:
-            start, count = int(self._sent[peer, :rank].sum()), int(self._sent[peer, rank])
-            lies = self._inputs[peer]
-            lies = lies._replace(offset=lies.offset + start * dtype.itemsize)
-            block = self._memory.view(peer, lies, count * dtype.itemsize).view(dtype)
-            np.copyto(target[cuts[peer] : cuts[peer + 1]], block)
-        if within is None:
-            np.copyto(out, target.reshape(out.shape))
+        for copy in self._told.copies(self._memory, self.operation, self.out):
+            copy()
 
 
 def _row_bytes(size: int) -> int:

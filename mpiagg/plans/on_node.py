@@ -29,7 +29,7 @@ from mpiagg.plans.sharing import (
 )
 from mpiagg.schedules import Action, Collective, Round, algorithm
 from mpiagg.tables import ANNOUNCED
-from mpiagg.transport import LINE, NOWHERE, SHARED_TAG, Block, Channel, Gate, Positions, SignedGate
+from mpiagg.transport import LINE, NOWHERE, SHARED_TAG, Block, Channel, Gate, Position, Positions, SignedGate
 
 SHARED: Final = "shared"
 """The algorithm of one stage within one node, in which owners read inputs and write results, wherever they lie."""
@@ -152,8 +152,8 @@ class OnNode:
         return replace(in_turn(program, back), sent_bytes=self.messages.sent_bytes)
 
     def _tell(self, mine: Positions) -> tuple[Positions, ...]:
-        sources, targets = map(self.channel.memory.host.tell, mine)
-        return tuple(map(Positions, sources, targets))
+        told = self.channel.memory.host.tell((*mine.source, *mine.target), "tell where their arrays lie")
+        return tuple(Positions(Position(*words[:2]), Position(*words[2:])) for words in told)
 
     # -- made by each rank for itself
 

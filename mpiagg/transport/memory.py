@@ -196,9 +196,11 @@ class SharedMemory:
         """Return the bytes of the rank at a place that lie at a position."""
         return self._windows[position.window].parts[place][position.offset : position.offset + nbytes]
 
-    def tell(self, position: Position) -> tuple[Position, ...]:
-        """Return the positions that the ranks of the node tell; collective among them."""
-        return tuple(Position(*words) for words in self._tell(position, "tell where their shared memory is"))
+    def tell(self, words: tuple[int, ...], purpose: str) -> list[tuple[int, ...]]:
+        """Return what every rank of the node tells the others; collective among them."""
+        with self._node.failures.told():
+            told = gather(self._node.comm, np.array(words, np.int64).tobytes(), purpose, self._node.trail)
+        return [tuple(np.frombuffer(each, np.int64).tolist()) for each in told]
 
     def take(self, nbytes: int, *, busy: bool) -> Block:
         """Return a block of as many bytes on every rank of the node; collective among them.
@@ -220,7 +222,7 @@ class SharedMemory:
         padded = -(-max(nbytes, 1) // LINE) * LINE
         spare = self._spare.setdefault(padded, [])
         mine = spare[-1] if spare else NOWHERE
-        told = self._tell((*mine, busy, self._room()), "set up shared memory on a node")
+        told = self.tell((*mine, busy, self._room()), "set up shared memory on a node")
         if all(window >= 0 for window, *_ in told):
             spare.pop()
         else:
@@ -234,7 +236,8 @@ class SharedMemory:
                 self._spare.setdefault(size, []).append(rested)
         self._windows[mine.window].begin(self.view(self._node.place, mine, padded))
         # Once a rank knows where the others' blocks lie, their first pages are 0.
-        parts = [self.view(place, where, padded) for place, where in enumerate(self.tell(mine))]
+        lie = self.tell(mine, "tell where their shared memory is")
+        parts = [self.view(place, Position(*where), padded) for place, where in enumerate(lie)]
         return Block(parts, self._windows[mine.window].sync, padded, mine)
 
     def give_back(self, block: Block) -> None:
@@ -258,15 +261,9 @@ class SharedMemory:
         found = os.statvfs(_WHERE)
         return min(found.f_bavail * found.f_frsize, sys.maxsize)
 
-    def _tell(self, words: tuple[int, ...], purpose: str) -> list[tuple[int, ...]]:
-        """Return what every rank of the node tells the others."""
-        with self._node.failures.told():
-            told = gather(self._node.comm, np.array(words, np.int64).tobytes(), purpose, self._node.trail)
-        return [tuple(np.frombuffer(each, np.int64).tolist()) for each in told]
-
     def _most(self, *numbers: int) -> Array:
         """Return the largest of what the ranks of the node say, for each number."""
-        most: Array = np.max(self._tell(numbers, "tell how much shared memory they want"), axis=0)
+        most: Array = np.max(self.tell(numbers, "tell how much shared memory they want"), axis=0)
         return most
 
     def _cut(self, nbytes: int) -> Position:

@@ -277,6 +277,20 @@ def test_calls_of_blocks_keep_neither_arrays_nor_plans(comm, size, algorithm):
     private.Free()
 
 
+@pytest.mark.parametrize("width", [1, 50_000])
+def test_a_plan_of_lengths_that_differ_is_an_error_on_all_ranks(comm, rank, size, width):
+    if size == 1:
+        return
+    memory = mpiagg.empty(size * width + 1, "float32", comm=comm)
+    memory[...] = rank
+    x, counts = memory[:-1], [width] * size
+    counts[1] += rank == 0
+    with pytest.raises(mpiagg.Error if rank != 1 else ValueError, match="and the other ranks send"):
+        mpiagg.alltoallv_init(memory[: sum(counts)], counts, [width] * size, comm=comm)
+    with mpiagg.alltoallv_init(x, [width] * size, comm=comm) as plan:
+        assert same(plan(), np.repeat(np.arange(size, dtype="float32"), width))
+
+
 def test_alltoallv_in_registered_memory_needs_no_messages(comm, rank, size):
     if size == 1:
         return
