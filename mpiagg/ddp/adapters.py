@@ -92,9 +92,6 @@ class Adapter(Protocol):
     def check(self) -> None:
         """Raise ValueError if the module has changed so that its gradients would be missed."""
 
-    def destination(self, *args: Any, **kwargs: Any) -> str:
-        """Return what ``to`` with these arguments does in words; raise TypeError if the module cannot be moved so."""
-
 
 class ArrayAdapter:
     """A list of arrays, or an object whose ``parameters()`` are arrays or have arrays."""
@@ -131,15 +128,16 @@ class ArrayAdapter:
     def check(self) -> None:
         """Find nothing: the parameters are those that there were at first."""
 
-    def destination(self, *_: Any, **__: Any) -> str:
-        """Refuse: arrays are trained as they are."""
-        raise TypeError("arrays stay as they are; only a module of torch's can be moved")
+
+def is_torch(module: Any) -> bool:
+    """Return whether it is a module of torch's."""
+    torch = sys.modules.get("torch")  # who has a module of torch's has imported it
+    return torch is not None and isinstance(module, torch.nn.Module)
 
 
 def adapt(module: Any) -> Adapter:
     """Return a module as DDP sees it; raises what :func:`parameters_of` does."""
-    torch = sys.modules.get("torch")  # who has a module of torch's has imported it
-    if torch is not None and isinstance(module, torch.nn.Module):
+    if is_torch(module):
         from mpiagg.ddp.torch_modules import TorchAdapter  # noqa: PLC0415 - torch is an extra
 
         return TorchAdapter(module)

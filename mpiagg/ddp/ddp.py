@@ -16,8 +16,7 @@ from mpiagg.aggregation.packing import Layout, layout_of
 from mpiagg.arrays import HOST, Array, device_of, settle
 from mpiagg.collectives.moving_functions import broadcast
 from mpiagg.common.arguments import check_flag, check_integer
-from mpiagg.ddp.adapters import Adapter, ArrayParameter, adapt, check_gradient
-from mpiagg.ddp.face import ModuleFace
+from mpiagg.ddp.adapters import Adapter, ArrayParameter, adapt, check_gradient, is_torch
 from mpiagg.ddp.finite import FiniteCheck, asked_for
 from mpiagg.ddp.hooks import Hooks, under_way
 from mpiagg.ddp.join import Attendance, joined
@@ -29,12 +28,13 @@ BUCKET_BYTES: Final = 25 * 2**20
 """How long a bucket is at most: long enough for the network's full pace, short enough to overlap."""
 
 
-class DDP(ModuleFace):
+class DDP:
     """Distributed data-parallel training of a module.
 
     Gradients are aggregated in buckets, whose memory is laid out once. After each backward pass, call
-    :meth:`sync_gradients`, then step the optimizer as usual. What DDP does not have itself, it takes from the module.
-    Free it, or use ``with``: it holds messages and memory, and hooks in a module of torch's, until then.
+    :meth:`sync_gradients`, then step the optimizer as usual; a module of torch's needs no such call (see below). What
+    DDP does not have itself, it takes from the module. Free it, or use ``with``: it holds messages and memory, and
+    hooks in a module of torch's, until then.
 
     Parameters
     ----------
@@ -50,6 +50,9 @@ class DDP(ModuleFace):
     overlap : bool
         For a module of torch's: whether each bucket is sent as soon as a backward pass has filled it. The result has
         the same bits.
+    **torch_keywords
+        For a module of torch's, what torch's ``DistributedDataParallel`` takes: see
+        :class:`mpiagg.ddp.torch_ddp.TorchDDP`, which this then is.
     check_finite : bool, optional
         Whether to look for NaN and infinity, in every rank's gradients before they are aggregated and in the result:
         two passes over them, and a wait for the device where they lie on one. Where it is the result that is not
@@ -74,11 +77,15 @@ class DDP(ModuleFace):
 
     A module of torch's is trained in place: parameters stay the same objects in the same memory, so that an optimizer
     may be made before or after. Parameters that require no gradient, and buffers, are only broadcast. A gradient is a
-    view of its bucket, which the next step overwrites. With ``overlap``, between the backward pass and
-    :meth:`sync_gradients` gradients are on their way, and the parameters' are None. Every backward pass outside
-    :meth:`no_sync` is followed by :meth:`sync_gradients`, also one that raised an error, if the program goes on (what
-    it has not reached counts as missing): before that an optimizer of torch's raises a PlanError if it is to step.
+    view of its bucket, which the next step overwrites. A backward pass through what calling DDP has returned comes back
+    with aggregated gradients. One through what the module itself has returned is followed by :meth:`sync_gradients`,
+    and so is one that raised an error, if the program goes on (what it has not reached counts as missing): before that
+    an optimizer of torch's raises a PlanError if it is to step; with ``overlap`` the parameters' gradients are None.
     """
+
+    def __new__(cls, module: Any = None, *_: Any, **__: Any) -> Any:
+        """Return a DDP for this kind of module."""
+        return super().__new__(_kind(module) if cls is DDP else cls)
 
     def __init__(
         self,
@@ -89,14 +96,23 @@ class DDP(ModuleFace):
         *,
         overlap: bool = True,
         check_finite: bool | None = None,
+        **torch_keywords: Any,
     ) -> None:
-        super().__init__(module)
+        if torch_keywords:
+            raise TypeError(f"only a module of torch's is trained with {', '.join(torch_keywords)}")
+        self.module = module
         self.comm: MPI.Intracomm = getattr(aggregation, "comm", MPI.COMM_WORLD) if comm is None else comm
-        self._channel = channel_of(self.comm)
         self._cap, self._overlap = bucket_bytes, overlap
+        self._given = aggregation, check_finite
+        self._syncing, self._freed = True, False
+        self._set_up()
+
+    def _set_up(self) -> None:
+        """Make what is shared; collective."""
+        aggregation, check_finite = self._given
+        self._channel = channel_of(self.comm)
         self._adapter: Adapter
         self._hooks: Hooks | None
-        self._syncing, self._freed = True, False
         self._channel.agree_on(lambda: self._check(aggregation, check_finite))
         self._own_aggregation = aggregation is None
         self.aggregation = AllReduce(self.comm) if aggregation is None else aggregation
@@ -106,6 +122,16 @@ class DDP(ModuleFace):
             if self._own_aggregation:
                 self.aggregation.free()
             raise
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Call the module."""
+        return self.module(*args, **kwargs)
+
+    def __getattr__(self, name: str) -> Any:
+        """Return what the module has and DDP has not."""
+        if name == "module" or name.startswith("_"):
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+        return getattr(self.module, name)
 
     def _check(self, aggregation: Aggregation | None, check_finite: bool | None) -> str:
         """Find fault with the arguments, or say in words what they are."""
@@ -269,44 +295,12 @@ class DDP(ModuleFace):
             If the DDP is freed.
         """
         self._require_open()
+        self._broadcast(self._adapter.arrays(), root)
+
+    def _broadcast(self, arrays: list[Array], root: int = 0) -> None:
         with self._adapter.stream():
-            for array in self._adapter.arrays():
+            for array in arrays:
                 broadcast(array, root=root, out=array, comm=self.comm)
-
-    def to(self, *args: Any, **kwargs: Any) -> DDP:
-        """Call the ``to`` of a module of torch's, and lay the buckets out again if that changes anything; collective.
-
-        Gradients are converted with the parameters. Views that :meth:`gradient_views` returned are of the old buckets.
-
-        Raises
-        ------
-        TypeError
-            For another device than the CPU or CUDA's, and for a module that is not of torch's.
-        MismatchError
-            On all ranks, if their arguments differ; on the others, if a rank's module cannot be moved.
-        PlanError
-            If the last backward pass was not followed by :meth:`sync_gradients`.
-        """
-        self._require_open()
-
-        def check() -> str:
-            self._steps.require_end()
-            return f"DDP.to {self._adapter.destination(*args, **kwargs)}"
-
-        def move() -> str:
-            self.module.to(*args, **kwargs)
-            self._check_device(channel_of(self.aggregation.comm))
-            return "DDP.to"
-
-        before = self._forms()
-        for act in check, move:
-            self._channel.agree_on(act)
-        # On some ranks nothing may have changed: those that were on their device before.
-        if any(map(any, self._channel.gather(bytes([self._forms() != before]), "tell whether modules have moved"))):
-            self._end_steps()
-            self._adapter = adapt(self.module)
-            self._lay_out()
-        return self
 
     # -- giving back
 
@@ -397,3 +391,14 @@ class DDP(ModuleFace):
     def _begin(self) -> bool:
         """Begin a step, in a backward pass, unless gradients are only added up."""
         return self._syncing and self._steps.begin()
+
+
+def _kind(module: Any) -> type[DDP]:
+    """Return the class of DDP for a module."""
+    if is_torch(module):
+        from mpiagg.ddp.torch_ddp import TorchDDP  # noqa: PLC0415 - torch is an extra
+
+        return TorchDDP
+    from mpiagg.ddp.array_ddp import ArrayDDP  # noqa: PLC0415 - it is a DDP
+
+    return ArrayDDP

@@ -15,7 +15,7 @@ from mpiagg.collectives.flags import Flags
 from mpiagg.collectives.registered import shared_vector
 from mpiagg.ddp.buckets import Bucket, fill_buckets
 from mpiagg.ddp.finite import FiniteCheck, unwarned
-from mpiagg.ddp.launching import Launcher
+from mpiagg.ddp.launching import Flight, Launcher
 from mpiagg.ddp.settled import Settled
 from mpiagg.errors import PlanError
 from mpiagg.plans.background import InBackground
@@ -88,8 +88,8 @@ class Steps:
         self.views = [views[index] for index in range(len(forms))]
         self.settled = Settled(self.views)
         self._everything: Sequence[bool] = np.ones(len(forms), bool)  # type: ignore[assignment]  # as good as one
-        flights = [InBackground(plan) for plan in self._plans] if hooked else self._plans
-        self.launcher = Launcher(self._buckets, flights, check if hooked else None)
+        self._flights: list[Flight] = [InBackground(plan) if hooked else plan for plan in self._plans]
+        self.launcher = Launcher(self._buckets, self._flights, check if hooked else None)
         self.begun = self.failed = False
         self.attend: Callable[[bool], float] | None = None
         self._scale = 1.0
@@ -167,6 +167,12 @@ class Steps:
         self.failed = False
         return gradients, None if copied is not None else present
 
+    def replace(self, make: Callable[[int, Bucket, bool], Flight]) -> None:
+        """Let something else aggregate each bucket, made of its number, itself, and whether it is the last."""
+        self.require_end()
+        last = len(self._buckets) - 1
+        self._flights[:] = [make(number, bucket, number == last) for number, bucket in enumerate(self._buckets)]
+
     def require_end(self) -> None:
         """Raise PlanError if a step has begun."""
         if self.begun:
@@ -209,9 +215,9 @@ class Steps:
             self.launcher.place_rest(gradients, copied)
             yield from self.launcher.wait()
         else:
-            for bucket, plan in zip(self._buckets, self._plans, strict=True):
+            for bucket, flight in zip(self._buckets, self._flights, strict=True):
                 bucket.pack(gradients, copied)
-                plan()
+                flight()
                 yield bucket
 
     def end_joining(self) -> None:

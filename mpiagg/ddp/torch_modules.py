@@ -89,19 +89,19 @@ class TorchParameter:
     """A parameter whose data and gradient are seen as arrays over the tensors' memory."""
 
     def __init__(self, name: str, tensor: torch.nn.Parameter) -> None:
-        self._name, self._tensor = name, tensor
+        self._name, self.tensor = name, tensor
         # The view of the bucket that was last the gradient, as an array and as a tensor: it mostly comes again.
         self._shown: tuple[Array | None, torch.Tensor | None] = None, None
 
     @property
     def data(self) -> Array:
         """The parameter's values."""
-        return array_of(self._tensor, f"parameter {self._name}")
+        return array_of(self.tensor, f"parameter {self._name}")
 
     @property
     def grad(self) -> Array | None:
         """The gradient; TypeError if it is sparse."""
-        gradient = self._tensor.grad
+        gradient = self.tensor.grad
         if gradient is None:
             return None
         if gradient is self._shown[1]:
@@ -114,7 +114,7 @@ class TorchParameter:
     @grad.setter
     def grad(self, array: Array | None) -> None:
         """Make the gradient a view of an array."""
-        self._tensor.grad = None if array is None else self._tensor_of(array)
+        self.tensor.grad = None if array is None else self._tensor_of(array)
 
     def _tensor_of(self, array: Array) -> torch.Tensor | None:
         if array is not self._shown[0]:
@@ -123,7 +123,7 @@ class TorchParameter:
 
     def brought_to(self, view: Array) -> Array | None:
         """Return the gradient, where that can be copied by torch itself as the view to which it has been copied."""
-        gradient = self._tensor.grad
+        gradient = self.tensor.grad
         if gradient is None or gradient.device.type != "cpu" or gradient.layout is not torch.strided:
             return self.grad
         into: Any = self._tensor_of(view)
@@ -135,16 +135,16 @@ class TorchParameter:
         """Call this whenever a backward pass has completed the gradient; return what ends that."""
 
         def called(_: torch.Tensor) -> None:
-            with stream_of(self._tensor):
+            with stream_of(self.tensor):
                 call()
 
-        on_host = self._tensor.device.type == "cpu"
-        handle = self._tensor.register_post_accumulate_grad_hook((lambda _: call()) if on_host else called)
-        _HOOKED[id(self._tensor)] = self._tensor
+        on_host = self.tensor.device.type == "cpu"
+        handle = self.tensor.register_post_accumulate_grad_hook((lambda _: call()) if on_host else called)
+        _HOOKED[id(self.tensor)] = self.tensor
 
         def end() -> None:
             handle.remove()
-            _HOOKED.pop(id(self._tensor), None)
+            _HOOKED.pop(id(self.tensor), None)
 
         return end
 
@@ -158,20 +158,25 @@ class Unsynced:
         The parameters that require gradients.
     under_way : callable
         Returns whether gradients are on their way, and so no parameter's any more; None if an optimizer may step.
+
+    Attributes
+    ----------
+    found : set of torch.Tensor
+        The parameters.
     """
 
     def __init__(self, parameters: Iterable[torch.Tensor], under_way: Callable[[], bool | None]) -> None:
-        self._found: set[torch.Tensor] = set()
+        self.found: set[torch.Tensor] = set()
         self._under_way = under_way
-        self.clear = self._found.clear
+        self.clear = self.found.clear
         # A set's own method, without a frame of Python: it is called for each parameter in each backward pass.
-        self._hooks = [each.register_post_accumulate_grad_hook(self._found.add) for each in parameters]
+        self._hooks = [each.register_post_accumulate_grad_hook(self.found.add) for each in parameters]
         self._hooks.append(register_optimizer_step_pre_hook(self._before_step))
 
     def _before_step(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
-        if not self._found or (under_way := self._under_way()) is None:
+        if not self.found or (under_way := self._under_way()) is None:
             return
-        mine = [x for group in optimizer.param_groups for x in group["params"] if x in self._found]
+        mine = [x for group in optimizer.param_groups for x in group["params"] if x in self.found]
         if mine and (under_way or any(x.grad is not None for x in mine)):
             raise PlanError("an optimizer was to step with gradients that sync_gradients() has not aggregated")
 
@@ -184,7 +189,13 @@ class Unsynced:
 class TorchAdapter:
     """A ``torch.nn.Module``: its parameters that require gradients; the others and the buffers are only broadcast.
 
-    Parameters that several layers share appear once.
+    Parameters that several layers share appear once. Those that the module's ``_ddp_params_and_buffers_to_ignore``
+    names are left alone, as by torch's DDP. Weights of embeddings whose gradients are sparse are no ``parameters``.
+
+    Attributes
+    ----------
+    sparse : list of torch.Tensor
+        The weights of embeddings whose gradients are sparse.
 
     Raises
     ------
@@ -196,38 +207,61 @@ class TorchAdapter:
 
     def __init__(self, module: torch.nn.Module) -> None:
         self._module = module
+        self._ignored = frozenset(getattr(module, "_ddp_params_and_buffers_to_ignore", ()))
         for name, tensor in self._tensors():
             if torch.nn.parameter.is_lazy(tensor):
                 raise ValueError(f"{name} is not initialised; run the module once first")
             if _HOOKED.get(id(tensor)) is tensor:
                 raise ValueError(f"another DDP trains {name}; free() that first")
         self.arrays()
-        self._known = [(name, x, x.dtype, x.device, x.requires_grad) for name, x in module.named_parameters()]
-        self.parameters = [TorchParameter(name, x) for name, x, *_, trained in self._known if trained]
+        self._known = [(name, x, x.dtype, x.device, x.requires_grad) for name, x in self._parameters()]
+        trained = [(name, x) for name, x, *_, trains in self._known if trains]
+        rare = {
+            id(each.weight) for each in module.modules() if getattr(each, "sparse", False) and hasattr(each, "weight")
+        }
+        self.sparse = [x for _, x in trained if id(x) in rare]
+        self.parameters = [TorchParameter(name, x) for name, x in trained if id(x) not in rare]
         self.hooked = self.parameters
         self._accelerated = next((x for _, x in self._tensors() if x.device.type != "cpu"), None)
         self._trained = [x for _, x, *_ in self._known]
         self._states = list(map(_STATE, self._trained))
         self._modules = list(module.modules())
         self._members = _members(self._modules)
+        self._with_buffers = [(f"{name}." if name else "", vars(x)["_buffers"]) for name, x in module.named_modules()]
+
+    def _parameters(self) -> list[tuple[str, torch.nn.Parameter]]:
+        return [each for each in self._module.named_parameters() if each[0] not in self._ignored]
 
     def _tensors(self) -> list[tuple[str, torch.Tensor]]:
-        return [*self._module.named_parameters(), *self._module.named_buffers()]
+        buffers = (each for each in self._module.named_buffers() if each[0] not in self._ignored)
+        return [*self._parameters(), *buffers]
 
-    def arrays(self) -> list[Array]:
-        """Return all parameters and buffers."""
-        return [array_of(x.view(torch.uint8) if x.dtype == torch.bool else x, name) for name, x in self._tensors()]
+    def buffers(self) -> list[torch.Tensor]:
+        """Return the buffers that there are now."""
+        named = ((path + name, x) for path, held in self._with_buffers for name, x in held.items() if x is not None)
+        return [x for name, x in named if name not in self._ignored]
+
+    def is_changed(self) -> bool:
+        """Return whether parameters have come to require a gradient, or require none any more."""
+        return [x.requires_grad for x in self._trained] != [trained for *_, trained in self._known]
+
+    def arrays(self, *, buffers: bool = True) -> list[Array]:
+        """Return all parameters, and buffers."""
+        named = self._tensors() if buffers else self._parameters()
+        return [array_of(x.view(torch.uint8) if x.dtype == torch.bool else x, name) for name, x in named]
 
     def words(self) -> list[str]:
         """Return the parameters and buffers in words."""
         return [
             f"{name} {x.dtype} {tuple(x.shape)}{_where(x)}{'' if x.requires_grad else ' without gradient'}"
+            f"{' with a sparse gradient' if any(x is each for each in self.sparse) else ''}"
             for name, x in self._tensors()
         ]
 
     def names(self) -> list[str]:
         """Return the names of the parameters that require gradients."""
-        return [name for name, *_, trained in self._known if trained]
+        sparse = set(map(id, self.sparse))
+        return [name for name, x, *_, trained in self._known if trained and id(x) not in sparse]
 
     def unsynced(self, under_way: Callable[[], bool | None]) -> Unsynced:
         """Return what keeps optimizers from steps with gradients that are not aggregated."""
@@ -244,7 +278,7 @@ class TorchAdapter:
         same = len(members) == len(self._members) and all(map(is_, members, self._members))
         if same and list(map(_STATE, self._trained)) == self._states:
             return
-        now = dict(self._module.named_parameters())
+        now = dict(self._parameters())
         if now.keys() != {name for name, *_ in self._known}:
             raise ValueError("the module has other parameters now; free() DDP and make it again")
         for name, known, dtype, device, trained in self._known:

@@ -94,6 +94,11 @@ class RankGroup(dist.ProcessGroup):  # type: ignore[misc]  # mypy sees no classe
         comm.Free()
         return made
 
+    @property
+    def comm(self) -> Comm:
+        """The communicator of the group's collectives."""
+        return self._comm
+
     # -- what torch asks of a group
 
     def rank(self) -> int:

@@ -11,7 +11,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from mpiagg.arrays import Array
 from mpiagg.collectives import block_functions, functions, moving_functions
-from mpiagg.ddp.torch_modules import tensor_of
+from mpiagg.ddp.sparse import sum_of_sparse
 from mpiagg.torch.group import RankGroup, Tensors
 from mpiagg.torch.options import read
 from mpiagg.torch.tensors import (
@@ -42,24 +42,12 @@ class ProcessGroup(RankGroup):
             functions.allreduce(array, name, out=array, comm=self._comm, timeout=timeout)
             return
         if tensor.is_sparse:
-            tensor.copy_(self._sum_of_sparse(tensor, reduce_op, timeout))
+            if op_of(reduce_op, tensor.dtype) != "sum":
+                raise ValueError("mpiagg reduces sparse tensors by SUM alone")
+            tensor.copy_(sum_of_sparse(tensor, self._comm, timeout))
             return
         with reducible(tensor, reduce_op, self.size()) as (array, op):
             functions.allreduce(array, op, out=array, comm=self._comm, timeout=timeout)
-
-    def _sum_of_sparse(self, tensor: torch.Tensor, reduce_op: Any, timeout: float | None) -> torch.Tensor:
-        """Return the sum of sparse tensors: all ranks gather the coordinates and values of all."""
-        if op_of(reduce_op, tensor.dtype) != "sum":
-            raise ValueError("mpiagg reduces sparse tensors by SUM alone")
-        own = tensor.coalesce()
-        coordinates, values = own.indices().t().contiguous(), own.values().contiguous()
-        comm, found = self._comm, []
-        counts = moving_functions.allgather(np.int64(len(values)), comm=comm, timeout=timeout).tolist()
-        for part in (coordinates, values):
-            rows = view(part).reshape(part.shape)
-            found.append(tensor_of(block_functions.allgatherv(rows, counts, comm=comm, timeout=timeout)))
-        indices, summands = found
-        return torch.sparse_coo_tensor(indices.t(), summands, tensor.shape, check_invariants=True).coalesce()
 
     # -- torch's collectives
 

@@ -1,4 +1,4 @@
-"""DDP's face as a module: what a training loop asks of its module, passed on."""
+"""DDP of arrays, with what a training loop asks of its module."""
 
 from __future__ import annotations
 
@@ -6,22 +6,17 @@ from collections.abc import Iterator, Mapping
 from typing import Any, NoReturn, TypeVar
 
 from mpiagg.ddp.array_list import ArrayList
+from mpiagg.ddp.ddp import DDP
 
-Self = TypeVar("Self", bound="ModuleFace")
+Self = TypeVar("Self", bound="ArrayDDP")
 
 
-class ModuleFace:
-    """Passes on to the module what DDP does not do itself; a list of arrays gets the same face.
+class ArrayDDP(DDP):
+    """DDP of a list of arrays, or of an object with ``parameters()``, with what a training loop asks of a module."""
 
-    Attributes
-    ----------
-    module : object
-        The module, or the list of arrays.
-    """
-
-    def __init__(self, module: Any) -> None:
-        self.module = module
+    def __init__(self, module: Any, *args: Any, **keywords: Any) -> None:
         self._inner = ArrayList(module) if isinstance(module, list | tuple) else module
+        super().__init__(module, *args, **keywords)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Call the module; TypeError for a list of arrays."""
@@ -74,12 +69,10 @@ class ModuleFace:
         """
         return self._inner.load_state_dict(state, strict)
 
+    def to(self, *_: Any, **__: Any) -> NoReturn:
+        """Refuse: arrays are trained as they are."""
+        raise TypeError("arrays stay as they are; only a module of torch's can be moved")
+
     def __reduce__(self) -> NoReturn:
         """Refuse copies, which would share messages."""
-        raise TypeError(f"{type(self).__name__} can be neither copied nor saved; its module can")
-
-    def __getattr__(self, name: str) -> Any:
-        """Return what the module has and DDP has not."""
-        if name == "module" or name.startswith("_"):
-            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
-        return getattr(self.module, name)
+        raise TypeError("DDP can be neither copied nor saved; its module can")

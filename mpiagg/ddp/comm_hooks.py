@@ -1,0 +1,87 @@
+"""Communication hooks as torch's DDP has them: a function of the user's aggregates the buckets."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from mpiagg.ddp.buckets import Bucket
+from mpiagg.ddp.torch_modules import tensor_of
+
+CommHook = Callable[[Any, Any], "torch.futures.Future[torch.Tensor]"]
+"""Takes its state and a bucket, and returns a future of the bucket's buffer, aggregated."""
+
+
+class GradBucket:
+    """A bucket as a communication hook sees it: what ``torch.distributed.GradBucket`` has, which Python cannot make."""
+
+    def __init__(self, number: int, bucket: Bucket, parameters: Sequence[torch.Tensor], *, last: bool) -> None:
+        self._number, self._last = number, last
+        self._buffer = tensor_of(bucket.vector)
+        self._gradients = [tensor_of(view) for view in bucket.views.values()]
+        self._parameters = [parameters[index] for index in bucket.views]
+
+    def index(self) -> int:
+        """Return the bucket's number, in the order in which buckets are aggregated."""
+        return self._number
+
+    def buffer(self) -> torch.Tensor:
+        """Return all gradients in one vector."""
+        return self._buffer
+
+    def gradients(self) -> list[torch.Tensor]:
+        """Return the gradients, which are views of the buffer."""
+        return self._gradients
+
+    def parameters(self) -> list[torch.Tensor]:
+        """Return the parameters whose gradients they are."""
+        return self._parameters
+
+    def is_last(self) -> bool:
+        """Return whether it is the last bucket of a backward pass."""
+        return self._last
+
+    def set_buffer(self, buffer: torch.Tensor) -> None:
+        """Overwrite the buffer."""
+        self._buffer.copy_(buffer)
+
+
+class HookFlight:
+    """Aggregates a bucket by a communication hook."""
+
+    def __init__(self, hook: CommHook, state: Any, bucket: GradBucket) -> None:
+        self._hook, self._state, self._bucket = hook, state, bucket
+        self._future: torch.futures.Future[torch.Tensor] | None = None
+        self._fault: Exception | None = None
+
+    def start(self) -> None:
+        """Call the hook; what it raises, :meth:`wait` does: here others would wait for the buckets behind it."""
+        self._future = self._fault = None
+        try:
+            self._future = self._hook(self._state, self._bucket)
+        except Exception as error:  # noqa: BLE001 - it is raised by wait()
+            self._fault = error
+
+    def test(self) -> bool:
+        """Return whether it is done."""
+        return not hasattr(self._future, "done") or self._future.done()
+
+    def wait(self, meanwhile: Sequence[Any] = ()) -> None:
+        """Wait for the future, and bring its result into the bucket."""
+        del meanwhile
+        if self._fault is not None:
+            raise self._fault
+        if self._future is None or not hasattr(self._future, "wait"):  # of torch's there are two classes
+            raise TypeError(f"a communication hook returns a torch.futures.Future, not {type(self._future).__name__}")
+        result = self._future.wait()
+        result = result[0] if isinstance(result, list | tuple) else result
+        buffer = self._bucket.buffer()
+        if result.data_ptr() != buffer.data_ptr():
+            buffer.copy_(result.reshape(buffer.shape))
+
+    def __call__(self) -> None:
+        """Call the hook and wait."""
+        self.start()
+        self.wait()

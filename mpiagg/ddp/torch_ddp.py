@@ -1,0 +1,398 @@
+"""DDP of a module of torch's: a module itself, which takes the place of torch's ``DistributedDataParallel``."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import fields
+from typing import Any, Final
+
+import torch
+from mpi4py import MPI
+from torch.utils._pytree import tree_leaves, tree_map
+
+from mpiagg.aggregation import Aggregation, AllReduce
+from mpiagg.collectives.moving_functions import broadcast
+from mpiagg.ddp.comm_hooks import CommHook, GradBucket, HookFlight
+from mpiagg.ddp.ddp import BUCKET_BYTES, DDP
+from mpiagg.ddp.sparse import average_sparse
+from mpiagg.ddp.steps import Gradients
+from mpiagg.ddp.torch_keywords import TorchKeywords
+from mpiagg.ddp.torch_modules import TorchAdapter, Unsynced, array_of
+from mpiagg.errors import PlanError
+from mpiagg.transport import channel_of
+
+PREFIX: Final = "module."
+"""What stands before the names in the state of a DDP, as in that of torch's."""
+
+
+class TorchDDP(torch.nn.Module, DDP):  # type: ignore[misc]  # both have __call__, to and __getattr__, of one meaning
+    """Distributed data-parallel training of a ``torch.nn.Module``; ``mpiagg.DDP(module)`` is one.
+
+    A training loop that was written for torch's ``DistributedDataParallel`` runs with it as it is: ``backward()``
+    returns with aggregated gradients, parameters and buffers are broadcast when it is made, and buffers before
+    a forward that follows one with gradients. :meth:`DDP.sync_gradients` after that does nothing.
+
+    Parameters
+    ----------
+    module, comm, aggregation, bucket_bytes, overlap, check_finite
+        As for :class:`DDP`.
+    device_ids : list of one device, optional
+        The device on which the module is, and to which inputs are brought; None for a module on the CPU.
+    output_device, dim
+        Unneeded with one device; ignored, as by torch.
+    broadcast_buffers : bool
+        Whether rank 0's buffers are broadcast before a forward, if the one before it was with gradients and outside
+        :meth:`no_sync`. So all ranks call the first forward after a step, as with torch; one alone calls
+        ``ddp.module``.
+    forward_sync_buffers : bool, optional
+        The same by its newer name.
+    init_sync : bool
+        Whether rank 0's parameters and buffers are broadcast when DDP is made.
+    process_group : torch.distributed.ProcessGroup, optional
+        The ranks, in place of ``comm``: a group of the backend ``"mpiagg"``.
+    device_mesh : torch.distributed.DeviceMesh, optional
+        A mesh of one dimension, whose group is taken.
+    bucket_cap_mb : float, optional
+        ``bucket_bytes`` in MiB.
+    static_graph : bool
+        Whether a parameter may get its gradient several times in a backward pass (reentrant checkpoints of tied
+        weights). Nothing is sent before the pass is over, as with ``overlap=False``.
+    find_unused_parameters, skip_all_reduce_unused_params, gradient_as_bucket_view, check_reduction
+        Unneeded: missing gradients are found anyway, and gradients are views of buckets.
+    mixed_precision, delay_all_reduce_named_params, param_to_hook_all_reduce
+        Not there; anything but None is a ValueError.
+
+    Raises
+    ------
+    TypeError, ValueError, MismatchError
+        As :class:`DDP`, and for torch's keywords that it does not have, on all ranks.
+
+    Notes
+    -----
+    Errors of a step are raised by ``backward()``. Gradients that a parameter has already are aggregated again with what
+    is added to them, as by torch: the average of averages is the same, a sum of sums is not.
+
+    Gradients of ``nn.Embedding(sparse=True)`` are shared as coordinates and values, and stay sparse.
+
+    Examples
+    --------
+    >>> model = mpiagg.DDP(model)  # in place of torch.nn.parallel.DistributedDataParallel(model)
+    >>> for x, y in batches:
+    ...     optimizer.zero_grad()
+    ...     loss_of(model(x), y).backward()
+    ...     optimizer.step()
+    """
+
+    _adapter: TorchAdapter
+    _unsynced: Unsynced
+
+    def __init__(
+        self,
+        module: torch.nn.Module,
+        comm: MPI.Intracomm | None = None,
+        aggregation: Aggregation | None = None,
+        bucket_bytes: int = BUCKET_BYTES,
+        *,
+        overlap: bool = True,
+        check_finite: bool | None = None,
+        **torch_keywords: Any,
+    ) -> None:
+        self._begin_life()
+        unknown = torch_keywords.keys() - {field.name for field in fields(TorchKeywords)}
+        if unknown:
+            raise TypeError(f"mpiagg.DDP has no keyword {', '.join(sorted(unknown))}")
+        asked = self._asked = TorchKeywords(**torch_keywords)
+        if asked.bucket_cap_mb is not None:
+            bucket_bytes = int(asked.bucket_cap_mb * 2**20)
+        comm = asked.comm(comm)
+        overlap = overlap and not asked.static_graph if isinstance(overlap, bool) else overlap
+        DDP.__init__(self, module, comm, aggregation, bucket_bytes, overlap=overlap, check_finite=check_finite)
+        if asked.init_sync:
+            self._broadcast(self._adapter.arrays(buffers=asked.broadcast_buffers))
+
+    def _begin_life(self) -> None:
+        torch.nn.Module.__init__(self)
+        self._laid_out = self._queued = self._synced = self._expected = False
+        self._buffers_due = True
+        self._comm_hook: tuple[CommHook, Any] | None = None
+
+    def _set_up(self) -> None:
+        super()._set_up()
+        self._laid_out = True
+
+    def _check(self, aggregation: Aggregation | None, check_finite: bool | None) -> str:
+        words = super()._check(aggregation, check_finite)
+        self._divisor = 1.0
+        if self._adapter.sparse:
+            averaging = aggregation is None or (isinstance(aggregation, AllReduce) and aggregation.op in ("avg", "sum"))
+            if not averaging:
+                raise ValueError(
+                    "sparse gradients are summed or averaged; give another aggregation no sparse embedding"
+                )
+            if aggregation is None:
+                self._divisor = self.comm.size
+            elif aggregation.op == "avg":  # type: ignore[attr-defined]  # it is an AllReduce
+                self._divisor = aggregation.denom or self.comm.size  # type: ignore[attr-defined]  # as above
+        return f"{words}; {self._asked.check(self.module)}"
+
+    def _lay_out(self) -> None:
+        super()._lay_out()
+        if self._comm_hook is not None:
+            self._take_hook()
+
+    def _require_open(self) -> None:
+        """Make what a copy has not made yet; collective."""
+        super()._require_open()
+        if not self._laid_out:
+            self._set_up()
+
+    # -- a module
+
+    def __getattr__(self, name: str) -> Any:
+        """Return what the module has and DDP has not."""
+        try:
+            return torch.nn.Module.__getattr__(self, name)
+        except AttributeError:
+            if name == "module" or name.startswith("_"):
+                raise
+        return getattr(self.module, name)
+
+    def forward(self, *inputs: Any, **keywords: Any) -> Any:
+        """Call the module, so that backward passes through what it returns aggregate gradients.
+
+        Collective where buffers are broadcast (see above), where parameters have come to require a gradient or to
+        require none any more, and for a copy of a DDP, the first time.
+        """
+        if self._freed:
+            return self.module(*inputs, **keywords)
+        trains = torch.is_grad_enabled() and self._syncing
+        if trains:
+            self._require_open()
+            if self._adapter.is_changed():
+                self._lay_out_again()
+        if self._laid_out and self._buffers_due and self._asked.sync_buffers and self._steps.attend is None:
+            self._broadcast_buffers()
+        self._buffers_due = trains
+        if (device := self._asked.device) is not None:
+            inputs, keywords = tree_map(
+                lambda x: x.to(device) if isinstance(x, torch.Tensor) else x, (inputs, keywords)
+            )
+        found = self.module(*inputs, **keywords)
+        if trains:
+            self._watch(found)
+        return found
+
+    def _watch(self, found: Any) -> None:
+        """Have backward passes through what the module has returned end with aggregated gradients."""
+        tensors = [x for x in tree_leaves(found) if isinstance(x, torch.Tensor) and x.grad_fn is not None]
+        for tensor in tensors:
+            tensor.register_hook(self._queue)
+        # Where there are none to be seen, the first gradient of a parameter tells of the pass.
+        self._expected, self._queued = not tensors, False
+
+    def _queue(self, _: object = None) -> None:
+        """Have gradients aggregated when the backward pass that is under way is over."""
+        if not self._queued:
+            self._queued = True
+            # Checkpoints run backward passes within this one: it is the outermost that has come here first.
+            torch.autograd.Variable._execution_engine.queue_callback(self._end_pass)  # noqa: SLF001 - torch's only name
+
+    def _end_pass(self) -> None:
+        self._queued = self._expected = False
+        if self._syncing and not self._freed and self._unsynced.found:
+            super()._sync(None, overlapped=False)
+            self._synced = True
+
+    def _begin(self) -> bool:
+        begun = super()._begin()
+        if begun and self._expected:
+            self._queue()
+        return begun
+
+    # -- gradients
+
+    def _sync(self, given: Gradients | None, *, overlapped: bool) -> None:
+        self._require_open()
+        if self._synced and self._syncing and given is None and not self._unsynced.found:
+            self._synced = False  # the backward pass has done it
+            return
+        super()._sync(given, overlapped=overlapped)
+        self._synced = False
+
+    def _sync_in_stream(self, given: Gradients | None, *, overlapped: bool) -> None:
+        self._queued = self._expected = False
+        super()._sync_in_stream(given, overlapped=overlapped)
+        average_sparse(self._adapter.sparse, self.comm, self._divisor)
+
+    def join(  # type: ignore[override]  # torch's keywords, too
+        self,
+        divide_by_initial_world_size: bool = True,
+        enable: bool = True,
+        throw_on_early_termination: bool = False,
+        *,
+        divide_by_initial_size: bool = True,
+    ) -> AbstractContextManager[None]:
+        """Train on uneven numbers of batches, as :meth:`DDP.join`, whose keyword is taken by both names.
+
+        Inside the block buffers are not broadcast; at its end all have those of a rank that was active last.
+
+        Parameters
+        ----------
+        divide_by_initial_world_size, divide_by_initial_size : bool
+            See :meth:`DDP.join`.
+        enable : bool
+            Whether there is to be a join at all.
+        throw_on_early_termination : bool
+            Not there: True is a ValueError.
+
+        Raises
+        ------
+        ValueError
+            As :meth:`DDP.join`; for embeddings with sparse gradients, too.
+        """
+        if not enable:
+            return nullcontext()
+        if throw_on_early_termination or (self._laid_out and self._adapter.sparse):
+            what = "throw_on_early_termination" if throw_on_early_termination else "sparse gradients"
+            raise ValueError(f"DDP.join does not have {what}")
+        return super().join(divide_by_initial_size=divide_by_initial_world_size and divide_by_initial_size)
+
+    def register_comm_hook(self, state: Any, hook: CommHook) -> None:
+        """Let a function aggregate the buckets, in place of the aggregation, as torch's DDP does.
+
+        Parameters
+        ----------
+        state : object
+            What the hook is given first; of torch's own hooks a process group or their state.
+        hook : callable
+            ``hook(state, bucket) -> torch.futures.Future[torch.Tensor]``. The bucket has what
+            ``torch.distributed.GradBucket`` has; the future is of its buffer, aggregated and divided.
+
+        Raises
+        ------
+        TypeError
+            If the hook cannot be called.
+        PlanError
+            If there is a hook already, or a backward pass is not followed by :meth:`sync_gradients`.
+        """
+        self._require_open()
+        if not callable(hook):
+            raise TypeError(f"a communication hook is a function, not a {type(hook).__name__}")
+        if self._comm_hook is not None:
+            raise PlanError("there is a communication hook already")
+        self._steps.require_end()
+        self._comm_hook = hook, state
+        self._take_hook()
+
+    def _take_hook(self) -> None:
+        assert self._comm_hook is not None
+        hook, state = self._comm_hook
+        tensors = [parameter.tensor for parameter in self._adapter.parameters]
+        self._steps.replace(
+            lambda number, bucket, last: HookFlight(hook, state, GradBucket(number, bucket, tensors, last=last))
+        )
+
+    # -- parameters and buffers
+
+    def _broadcast_buffers(self) -> None:
+        """Give rank 0's buffers to all, those of a dtype in one message."""
+        of_dtype: dict[tuple[torch.dtype, torch.device], list[torch.Tensor]] = {}
+        for buffer in self._adapter.buffers():
+            of_dtype.setdefault((buffer.dtype, buffer.device), []).append(buffer)
+        with torch.no_grad(), self._adapter.stream():
+            for (dtype, _), buffers in of_dtype.items():
+                whole = torch.cat([x.reshape(-1) for x in buffers])
+                array = array_of(whole.view(torch.uint8) if dtype == torch.bool else whole, "the buffers")
+                broadcast(array, root=0, out=array, comm=self.comm)
+                if self.comm.rank != 0:
+                    for buffer, part in zip(buffers, whole.split([x.numel() for x in buffers]), strict=True):
+                        buffer.copy_(part.view(buffer.shape))
+
+    def to(self, *args: Any, **kwargs: Any) -> TorchDDP:
+        """Call the ``to`` of a module of torch's, and lay the buckets out again if that changes anything; collective.
+
+        Gradients are converted with the parameters. Views that :meth:`gradient_views` returned are of the old buckets.
+
+        Raises
+        ------
+        TypeError
+            For another device than the CPU or CUDA's.
+        MismatchError
+            On all ranks, if their arguments differ; on the others, if a rank's module cannot be moved.
+        PlanError
+            If the last backward pass was not followed by :meth:`sync_gradients`.
+        """
+        self._require_open()
+
+        def check() -> str:
+            self._steps.require_end()
+            return f"DDP.to {self._adapter.destination(*args, **kwargs)}"
+
+        def move() -> str:
+            self.module.to(*args, **kwargs)
+            self._check_device(channel_of(self.aggregation.comm))
+            return "DDP.to"
+
+        before = self._forms()
+        for act in check, move:
+            self._channel.agree_on(act)
+        # On some ranks nothing may have changed: those that were on their device before.
+        if any(map(any, self._channel.gather(bytes([self._forms() != before]), "tell whether modules have moved"))):
+            self._lay_out_again()
+        return self
+
+    def _lay_out_again(self) -> None:
+        """Make the buckets of the parameters as they are now; collective."""
+        self._channel.agree_on(self._check_again)
+        self._lay_out()
+
+    def _check_again(self) -> str:
+        self._steps.require_end()
+        self._end_steps()
+        return self._check(*self._given)
+
+    def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
+        """Load a state of a DDP, whose names begin with ``module.``, or of the module itself; see torch's.
+
+        It is loaded on this rank alone: load it on all, or call :meth:`DDP.broadcast_parameters` afterwards.
+        """
+        prefixed = {PREFIX + name: value for name, value in state_dict.items()}
+        own = self.state_dict().keys()
+        if not own & state_dict.keys() and own & prefixed.keys():
+            state_dict = prefixed
+        return torch.nn.Module.load_state_dict(self, state_dict, strict, assign)
+
+    # -- copies
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> TorchDDP:
+        """Return a DDP of a copy of the module, on the same ranks, which sets up its buckets at its first step.
+
+        An aggregation that was given is shared by both.
+        """
+        made: TorchDDP = TorchDDP.__new__(TorchDDP)
+        own = {"comm": self.comm, "_given": self._given, "_comm_hook": self._comm_hook}
+        made.__setstate__({**self._state(), **own, "module": copy.deepcopy(self.module, memo)})
+        return made
+
+    def __copy__(self) -> TorchDDP:
+        """Refuse: the copy would train the same module."""
+        raise TypeError("DDP can be copied with its module, by copy.deepcopy, and not without")
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Return what a saved one is made of: on the ranks of the world, with the default aggregation."""
+        if self._given[0] is not None or self._comm_hook is not None or self._asked.process_group is not None:
+            raise TypeError("a DDP with an aggregation, a hook or a group of its own cannot be saved; its module can")
+        return TorchDDP.__new__, (TorchDDP,), self._state()
+
+    def _state(self) -> dict[str, Any]:
+        kept = ("module", "_asked", "_cap", "_overlap", "_buffers_due", "training")
+        return {"_given": (None, self._given[1]), **{name: getattr(self, name) for name in kept}}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Take over what a saved one was; it sets itself up at its first step."""
+        self._begin_life()
+        self.comm, self._syncing, self._freed = MPI.COMM_WORLD, True, False
+        for name, value in state.items():
+            setattr(self, name, value)

@@ -1,0 +1,78 @@
+"""The keywords of torch's ``DistributedDataParallel``."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from mpi4py import MPI
+
+from mpiagg.common.arguments import check_flag
+
+
+@dataclass(frozen=True)
+class TorchKeywords:
+    """The keywords of torch's ``DistributedDataParallel``; see :class:`TorchDDP`."""
+
+    device_ids: Any = None
+    output_device: Any = None
+    dim: int = 0
+    broadcast_buffers: bool = True
+    init_sync: bool = True
+    forward_sync_buffers: bool | None = None
+    process_group: Any = None
+    bucket_cap_mb: float | None = None
+    find_unused_parameters: bool = False
+    check_reduction: bool = False
+    gradient_as_bucket_view: bool = False
+    static_graph: bool = False
+    skip_all_reduce_unused_params: bool = False
+    device_mesh: Any = None
+    delay_all_reduce_named_params: Any = None
+    param_to_hook_all_reduce: Any = None
+    mixed_precision: Any = None
+    bucket_cap_mb_list: Any = None
+
+    def check(self, module: torch.nn.Module) -> str:
+        """Find fault with them, or say in words what all ranks must have alike."""
+        for name in ("delay_all_reduce_named_params", "param_to_hook_all_reduce", "bucket_cap_mb_list"):
+            if getattr(self, name) is not None:
+                raise ValueError(f"mpiagg.DDP does not have {name}")
+        if self.mixed_precision is not None:
+            raise ValueError("mpiagg.DDP does not have mixed_precision; use torch.autocast, or AllReduce(wire='bf16')")
+        flags = ("broadcast_buffers", "init_sync", "find_unused_parameters", "gradient_as_bucket_view", "static_graph")
+        for name in flags:
+            check_flag(name, getattr(self, name))
+        where = {x.device for x in module.parameters()}
+        if self.device_ids and (len(self.device_ids) > 1 or where != {self.device} or where == {torch.device("cpu")}):
+            names = ", ".join(sorted(map(str, where)))
+            raise ValueError(
+                f"device_ids must be None, or the CUDA device of a module, not {self.device_ids} for {names}"
+            )
+        return f"broadcast_buffers={self.sync_buffers}, init_sync={self.init_sync}"
+
+    @property
+    def sync_buffers(self) -> bool:
+        """Whether buffers are broadcast before a forward."""
+        return self.broadcast_buffers if self.forward_sync_buffers is None else self.forward_sync_buffers
+
+    @property
+    def device(self) -> torch.device | None:
+        """The device to which inputs are brought, if there is one."""
+        if not self.device_ids:
+            return None
+        first = self.device_ids[0]
+        return torch.device("cuda", first) if isinstance(first, int) else torch.device(first)
+
+    def comm(self, given: MPI.Intracomm | None) -> MPI.Intracomm | None:
+        """Return the communicator that is meant, by itself or by a process group; TypeError for other groups."""
+        group = self.process_group if self.device_mesh is None else self.device_mesh.get_group()
+        if group is None:
+            return given
+        if given is not None:
+            raise ValueError("the ranks are given by comm, or by a process group, not by both")
+        found = getattr(group, "comm", None)
+        if not isinstance(found, MPI.Intracomm):
+            raise TypeError("the process group must be of the backend 'mpiagg'; give the ranks by comm= otherwise")
+        return found
