@@ -153,8 +153,7 @@ def test_a_name_is_in_use_once():
         if (RANK == 0) is first:
             kept = hvd.allreduce_async(torch.ones(2), name="twice")
             with pytest.raises(ValueError, match="Duplicate tensor name"):
-                for _ in range(10):
-                    hvd.allreduce_async(torch.ones(2), name="twice")
+                hvd.allreduce_async(torch.ones(2), name="twice")
         hvd.barrier()
     assert torch.equal(hvd.synchronize(kept), torch.ones(2))
 
@@ -383,7 +382,7 @@ def test_training_goes_on_from_what_was_kept():
 
 
 def test_what_is_not_there_says_what_to_do():
-    with pytest.raises(ImportError, match="docs/horovod.md"):
+    with pytest.raises(ImportError, match=r"docs/horovod\.md"):
         import mpiagg.horovod.tensorflow
     with pytest.raises(ImportError, match="mpiexec"):
         import mpiagg.horovod.runner  # noqa: F401

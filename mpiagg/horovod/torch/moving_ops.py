@@ -1,5 +1,7 @@
 """All-gather, broadcast, all-to-all and reduce-scatter, with their gradients."""
 
+# ruff: noqa: PLR0917 - Horovod's arguments
+
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence

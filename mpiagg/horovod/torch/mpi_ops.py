@@ -1,4 +1,6 @@
-"""Horovod's collectives of tensors: at once, asynchronous, in place, grouped; those that return a tensor have gradients."""
+"""Horovod's all-reduces, at once, asynchronous, in place and grouped; handles, barrier and join."""
+
+# ruff: noqa: PLR0917 - Horovod's arguments
 
 from __future__ import annotations
 
@@ -33,6 +35,7 @@ def _first(results: list[torch.Tensor]) -> torch.Tensor:
 
 
 def op_of(op: int | None, average: bool | None) -> int:
+    """Return the op that two arguments ask for; ValueError if they contradict."""
     if op is not None and average is not None:
         raise ValueError("The op parameter supersedes average. Please provide only one of them.")
     if op is not None:
@@ -80,6 +83,7 @@ def _same(results: Any) -> Any:
 
 
 def root_of(root_rank: int, process_set: ProcessSet) -> int:
+    """Return which rank of a set a rank of the job is; InvalidRequestError if it is none."""
     engine_of(process_set)
     ranks = process_set.ranks or []
     if root_rank not in ranks:
@@ -309,5 +313,7 @@ def join(device: int = -1) -> int:
     del device
     engine = engine_of(global_process_set)
     last = engine.wait(engine.join())
+    # Ranks that have joined early have numbered fewer operations.
+    state().numbers.clear()
     assert isinstance(last, int)
     return last

@@ -1,11 +1,14 @@
 """An optimizer that steps with the gradients of all ranks."""
 
+# ruff: noqa: PLR0917 - Horovod's arguments
+
 from __future__ import annotations
 
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -31,7 +34,7 @@ class _Distributed(torch.optim.Optimizer):  # type: ignore[misc]  # mypy sees no
     def _begin(self, named: Named | None, passes: int, how: dict[str, Any], groups: Any) -> None:
         self._how, self._set = how, how["process_set"]
         self._names = _names_of(self.param_groups, named)
-        self._passes = {p: passes for p in self._names}
+        self._passes = dict.fromkeys(self._names, passes)
         self._left = dict(self._passes)
         self._handles: dict[Any, tuple[Any, list[Any]]] = {}
         self._should_synchronize, self._synchronized = True, False
@@ -186,7 +189,7 @@ def _groups_of(groups: Any, parameters: list[torch.Tensor]) -> dict[torch.Tensor
         cut = min(groups, len(parameters))
         size, more = divmod(len(parameters), cut) if cut else (0, 0)
         ends = [size * i + min(i, more) for i in range(cut + 1)]
-        groups = [parameters[start:end] for start, end in zip(ends, ends[1:], strict=False)]
+        groups = [parameters[start:end] for start, end in pairwise(ends)]
     known = set(parameters)
     lists = [tuple(p for p in group if p in known) for group in groups or ()]
     if len({p for group in lists for p in group}) != sum(map(len, lists)):
@@ -248,5 +251,5 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
     made.__dict__.update({key: value for key, value in vars(optimizer).items() if key != "step"})
     how = {"compression": compression, "op": op, "predivide": gradient_predivide_factor}
     how.update(sparse_as_dense=sparse_as_dense, process_set=process_set)
-    made._begin(named_parameters, backward_passes_per_step, how, groups if groups is not None else num_groups)  # noqa: SLF001 - of this class
+    made._begin(named_parameters, backward_passes_per_step, how, groups if groups is not None else num_groups)
     return made

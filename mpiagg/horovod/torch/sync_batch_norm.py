@@ -1,5 +1,7 @@
 """Batch normalisation over the batches of all ranks."""
 
+# ruff: noqa: PLR0917 - Horovod's arguments
+
 from __future__ import annotations
 
 from typing import Any
