@@ -35,7 +35,7 @@ class HorovodAllgather(torch.autograd.Function):  # type: ignore[misc]  # mypy s
     @staticmethod
     def forward(ctx: Any, name: str | None, process_set: ProcessSet, single: bool, *tensors: torch.Tensor) -> Any:
         """Gather."""
-        ctx.process_set, ctx.rows = process_set, [len(x) for x in tensors]
+        ctx.process_set, ctx.rows = process_set, [len(x) if x.dim() else 0 for x in tensors]
         if single:
             return (ops.synchronize(allgather_async(tensors[0], name, process_set)),)
         return tuple(ops.synchronize(grouped_allgather_async(tensors, name, process_set)))
