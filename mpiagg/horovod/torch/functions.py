@@ -29,7 +29,7 @@ def broadcast_parameters(
     if isinstance(params, Mapping):
         pairs = sorted(params.items())
     elif isinstance(params, Iterable):
-        pairs = [each if isinstance(each, tuple) else (None, each) for each in params]  # type: ignore[misc]
+        pairs = [each if isinstance(each, tuple) else (None, each) for each in params]
     else:
         raise ValueError(f"invalid params of type: {type(params)}")  # noqa: TRY004 - Horovod's
     tensors = [(name, x) for name, x in pairs if isinstance(x, torch.Tensor)]

@@ -203,7 +203,7 @@ def reducescatter_async(
     postscale_factor: float = 1.0,
 ) -> int:
     """Start :func:`reducescatter`; return a handle."""
-    factors = {"prescale": float(prescale_factor), "postscale": float(postscale_factor)}
+    factors: dict[str, Any] = {"prescale": float(prescale_factor), "postscale": float(postscale_factor)}
     return ops.submit("reducescatter", [tensor], name, process_set, op=ops.op_of(op, None), **factors)
 
 
@@ -216,7 +216,7 @@ def grouped_reducescatter_async(
     postscale_factor: float = 1.0,
 ) -> int:
     """Start :func:`grouped_reducescatter`; return a handle."""
-    factors = {"prescale": float(prescale_factor), "postscale": float(postscale_factor)}
+    factors: dict[str, Any] = {"prescale": float(prescale_factor), "postscale": float(postscale_factor)}
     return ops.submit("reducescatter", tensors, name, process_set, grouped=True, op=ops.op_of(op, None), **factors)
 
 

@@ -136,7 +136,7 @@ def allreduce_async(
     process_set: ProcessSet = global_process_set,
 ) -> int:
     """Start :func:`allreduce`; return a handle for :func:`poll` and :func:`synchronize`."""
-    factors = {"prescale": float(prescale_factor), "postscale": float(postscale_factor)}
+    factors: dict[str, Any] = {"prescale": float(prescale_factor), "postscale": float(postscale_factor)}
     return submit("allreduce", [tensor], name, process_set, op=op_of(op, average), **factors)
 
 
@@ -150,8 +150,8 @@ def allreduce_async_(
     process_set: ProcessSet = global_process_set,
 ) -> int:
     """Start :func:`allreduce_`; return a handle."""
-    factors = {"prescale": float(prescale_factor), "postscale": float(postscale_factor)}
-    own = {"then": lambda _: tensor, "in_place": True}
+    factors: dict[str, Any] = {"prescale": float(prescale_factor), "postscale": float(postscale_factor)}
+    own: dict[str, Any] = {"then": lambda _: tensor, "in_place": True}
     return submit("allreduce", [tensor], name, process_set, op=op_of(op, average), **factors, **own)
 
 
@@ -165,7 +165,7 @@ def grouped_allreduce_async(
     process_set: ProcessSet = global_process_set,
 ) -> int:
     """Start :func:`grouped_allreduce`; return a handle."""
-    factors = {"prescale": float(prescale_factor), "postscale": float(postscale_factor)}
+    factors: dict[str, Any] = {"prescale": float(prescale_factor), "postscale": float(postscale_factor)}
     return submit("allreduce", tensors, name, process_set, grouped=True, op=op_of(op, average), **factors)
 
 
@@ -179,8 +179,8 @@ def grouped_allreduce_async_(
     process_set: ProcessSet = global_process_set,
 ) -> int:
     """Start :func:`grouped_allreduce_`; return a handle."""
-    factors = {"prescale": float(prescale_factor), "postscale": float(postscale_factor)}
-    own = {"then": lambda _: tensors, "in_place": True, "grouped": True}
+    factors: dict[str, Any] = {"prescale": float(prescale_factor), "postscale": float(postscale_factor)}
+    own: dict[str, Any] = {"then": lambda _: tensors, "in_place": True, "grouped": True}
     return submit("allreduce", tensors, name, process_set, op=op_of(op, average), **factors, **own)
 
 

@@ -76,7 +76,8 @@ class _Distributed(torch.optim.Optimizer):  # type: ignore[misc]  # mypy sees no
                 p.grad = p.grad.to_dense()
             small.append(p.grad if p.grad.is_sparse else compression.compress(p.grad))
         named = {"op": op, "prescale_factor": 1 / predivide, "postscale_factor": predivide}
-        name, handle = self._names[group[0]], None
+        name = self._names[group[0]]
+        handle: Any
         if any(p.grad.is_sparse for p in group):
             if len(group) > 1:
                 raise ValueError("sparse gradients go in no group; pass sparse_as_dense=True")
@@ -246,7 +247,7 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
     if groups is not None and not isinstance(groups, int | list | tuple):
         raise ValueError("groups should be a non-negative integer or a list of list of torch.Tensor.")
     own = type(optimizer)
-    made = object.__new__(type(own.__name__, (_Distributed, own), {}))
+    made: Any = object.__new__(type(own.__name__, (_Distributed, own), {}))
     # A scheduler that was made before has replaced the method of that object.
     made.__dict__.update({key: value for key, value in vars(optimizer).items() if key != "step"})
     how = {"compression": compression, "op": op, "predivide": gradient_predivide_factor}
