@@ -130,7 +130,7 @@ class State:
             member = self.base.rank in ranks
             comm = self.base.Split(0 if member else MPI.UNDEFINED, self.base.rank)
             if member:
-                self.engines[self._next] = Engine(comm)
+                self.engines[self._next] = Engine(MPI.Intracomm(comm))
                 comm.Free()
 
         self._together(f"add a process set of {ranks}", task)

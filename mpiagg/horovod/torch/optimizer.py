@@ -31,7 +31,8 @@ Named = Iterable[tuple[str, torch.Tensor]]
 class _Distributed(torch.optim.Optimizer):  # type: ignore[misc]  # mypy sees no classes of torch's
     """What an optimizer is beside its own class: hooks start the reductions, and ``step`` waits for them."""
 
-    def _begin(self, named: Named | None, passes: int, how: dict[str, Any], groups: Any) -> None:
+    def begin(self, named: Named | None, passes: int, how: dict[str, Any], groups: Any) -> None:
+        """Take what :func:`DistributedOptimizer` was given."""
         self._how, self._set = how, how["process_set"]
         self._names = _names_of(self.param_groups, named)
         self._passes = dict.fromkeys(self._names, passes)
@@ -252,5 +253,5 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
     made.__dict__.update({key: value for key, value in vars(optimizer).items() if key != "step"})
     how = {"compression": compression, "op": op, "predivide": gradient_predivide_factor}
     how.update(sparse_as_dense=sparse_as_dense, process_set=process_set)
-    made._begin(named_parameters, backward_passes_per_step, how, groups if groups is not None else num_groups)
+    made.begin(named_parameters, backward_passes_per_step, how, groups if groups is not None else num_groups)
     return made
