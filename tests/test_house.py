@@ -94,6 +94,7 @@ FLOORS = [
     "aggregation",
     "ddp",
     "torch",
+    "horovod",
     "benchmarks",
     "cli",
     "__main__",

@@ -1,0 +1,1 @@
+"""Horovod's interfaces on mpiagg: ``import mpiagg.horovod.torch as hvd``."""

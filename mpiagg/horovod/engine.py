@@ -1,0 +1,243 @@
+"""Who brings together what the ranks of a process set ask for, in whatever order each of them does.
+
+A rank with anything pending takes part in rounds. Each begins with an all-gather of a few numbers: a digest of what is
+first in the queue, whether the rank has joined or is to end, and how long the descriptions of all that is pending are.
+If the digests are equal, that request is done at once. Otherwise the descriptions are gathered, and what all ranks have
+is done, in the order of the first rank that has not joined. A rank that has nothing pending has not come yet; the
+others wait for it.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from hashlib import blake2b
+from typing import Final
+
+import msgspec
+import numpy as np
+from mpi4py import MPI
+
+from mpiagg.collectives import block_functions, moving_functions
+from mpiagg.collectives.comm import Comm
+from mpiagg.errors import Error
+from mpiagg.horovod.exceptions import HorovodInternalError, InvalidRequestError
+from mpiagg.horovod.requests import Request, Terms
+from mpiagg.horovod.running import run
+from mpiagg.plans.background import threads_allowed
+
+_JOINED: Final = 1
+_ENDS: Final = 2
+
+_LONGEST_SLEEP: Final = 5e-3
+"""Seconds between two rounds at most, while the ranks have nothing in common."""
+
+
+class Engine:
+    """The requests of the ranks of a communicator; making one is collective.
+
+    Parameters
+    ----------
+    comm : MPI.Intracomm
+        The ranks; it is duplicated.
+    """
+
+    def __init__(self, comm: MPI.Intracomm) -> None:
+        # By our own schedules alone: they may be waited for by polling.
+        self.comm = Comm(comm, reproducible=True)
+        self.rank, self.size = self.comm.rank, self.comm.size
+        self._pending: dict[str, Request] = {}
+        self._changed = threading.Condition()
+        self._join: Request | None = None
+        self._joined: set[int] = set()
+        self._ends = self._over = False
+        self._failed: BaseException | None = None
+        self._pause = 0.0
+        self._thread: threading.Thread | None = None
+        if threads_allowed():
+            self._thread = threading.Thread(target=self._run, name="mpiagg horovod", daemon=True)
+            self._thread.start()
+
+    @property
+    def usable(self) -> bool:
+        """Whether requests can still be made."""
+        return self._failed is None and not self._ends
+
+    def submit(self, request: Request) -> Request:
+        """Ask for something, which is done when all ranks have asked for it.
+
+        Raises
+        ------
+        InvalidRequestError
+            If a request of the same name is pending.
+        HorovodInternalError
+            If a rank was waited for in vain before.
+        """
+        with self._changed:
+            self._check()
+            if request.terms.name in self._pending:
+                raise InvalidRequestError(
+                    "Duplicate tensor name: requested to "
+                    f"{request.terms.kind} a tensor with the same name as another tensor that is currently being "
+                    f"processed, {request.terms.name!r}. If you want to request another tensor, use a different name."
+                )
+            self._pending[request.terms.name] = request
+            self._changed.notify()
+        return request
+
+    def join(self) -> Request:
+        """Take part in what others ask for, until all ranks have joined; the result is the last that has."""
+        with self._changed:
+            self._check()
+            self._join = self._join or Request(Terms("join", "join"))
+            self._changed.notify()
+            return self._join
+
+    def _check(self) -> None:
+        if self._failed is not None:
+            raise HorovodInternalError(f"the ranks are not together any more: {self._failed}") from self._failed
+        if self._ends:
+            raise HorovodInternalError("Horovod has been shut down.")
+
+    def wait(self, request: Request) -> object:
+        """Wait until a request is done; return its result, or raise its error."""
+        while self._thread is None and not request.over.is_set():
+            self._step()
+        request.over.wait()
+        if request.error is not None:
+            raise HorovodInternalError(str(request.error)) from request.error
+        return request.result
+
+    def is_over(self, request: Request) -> bool:
+        """Whether a request is done; where threads may not call MPI, this lets it go on."""
+        if self._thread is None and not request.over.is_set():
+            self._step()
+        return request.over.is_set()
+
+    def end(self) -> None:
+        """Do what all ranks have asked for, end the rest, and give back the communicator; collective."""
+        with self._changed:
+            self._ends = True
+            self._changed.notify()
+        while self._thread is None and not self._over:
+            self._step()
+        if self._thread is not None:
+            self._thread.join()
+        if self._failed is None and not MPI.Is_finalized():
+            self.comm.Free()
+
+    # -- the rounds
+
+    def _run(self) -> None:
+        while not self._over:
+            with self._changed:
+                while not (self._pending or self._join or self._ends):
+                    self._changed.wait()
+            self._step()
+
+    def _step(self) -> None:
+        """Take part in a round."""
+        try:
+            found = self._round()
+        except (Error, MPI.Exception, msgspec.MsgspecError) as error:
+            self._fail(error)
+            return
+        self._pause = 0.0 if found else min(self._pause + 1e-4, _LONGEST_SLEEP)
+        if self._pause and not self._over:
+            time.sleep(self._pause)
+
+    def _round(self) -> bool:
+        """Do what all ranks have; return whether that is anything."""
+        with self._changed:
+            pending = list(self._pending.values())
+            flags = _JOINED * (self._join is not None) + _ENDS * self._ends
+        text = b"[" + b",".join(request.encoded for request in pending) + b"]"
+        first = blake2b(pending[0].encoded if pending else b"", digest_size=16).digest()
+        own = np.array([*np.frombuffer(first, np.int64), flags, len(text)])
+        told = moving_functions.allgather(own, comm=self.comm)
+        if pending and not told[:, 2].any() and (told[:, :2] == own[:2]).all():
+            self._do(pending[0])
+            return True
+        lengths = told[:, 3].tolist()
+        whole = block_functions.allgatherv(np.frombuffer(text, np.uint8), lengths, comm=self.comm).tobytes()
+        ends = np.cumsum(lengths).tolist()
+        lists = [
+            msgspec.json.decode(whole[end - length : end], type=list[Terms])
+            for end, length in zip(ends, lengths, strict=True)
+        ]
+        joined = set(np.flatnonzero(told[:, 2] & _JOINED).tolist())
+        found = self._do_common([{each.name: each for each in terms} for terms in lists], joined)
+        self._end_of_round(joined, told[:, 2] & _ENDS)
+        return found
+
+    def _do_common(self, lists: list[dict[str, Terms]], joined: set[int]) -> bool:
+        """Do what all ranks that have not joined have asked for."""
+        active = [rank for rank in range(self.size) if rank not in joined]
+        # A rank that has joined may have requests of before, which the others have as well.
+        order = lists[active[0]] if active else lists[0]
+        common = [name for name in order if all(name in lists[rank] for rank in (active or range(self.size)))]
+        for name in common:
+            having = [rank for rank in range(self.size) if name in lists[rank]]
+            reference = lists[having[0]][name]
+            difference, refused = "", ""
+            for rank in having:
+                if not difference and (words := reference.difference(lists[rank][name])):
+                    difference = f"ranks {having[0]} and {rank} disagree on {name!r}: {words}"
+            absent = [rank for rank in joined if rank not in having]
+            if absent:
+                refused = reference.refused_to_joined()
+                if reference.kind == "broadcast" and reference.root in absent:
+                    refused = f"the root of the broadcast {name!r} has called join()"
+            with self._changed:
+                request = self._pending.get(name)
+            if difference or refused:
+                if request is not None:
+                    self._finish(request, error=HorovodInternalError(difference or refused))
+            else:
+                self._do(request or Request(reference, reference.stand_ins()))
+        return bool(common)
+
+    def _end_of_round(self, joined: set[int], ending: np.ndarray) -> None:
+        """Let those go who wait for all to join or to end."""
+        if len(joined) == self.size:
+            last = max(joined - self._joined or joined)
+            with self._changed:
+                request, self._join = self._join, None
+            self._joined = set()
+            if request is not None:
+                request.end(last)
+        else:
+            self._joined = joined
+        if ending.any():
+            with self._changed:
+                left = [*self._pending.values(), *([self._join] if self._join else [])]
+                self._pending.clear()
+                self._join = None
+            for request in left:
+                request.end(error=HorovodInternalError("Horovod has been shut down."))
+            self._over = bool(ending.all())
+
+    def _do(self, request: Request) -> None:
+        try:
+            result = run(self.comm, request)
+        except (Error, MPI.Exception) as error:
+            self._finish(request, error=error)
+            raise
+        except Exception as error:  # noqa: BLE001 - for who waits; it is the same on all ranks
+            self._finish(request, error=error)
+        else:
+            self._finish(request, result)
+
+    def _finish(self, request: Request, result: object = None, error: BaseException | None = None) -> None:
+        with self._changed:
+            self._pending.pop(request.terms.name, None)
+        request.end(result, error)
+
+    def _fail(self, error: BaseException) -> None:
+        """Give up: the ranks are at different places in what they have begun."""
+        with self._changed:
+            self._failed, self._over = error, True
+            left = [*self._pending.values(), *([self._join] if self._join else [])]
+            self._pending.clear()
+        for request in left:
+            request.end(error=error)

@@ -1,0 +1,5 @@
+"""Horovod's interface for ray, which mpiagg has not: to import it raises ImportError, and says what to do."""
+
+raise ImportError(
+    "mpiagg has Horovod's interface for torch alone, mpiagg.horovod.torch, and not for ray: see docs/horovod.md"
+)
