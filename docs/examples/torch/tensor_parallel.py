@@ -1,7 +1,7 @@
 """Tensor parallel with DTensor: each rank has a part of each matrix, and the result is that of a single process.
 
-Run it with ``mpiexec -n 2 python docs/examples/torch/tensor_parallel.py``. The first layer is cut by columns, the second
-by rows, so that one all-reduce brings the parts together.
+Run it with ``mpiexec -n 2 python docs/examples/torch/tensor_parallel.py``. The first layer is cut by columns, the
+second by rows, so that one all-reduce brings the parts together.
 """
 
 from __future__ import annotations
