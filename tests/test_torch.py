@@ -12,6 +12,8 @@ from mpiagg.launch import start as launch
 
 TESTS = Path(__file__).parent / "mpi_torch"
 DOCS = Path(__file__).parents[1] / "docs"
+NEEDED = {"accelerate_loop": "accelerate", "lightning_ddp": "lightning"}
+"""What examples need beside torch."""
 
 
 @pytest.mark.skipif(find_spec("torch") is None, reason="torch, an extra, is not installed")
@@ -24,6 +26,9 @@ def test_all_ranks_pass(tmp_path, ranks):
 @pytest.mark.skipif(find_spec("torch") is None, reason="torch, an extra, is not installed")
 @pytest.mark.parametrize("path", sorted((DOCS / "examples" / "torch").glob("*.py")), ids=lambda path: path.stem)
 def test_examples_run(path):
+    package = NEEDED.get(path.stem, "torch")
+    if find_spec(package) is None:
+        pytest.skip(f"{package} is not installed")
     done = subprocess.run(
         launch.command(2, ["-m", "mpi4py", str(path)]),
         env=launch.environment({"OMP_NUM_THREADS": "1"}),

@@ -13,7 +13,7 @@ from rich import box
 from rich.table import Table
 
 from mpiagg.launch import job
-from mpiagg.watch import ranks_in_words, who_says_what
+from mpiagg.watch import flight_recorder, ranks_in_words, who_says_what
 from mpiagg.watch.recordings import Operation, Recording, Round, read_all
 from mpiagg.watch.timeline import COMPUTING, PACKING, WAITING, Timeline, computing, parts, spent
 
@@ -32,7 +32,14 @@ _MOST_NAMED: Final = 64
 @click.option(
     "-o", "--output", type=job.OutputFile(), default=Path("trace.json"), show_default=True, help="The timeline."
 )
-def trace(sources: tuple[Path, ...], output: Path) -> None:
+@click.option(
+    "--torch",
+    "flight",
+    metavar="DIRECTORY",
+    type=click.Path(file_okay=False, path_type=Path),
+    help="Also write the recordings as torch's flight recorder does, for torchfrtrace.",
+)
+def trace(sources: tuple[Path, ...], output: Path, flight: Path | None) -> None:
     """Put recordings of all ranks on one timeline, and tell which rank kept the others waiting.
 
     SOURCES are files that ranks have written, and folders of them. Open the timeline at https://ui.perfetto.dev or
@@ -42,12 +49,16 @@ def trace(sources: tuple[Path, ...], output: Path) -> None:
         timeline = Timeline(read_all(sources))
         lines = ",\n".join(json.dumps(event) for event in events(timeline))
         output.write_text(f'{{"traceEvents": [\n{lines}\n]}}\n')
+        if flight is not None:
+            flight_recorder.write(timeline.recordings, flight)
     except (OSError, ValueError) as error:
         raise click.ClickException(str(error)) from None
     for line in summary(timeline):
         click.echo(line)
     job.console().print(_table(timeline))
     click.echo(f"Saved the timeline to {output}; open it at https://ui.perfetto.dev")
+    if flight is not None:
+        click.echo(f"Saved the flight records to {flight}; analyse them by: torchfrtrace {flight}")
 
 
 # -- the timeline

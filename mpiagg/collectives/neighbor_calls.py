@@ -99,7 +99,7 @@ class _Asked(NamedTuple):
         sent = [(start * width, stop * width) for start, stop in self.sent]
         received = ranges(cuts_of([rows * width for rows in self.received]))
         program = bind_neighbors(channel, self.neighbors, x, out, sent, received, label=self.name, tag=tag)
-        subject = Subject(channel.trail, self.in_words, self.name, x.nbytes)
+        subject = Subject(channel.trail, self.in_words, nbytes=x.nbytes)
         return Plan(channel, program, result=out, label=self.name, subject=subject)
 
 

@@ -154,6 +154,7 @@ class _Native(Call, Recorded):
     ) -> None:
         Call.__init__(self, channel, operation, quiet=quiet)
         Recorded.__init__(self, channel, words or operation.in_words, operation.collective.value, operation.nbytes)
+        self.subject.data = operation.data
         self._call = native_caller(channel.comm, operation, x, out)
 
     def run(self, x: Array | None, out: Array | None, timeout: float = DEFAULT_TIMEOUT) -> None:

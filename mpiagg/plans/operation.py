@@ -13,7 +13,7 @@ from mpiagg.plans.binding import Lane
 from mpiagg.plans.choices import NATIVE, Case, Choice
 from mpiagg.schedules import Action, Algorithm, Collective, Layout, Round, algorithm
 from mpiagg.transport import signature
-from mpiagg.watch import Subject, Trail
+from mpiagg.watch import Data, Subject, Trail
 
 
 @dataclass(frozen=True)
@@ -92,7 +92,18 @@ class Operation:
 
     def subject(self, trail: Trail) -> Subject:
         """Return the operation as it is recorded."""
-        return Subject(trail, self.in_words, self.collective.value, self.nbytes)
+        subject = Subject(trail, self.in_words, self.collective.value, self.nbytes)
+        subject.data = self.data
+        return subject
+
+    @property
+    def data(self) -> Data:
+        """What goes in and comes out on this rank, as it is recorded."""
+        dtype = self.reduction.dtype if self.form is None else self.form.dtype
+        sent, received = (
+            None if part is None or self.ragged else part.stop - part.start for part in (self.source, self.target)
+        )
+        return Data(str(dtype), sent, received, not self.ragged and len({*self.counts, *self.received}) == 1)
 
     @cached_property
     def source(self) -> slice | None:

@@ -21,7 +21,7 @@ from mpiagg.ddp.torch_modules import tensor_of
 from mpiagg.torch.starting import BACKEND
 from mpiagg.torch.tensors import moved, plain
 from mpiagg.torch.works import Line, Message, Work
-from mpiagg.transport import keep_for_good
+from mpiagg.transport import channel_of, keep_for_good
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -65,6 +65,8 @@ class RankGroup(dist.ProcessGroup):  # type: ignore[misc]  # mypy sees no classe
         self._name, self._description, self._timeout = name, "undefined", timeout
         self._line, self._under_way = Line(f"mpiagg {name}"), set[Message]()
         self._calls = 0
+        self._trail = channel_of(self._comm).trail
+        self._trail.label = name
         self._freed = False
 
     @classmethod
@@ -124,6 +126,7 @@ class RankGroup(dist.ProcessGroup):  # type: ignore[misc]  # mypy sees no classe
     def setGroupName(self, name: str) -> None:
         """Take torch's name of the group."""
         self._name = name
+        self._set_label()
 
     def getGroupDesc(self) -> str:
         """Return torch's description of the group."""
@@ -132,6 +135,11 @@ class RankGroup(dist.ProcessGroup):  # type: ignore[misc]  # mypy sees no classe
     def setGroupDesc(self, description: str) -> None:
         """Take torch's description of the group."""
         self._description = description
+        self._set_label()
+
+    def _set_label(self) -> None:
+        """Have recordings call the group as torch does."""
+        self._trail.label = self._name if self._description == "undefined" else f"{self._name}:{self._description}"
 
     @property
     def _device_types(self) -> list[torch.device]:
@@ -182,13 +190,21 @@ class RankGroup(dist.ProcessGroup):  # type: ignore[misc]  # mypy sees no classe
 
     # -- how a collective runs
 
-    def _do(self, opts: Any, outputs: Tensors, task: Callable[[float | None], object]) -> Work:
-        """Do a task in its turn, given the seconds that it may wait: None for the package's own."""
+    def _do(self, name: str, opts: Any, outputs: Tensors, task: Callable[[float | None], object]) -> Work:
+        """Do a task in its turn, given the seconds that it may wait: None for the package's own.
+
+        Recordings have it under the name.
+        """
         self._calls += 1
         given = opts.timeout
         limit = given if given > timedelta(0) else self._timeout
         seconds = None if limit == dist.default_pg_timeout else limit.total_seconds()
-        return self._line.do(outputs, lambda: task(seconds), at_once=not getattr(opts, "asyncOp", True))
+
+        def named() -> None:
+            self._trail.callers.append((self._trail.count + 1, name))
+            task(seconds)
+
+        return self._line.do(outputs, named, at_once=not getattr(opts, "asyncOp", True))
 
     def _root(self, opts: Any) -> int:
         return self._check_rank(opts.rootRank)

@@ -59,7 +59,7 @@ class ProcessGroup(RankGroup):
             for tensor in tensors:
                 self._reduce_all(tensor, opts.reduceOp, timeout)
 
-        return self._do(opts, tensors, task)
+        return self._do("all_reduce", opts, tensors, task)
 
     allreduce_coalesced = allreduce
 
@@ -73,7 +73,7 @@ class ProcessGroup(RankGroup):
                 out = array if self.rank() == root else None
                 functions.reduce(array, op, root=root, out=out, comm=self._comm, timeout=timeout)
 
-        return self._do(opts, [tensor], task)
+        return self._do("reduce", opts, [tensor], task)
 
     def broadcast(self, tensors: Tensors | torch.Tensor, *given: Any, **named: Any) -> Work:
         """Hand each tensor of the root to all ranks."""
@@ -85,7 +85,7 @@ class ProcessGroup(RankGroup):
                 with vector_of(tensor) as array:
                     moving_functions.broadcast(array, root=root, out=array, comm=self._comm, timeout=timeout)
 
-        return self._do(opts, tensors, task)
+        return self._do("broadcast", opts, tensors, task)
 
     def allgather(
         self, outputs: Sequence[Tensors] | Tensors, inputs: Tensors | torch.Tensor, *given: Any, **named: Any
@@ -100,7 +100,7 @@ class ProcessGroup(RankGroup):
                 whole = block_functions.allgatherv(flat([tensor]), counts, comm=self._comm, timeout=timeout)
                 unflatten(whole, targets)
 
-        return self._do(opts, [tensor for targets in outputs for tensor in targets], task)
+        return self._do("all_gather", opts, [tensor for targets in outputs for tensor in targets], task)
 
     def allgather_coalesced(self, outputs: Sequence[Tensors], inputs: Tensors, *given: Any, **named: Any) -> Work:
         """Hand each of several tensors of all ranks to all ranks: ``outputs[rank][which]``."""
@@ -123,7 +123,7 @@ class ProcessGroup(RankGroup):
                     rows = out.reshape(self.size(), -1)
                     moving_functions.allgather(flat([source]), out=rows, comm=self._comm, timeout=timeout)
 
-        return self._do(read(*given, **named), outputs, task)
+        return self._do("_all_gather_base", read(*given, **named), outputs, task)
 
     all_gather_single_coalesced = allgather_into_tensor_coalesced
 
@@ -143,7 +143,7 @@ class ProcessGroup(RankGroup):
                 if whole is not output:
                     output.copy_(whole[: output.numel()].reshape(output.shape))
 
-        return self._do(opts, outputs, task)
+        return self._do("reduce_scatter", opts, outputs, task)
 
     def _reduce_scatter_base(self, output: torch.Tensor, source: torch.Tensor, *given: Any, **named: Any) -> Work:
         """Reduce a tensor over the ranks, of which each gets one part."""
@@ -159,7 +159,7 @@ class ProcessGroup(RankGroup):
             for output, source in zip(outputs, inputs, strict=True):
                 self._scatter_sum(output, source, opts.reduceOp, timeout)
 
-        return self._do(opts, outputs, task)
+        return self._do("_reduce_scatter_base", opts, outputs, task)
 
     reduce_scatter_single_coalesced = reduce_scatter_tensor_coalesced
 
@@ -186,7 +186,7 @@ class ProcessGroup(RankGroup):
             if whole is not None:
                 unflatten(whole.reshape(-1), targets)
 
-        return self._do(opts, targets, task)
+        return self._do("gather", opts, targets, task)
 
     def scatter(
         self, outputs: Tensors | torch.Tensor, inputs: Sequence[Tensors] | Tensors, *given: Any, **named: Any
@@ -202,7 +202,7 @@ class ProcessGroup(RankGroup):
             with vector_of(output) as out:
                 moving_functions.scatter(rows, root=root, out=out, comm=self._comm, timeout=timeout)
 
-        return self._do(opts, [output], task)
+        return self._do("scatter", opts, [output], task)
 
     def alltoall_base(
         self,
@@ -235,7 +235,7 @@ class ProcessGroup(RankGroup):
                 else:
                     moving_functions.alltoall(flat([source]), out=out, comm=self._comm, timeout=timeout)
 
-        return self._do(read(*given, **named), [output], task)
+        return self._do("all_to_all", read(*given, **named), [output], task)
 
     all_to_all_single = alltoall_base
 
@@ -250,7 +250,7 @@ class ProcessGroup(RankGroup):
             self._exchange(x, sent, received, whole, timeout)
             unflatten(whole, outputs)
 
-        return self._do(read(*given, **named), outputs, task)
+        return self._do("all_to_all", read(*given, **named), outputs, task)
 
     def _exchange(
         self, x: Array, sent: Sequence[int], received: Sequence[int], out: Array, timeout: float | None
@@ -264,7 +264,7 @@ class ProcessGroup(RankGroup):
         def task(timeout: float | None) -> None:
             functions.allreduce(np.zeros(1, np.float32), comm=self._comm, timeout=timeout)
 
-        return self._do(read(*given, **named), [], task)
+        return self._do("barrier", read(*given, **named), [], task)
 
 
 def listed(tensors: Tensors | torch.Tensor) -> Tensors:

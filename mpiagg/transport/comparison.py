@@ -23,7 +23,7 @@ from mpiagg.tables.files import table_of
 from mpiagg.transport.agreement import Agreement
 from mpiagg.transport.awareness import awareness
 from mpiagg.transport.process import process
-from mpiagg.watch import CARD_BYTES, Card, Trail
+from mpiagg.watch import CARD_BYTES, Card
 
 if TYPE_CHECKING:
     from mpiagg.tables.learned import Learner
@@ -54,7 +54,7 @@ def compare_settings(ranks: Agreement, layout: Layout, *, reproducible: bool) ->
     digests, ables, names, cards = np.split(told, np.cumsum([DIGEST_BYTES, 1, NAME_BYTES]), axis=1)
     ranks.trail.name = names[0].tobytes().hex()
     if digests.any(axis=1).all() and (digests == digests[0]).all():
-        _watch(ranks.trail, [Card.unpack(row.tobytes()) for row in cards])
+        _watch(ranks, [Card.unpack(row.tobytes()) for row in cards])
     else:
         kept = ", reproducible" if reproducible else ""
         ranks.agree_on(lambda: f"uses {_settings(ranks, layout)}{kept}")
@@ -94,9 +94,15 @@ def cache_of(ranks: Agreement, layout: Layout) -> tuple[Path | None, Origin]:
     return path, Origin(layout, mpi, {"machines": machines})
 
 
-def _watch(trail: Trail, cards: Sequence[Card]) -> None:
-    """Have the watchdog know what is done on a communicator, and whom to ask."""
-    watchdog = process().watchdog
+def _watch(ranks: Agreement, cards: Sequence[Card]) -> None:
+    """Have the recorder know a communicator, and the watchdog whom to ask what is done there."""
+    trail, watchdog, recorder = ranks.trail, process().watchdog, process().recorder
+    group, world = ranks.comm.Get_group(), MPI.COMM_WORLD.Get_group()
+    found = group.Translate_ranks(None, world)
+    group.Free()
+    world.Free()
+    trail.ranks = () if MPI.UNDEFINED in found else tuple(map(int, found))
+    recorder.trails[trail.name] = trail
     if watchdog is not None and all(card.port for card in cards):
         watchdog.join(trail, cards)
 

@@ -180,6 +180,7 @@ class Channel(Agreement):
             elif not at_exit or self._all_are_at_their_end():
                 self._free_together(at_exit=at_exit)
         with contextlib.suppress(ValueError):  # of settings that were refused
+            process().recorder.trails.pop(self.trail.name, None)
             if (watchdog := process().watchdog) is not None:
                 watchdog.leave(self.trail)
 

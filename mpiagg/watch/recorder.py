@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from time import perf_counter_ns
 from types import FrameType
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from mpiagg.errors import Error, PlanError
 
@@ -63,9 +63,16 @@ class Trail:
         The last operation that a thread has entered to wait for its end; of those within one another, the outermost.
     alarm : callable or None
         Called now and then while a wait is slow; may raise.
+    ranks : tuple of int
+        Its ranks, in their order, by their numbers in the whole job; none where that is not known.
+    label : str
+        What the program calls the communicator.
+    callers : deque of (int, str)
+        Where another interface is on top of this one: the number of the first operation of each of its calls, and its
+        name for the call.
     """
 
-    __slots__ = ("alarm", "blocking", "count", "explain", "fault", "name", "rank", "size")
+    __slots__ = ("alarm", "blocking", "callers", "count", "explain", "fault", "label", "name", "rank", "ranks", "size")
 
     def __init__(self, name: str, rank: int, size: int) -> None:
         self.name, self.rank, self.size = name, rank, size
@@ -73,6 +80,9 @@ class Trail:
         self.blocking: Entry = [None, 0, 0, 1, True, None]
         self.fault: Error | None = None
         self.alarm: Callable[[], object] | None = None
+        self.ranks: tuple[int, ...] = ()
+        self.label = ""
+        self.callers: deque[tuple[int, str]] = deque(maxlen=LENGTH)
         self.explain: Callable[..., str] = _nothing
         """Returns in words who is where; nothing, where nobody can be asked. It may be given the number of an operation
         that ranks are known to disagree in."""
@@ -124,6 +134,24 @@ class Aside(Trail):
         self._trail.check()
 
 
+class Data(NamedTuple):
+    """What goes into an operation on one rank, and what comes out.
+
+    Attributes
+    ----------
+    dtype : str
+    sent, received : int or None
+        Elements of the input, and of the output; None where this rank has none, or they are not known.
+    even : bool
+        Whether that is the same on all ranks, but for the root.
+    """
+
+    dtype: str
+    sent: int | None
+    received: int | None
+    even: bool
+
+
 class Subject:
     """An operation, which may run many times.
 
@@ -145,9 +173,11 @@ class Subject:
         The thread that waits.
     unleavable : float
         Seconds that it may last, where it is a call of the MPI library's from which no error can be raised; else 0.
+    data : Data or None
+        What goes in and comes out, where that is known.
     """
 
-    __slots__ = ("collective", "nbytes", "rounds", "thread", "trail", "unleavable", "waits", "what")
+    __slots__ = ("collective", "data", "nbytes", "rounds", "thread", "trail", "unleavable", "waits", "what")
 
     def __init__(self, trail: Trail, what: str, collective: str | None = None, nbytes: int = 0) -> None:
         self.trail, self.what, self.collective, self.nbytes = trail, what, collective, nbytes
@@ -155,6 +185,7 @@ class Subject:
         self.waits: Callable[[], object] | None = None
         self.thread = 0
         self.unleavable = 0.0
+        self.data: Data | None = None
 
 
 class Recorder:
@@ -175,6 +206,8 @@ class Recorder:
         """Keep an entry, for who makes one as ``begin`` does."""
         self.begin: Callable[[Subject, bool], Entry] = _no_entry if keeps == "off" else _entering(self.keep)
         """Enter an operation that starts, and say whether its caller waits for it; return its entry."""
+        self.trails: dict[str, Trail] = {}
+        """The communicators that there are, by name."""
         self.status = "runs"
         """What is to be said of this process as a whole."""
 

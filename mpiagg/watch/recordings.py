@@ -29,6 +29,7 @@ MOST: Final = 2**62
 
 Text = Annotated[str, Meta(max_length=MOST_TEXT)]
 Count = Annotated[int, Meta(ge=0, le=MOST)]
+ChannelName = Annotated[str, Meta(pattern=r"^[0-9a-f]{16}\Z")]
 
 
 class _Told(Struct, frozen=True, forbid_unknown_fields=True):
@@ -65,6 +66,24 @@ class Round(_Told, frozen=True, array_like=True):
         return tuple(time for time in times if time is not UNSET)
 
 
+class Data(_Told, frozen=True):
+    """What goes into an operation on one rank, and what comes out.
+
+    Attributes
+    ----------
+    dtype : str
+    sent, received : int or None
+        Elements of the input, and of the output; None where the rank has none, or they are not known.
+    even : bool
+        Whether that is the same on all ranks, but for the root.
+    """
+
+    dtype: Text
+    sent: Count | None
+    received: Count | None
+    even: bool
+
+
 class Operation(_Told, frozen=True):
     """An operation of one rank.
 
@@ -90,9 +109,13 @@ class Operation(_Told, frozen=True):
         The thread that waits for it.
     rounds : tuple of Round
         In their order; none, if they were not recorded.
+    caller : str
+        What another interface on top, torch.distributed, calls the call that it is part of; empty without one.
+    data : Data or None
+        What goes in and comes out, where that is known.
     """
 
-    channel: Annotated[str, Meta(pattern=r"^[0-9a-f]{16}\Z")] | None
+    channel: ChannelName | None
     order: Annotated[int, Meta(ge=1, le=MOST)]
     what: Text
     collective: Collective | None
@@ -102,6 +125,8 @@ class Operation(_Told, frozen=True):
     state: Literal["running", "done", "failed"]
     thread: Text
     rounds: Annotated[tuple[Round, ...], Meta(max_length=MOST_ROUNDS)]
+    caller: Text = ""
+    data: Data | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -113,6 +138,27 @@ class Operation(_Told, frozen=True):
             raise ValueError("rounds must follow one another between start and end")
         if any(len(each.times) < 4 for each in (self.rounds if self.state == "done" else self.rounds[:-1])):
             raise ValueError("rounds must have four times, but for the last one of an operation that is not done")
+
+
+class Communicator(_Told, frozen=True):
+    """A communicator that a rank is in.
+
+    Attributes
+    ----------
+    channel : str
+        The same 16 hexadecimal digits on all its ranks.
+    label : str
+        What the program calls it.
+    ranks : tuple of int
+        Its ranks, in their order, by their numbers in the whole job; none where that is not known.
+    entered : int
+        How many operations the rank has entered on it.
+    """
+
+    channel: ChannelName
+    label: Text
+    ranks: Annotated[tuple[Count, ...], Meta(max_length=MOST_RANKS)]
+    entered: Count
 
 
 class Recording(_Told, frozen=True):
@@ -133,6 +179,8 @@ class Recording(_Told, frozen=True):
     dropped : int
         How many operations came before these on the same communicators.
     operations : tuple of Operation
+    communicators : tuple of Communicator
+        Those that the rank is in, or has been in for one of the operations.
     """
 
     rank: Count
@@ -145,6 +193,7 @@ class Recording(_Told, frozen=True):
     reason: Text
     dropped: Count
     operations: Annotated[tuple[Operation, ...], Meta(max_length=MOST_OPERATIONS)]
+    communicators: Annotated[tuple[Communicator, ...], Meta(max_length=MOST_OPERATIONS)] = ()
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -2,6 +2,7 @@
 
 import json
 import re
+from importlib.util import find_spec
 
 import pytest
 
@@ -20,6 +21,13 @@ def test_cpu_script_trains(slurm, submit, tmp_path):
     assert job.state == "COMPLETED", job.printed
     assert re.search(r"test accuracy\W+0\.9", job.printed)
     assert re.search(r"2 ranks: weights .*, largest error 0\.0", job.printed)
+
+
+@pytest.mark.skipif(find_spec("torch") is None, reason="torch, an extra, is not installed")
+def test_torch_script_trains(slurm, submit):
+    job = slurm.wait(submit("torch.sbatch"))
+    assert job.state == "COMPLETED", job.printed
+    assert job.printed.count("% right") == 3
 
 
 def test_scripts_load_modules_and_run_in_containers(slurm, submit, tmp_path):
