@@ -30,14 +30,6 @@ DTYPES = [
 ]
 
 
-@pytest.fixture(scope="module")
-def process_group():
-    """Let torch.distributed have the ranks of this job."""
-    mpiagg.torch.init_process_group(timeout=timedelta(seconds=60))
-    yield
-    dist.destroy_process_group()
-
-
 def numbers(rank, dtype=torch.float32, shape=(3, 4)):
     """Return a rank's numbers, small enough that every dtype adds up those of all ranks without rounding."""
     generator = torch.Generator().manual_seed(rank)

@@ -1,0 +1,367 @@
+"""DDP in the place of torch's DistributedDataParallel: the same training loops, with the same results."""
+
+import copy
+import io
+from dataclasses import dataclass
+from functools import partial
+
+import pytest
+import torch
+import torch.distributed as dist
+from mpi4py import MPI
+from support import refused
+from torch import nn
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim.swa_utils import AveragedModel
+from torch.utils.checkpoint import checkpoint
+
+import mpiagg
+
+pytestmark = [
+    pytest.mark.mpi,
+    pytest.mark.usefixtures("process_group"),
+    pytest.mark.filterwarnings("ignore:.*deprecated:FutureWarning"),
+]
+
+COMM = MPI.COMM_WORLD
+RANK, SIZE = COMM.Get_rank(), COMM.Get_size()
+
+
+def net():
+    return nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 3))
+
+
+class Embedding(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.rows = nn.Embedding(10, 4, sparse=True)
+        self.out = nn.Linear(4, 2)
+
+    def forward(self, x):
+        return self.out(self.rows(x[:, 0].abs().long() + RANK))
+
+
+class Checkpointed(nn.Module):
+    """Layers that run twice, each time inside a checkpoint."""
+
+    def __init__(self, *, reentrant):
+        super().__init__()
+        self.first, self.last, self.reentrant = nn.Linear(4, 4), nn.Linear(4, 4), reentrant
+
+    def forward(self, x):
+        x = x.clone().requires_grad_()
+        for _ in range(2):
+            x = checkpoint(lambda y: torch.tanh(self.first(y)), x, use_reentrant=self.reentrant)
+        return self.last(x)
+
+
+class Branches(nn.Module):
+    """A layer that rank 0 alone uses, and one that nobody does."""
+
+    def __init__(self):
+        super().__init__()
+        self.all, self.some, self.none = nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 4)
+
+    def forward(self, x):
+        return self.all(x) + (self.some(x) if RANK == 0 else 0)
+
+
+@dataclass
+class Found:
+    logits: torch.Tensor
+
+
+class Nested(nn.Module):
+    """Returns tensors inside of other things."""
+
+    def __init__(self, wrap):
+        super().__init__()
+        self.net, self.wrap = net(), wrap
+
+    def forward(self, x):
+        return self.wrap(self.net(x))
+
+
+def batch(step, length=6):
+    generator = torch.Generator().manual_seed(100 * step + RANK)
+    return torch.randn(length, 4, generator=generator, dtype=torch.float64)
+
+
+def loss_of(found):
+    while not isinstance(found, torch.Tensor):
+        found = found.logits if isinstance(found, Found) else found["a"][0]
+    return found.square().sum()
+
+
+def steps(ddp, optimizer, count=4):
+    for step in range(count):
+        optimizer.zero_grad()
+        loss_of(ddp(batch(step))).backward()
+        optimizer.step()
+
+
+def two_backwards(ddp, optimizer):
+    for step in range(3):
+        optimizer.zero_grad()
+        loss_of(ddp(batch(step))).backward()
+        ddp(batch(step + 50)).abs().sum().backward()
+        optimizer.step()
+
+
+def accumulated(ddp, optimizer):
+    for step in range(3):
+        optimizer.zero_grad()
+        with ddp.no_sync():
+            loss_of(ddp(batch(step))).backward()
+        loss_of(ddp(batch(step + 50))).backward()
+        optimizer.step()
+
+
+def evaluated(ddp, optimizer):
+    for step in range(3):
+        ddp.train()
+        steps(ddp, optimizer, 1)
+        ddp.eval()
+        with torch.no_grad():
+            ddp(batch(step))
+
+
+def penalised(ddp, optimizer):
+    for step in range(3):
+        optimizer.zero_grad()
+        x = batch(step).requires_grad_()
+        found = ddp(x)
+        (slope,) = torch.autograd.grad(found.sum(), x, create_graph=True)
+        (found.square().sum() + slope.square().sum()).backward()
+        optimizer.step()
+
+
+def hooked(state, hook, ddp, optimizer):
+    ddp.register_comm_hook(state(), hook)
+    steps(ddp, optimizer)
+
+
+def plain_sgd(parameters):
+    return torch.optim.SGD(parameters, lr=0.1)
+
+
+def momentum(parameters):
+    return torch.optim.SGD(parameters, lr=0.1, momentum=0.9)
+
+
+CASES = {
+    "plain": (net, steps, {}),
+    "serial": (net, steps, {"overlap": False}),
+    "small buckets": (net, steps, {"bucket_cap_mb": 1e-4, "gradient_as_bucket_view": True}),
+    "buffers of their own": (net, steps, {"broadcast_buffers": False}),
+    "static graph": (net, steps, {"static_graph": True}),
+    "two backward passes a step": (net, two_backwards, {}),
+    "two backward passes a step, serial": (net, two_backwards, {"overlap": False}),
+    "accumulation": (net, accumulated, {}),
+    "evaluation": (net, evaluated, {}),
+    "sparse embedding": (Embedding, steps, {}),
+    "tied, reentrant": (partial(Checkpointed, reentrant=True), steps, {"static_graph": True}),
+    "tied, not reentrant": (partial(Checkpointed, reentrant=False), steps, {}),
+    "unused": (Branches, steps, {"find_unused_parameters": True}),
+    "nested": (partial(Nested, lambda x: {"a": [x], "b": "c"}), steps, {}),
+    "dataclass": (partial(Nested, Found), steps, {}),
+    "gradient penalty": (partial(Checkpointed, reentrant=False), penalised, {}),
+    "all-reduce hook": (net, partial(hooked, lambda: None, default_hooks.allreduce_hook), {}),
+    "float16 hook": (net, partial(hooked, lambda: None, default_hooks.fp16_compress_hook), {}),
+    "PowerSGD hook": (
+        net,
+        partial(hooked, lambda: powerSGD_hook.PowerSGDState(None, start_powerSGD_iter=2), powerSGD_hook.powerSGD_hook),
+        {},
+    ),
+}
+
+
+@pytest.mark.parametrize(("make", "train", "keywords"), CASES.values(), ids=CASES)
+def test_a_training_loop_gives_what_it_gives_with_torchs(make, train, keywords):
+    torch.manual_seed(RANK)  # what rank 0 has is broadcast
+    models = [make().double() for _ in range(2)]
+    models[1].load_state_dict(models[0].state_dict())
+    theirs = {name: value for name, value in keywords.items() if name != "overlap"}
+    wanted, found = DistributedDataParallel(models[0], **theirs), mpiagg.DDP(models[1], **keywords)
+    for ddp in (wanted, found):
+        train(ddp, (plain_sgd if make is Embedding else momentum)(ddp.parameters()))
+    state = found.state_dict()
+    assert list(state) == list(wanted.state_dict())
+    for name, value in wanted.state_dict().items():
+        torch.testing.assert_close(state[name], value, rtol=0, atol=1e-12, msg=f"{name}: {state[name]} {value}")
+    if keywords.get("broadcast_buffers", True):
+        states = COMM.allgather([x.detach().numpy().tobytes() for x in found.module.parameters()])
+        assert states == [states[0]] * SIZE
+    found.free()
+
+
+def test_gradients_are_averages_when_the_backward_pass_is_over():
+    model = nn.Linear(3, 1, bias=False).double()
+    with mpiagg.DDP(model) as ddp:
+        ddp(torch.full((1, 3), float(RANK), dtype=torch.float64)).sum().backward()
+        assert (model.weight.grad == (SIZE - 1) / 2).all()
+        ddp.sync_gradients()  # does nothing more
+        assert (model.weight.grad == (SIZE - 1) / 2).all()
+        model.zero_grad()
+        model(torch.full((1, 3), float(RANK), dtype=torch.float64)).sum().backward()  # not by DDP
+        ddp.sync_gradients()
+        assert (model.weight.grad == (SIZE - 1) / 2).all()
+
+
+def test_a_rank_without_a_batch_calls_sync_gradients():
+    model = nn.Linear(3, 1, bias=False).double()
+    with mpiagg.DDP(model, broadcast_buffers=False) as ddp:
+        for _ in range(3):
+            model.zero_grad()
+            if RANK == 0:
+                ddp(torch.ones(1, 3, dtype=torch.float64)).sum().backward()
+            ddp.sync_gradients()
+            torch.testing.assert_close(model.weight.grad, torch.full((1, 3), 1 / SIZE, dtype=torch.float64))
+
+
+def test_parameters_that_are_thawed_are_trained():
+    model = net().double()
+    with mpiagg.DDP(model) as ddp:
+        optimizer = plain_sgd(ddp.parameters())
+        model[0].requires_grad_(requires_grad=False)
+        frozen = model[0].weight.clone()
+        steps(ddp, optimizer)
+        assert torch.equal(model[0].weight, frozen)
+        model[0].requires_grad_()
+        steps(ddp, optimizer)
+        assert not torch.equal(model[0].weight, frozen)
+        states = COMM.allgather([x.detach().numpy().tobytes() for x in model.parameters()])
+        assert states == [states[0]] * SIZE
+
+
+def test_a_discriminator_whose_gradients_are_dropped():
+    judge, maker = nn.Linear(4, 1).double(), nn.Linear(4, 4).double()
+    with mpiagg.DDP(judge) as judges, mpiagg.DDP(maker) as makers:
+        for step in range(3):
+            makers.zero_grad()
+            judges(makers(batch(step))).sum().backward()
+            dropped = judge.weight.grad.clone()
+            judges.zero_grad()
+            judges(makers(batch(step)).detach()).sum().backward()
+            assert not torch.equal(judge.weight.grad, 2 * dropped)
+            everywhere = COMM.allgather([x.grad.numpy().tobytes() for x in (judge.weight, maker.weight)])
+            assert everywhere == [everywhere[0]] * SIZE
+
+
+def test_copies_and_saved_ones_train_like_the_first():
+    torch.manual_seed(0)
+    with mpiagg.DDP(net().double()) as ddp:
+        saved = io.BytesIO()
+        torch.save(ddp, saved)
+        saved.seek(0)
+        others = [copy.deepcopy(ddp), torch.load(saved, weights_only=False)]
+        average = AveragedModel(ddp)
+        steps(ddp, momentum(ddp.parameters()))
+        average.update_parameters(ddp)
+        assert torch.equal(average(batch(0)), ddp(batch(0)))
+        for other in others:
+            steps(other, momentum(other.parameters()))
+            other(batch(0))
+            for name, value in ddp.state_dict().items():
+                assert torch.equal(other.state_dict()[name], value), name
+            other.free()
+        with pytest.raises(TypeError, match="deepcopy"):
+            copy.copy(ddp)
+    with mpiagg.AllReduce() as aggregation, mpiagg.DDP(net(), aggregation=aggregation) as ddp:
+        refused(TypeError, "of its own cannot be saved", torch.save, ddp, io.BytesIO())
+
+
+def test_states_are_loaded_with_and_without_the_prefix():
+    first, second = net(), net()
+    with mpiagg.DDP(first) as ddp:
+        for state in (second.state_dict(), {f"module.{name}": x for name, x in second.state_dict().items()}):
+            with torch.no_grad():
+                first[0].weight.zero_()
+            assert not any(ddp.load_state_dict(state))
+            assert torch.equal(first[0].weight, second[0].weight)
+        refused(RuntimeError, "Unexpected key", ddp.load_state_dict, {"other": torch.zeros(1)})
+
+
+def test_rank_zeros_state_is_everybodys_at_first():
+    model = net()
+    with torch.no_grad():
+        for x in [*model.parameters(), model[1].running_mean]:
+            x.fill_(RANK + 1)
+    with mpiagg.DDP(model, init_sync=False):
+        assert all((x == RANK + 1).all() for x in model.parameters())
+    with mpiagg.DDP(model, broadcast_buffers=False):
+        assert all((x == 1).all() for x in model.parameters())
+        assert (model[1].running_mean == RANK + 1).all()
+    with mpiagg.DDP(model) as ddp:
+        assert (model[1].running_mean == 1).all()
+        model[1].running_mean.fill_(RANK + 1)
+        ddp.eval()
+        ddp(batch(0).float())
+        assert (model[1].running_mean == 1).all()
+
+
+def test_ignored_parameters_are_left_alone():
+    model = net().double()
+    model._ddp_params_and_buffers_to_ignore = ["3.bias", "1.running_mean"]
+    with torch.no_grad():
+        model[3].bias.fill_(RANK)
+        model[1].running_mean.fill_(RANK)
+    with mpiagg.DDP(model) as ddp:
+        assert (model[3].bias == RANK).all()
+        assert (model[1].running_mean == RANK).all()
+        ddp(torch.full((2, 4), RANK + 1.0, dtype=torch.float64)).sum().backward()
+        assert (model[3].bias.grad == 2).all()  # of this rank alone: what is averaged is a view of a bucket
+        places = {view.__array_interface__["data"][0] for view in ddp.gradient_views()}
+        assert [x.grad.data_ptr() in places for x in model.parameters()] == [True] * 5 + [False]
+
+
+@pytest.mark.parametrize(
+    ("error", "words", "keywords"),
+    [
+        (TypeError, "no keyword bucket_size", {"bucket_size": 1}),
+        (ValueError, "device_ids must be None", {"device_ids": [0]}),
+        (ValueError, "torch.autocast", {"mixed_precision": object()}),
+        (ValueError, "static_graph", {"static_graph": 1}),
+        (TypeError, "of the backend 'mpiagg'", {"process_group": object()}),
+    ],
+)
+def test_keywords_that_cannot_be_taken(error, words, keywords):
+    refused(error, words, lambda: mpiagg.DDP(net(), **keywords))
+    refused(TypeError, "only a module of torch's", lambda: mpiagg.DDP([torch.zeros(1).numpy()], **keywords))
+
+
+def test_the_ranks_of_a_process_group():
+    halves = [dist.new_group([rank for rank in range(SIZE) if rank % 2 == odd]) for odd in range(min(SIZE, 2))]
+    own = halves[RANK % 2 if SIZE > 1 else 0]
+    model = nn.Linear(3, 1, bias=False).double()
+    with mpiagg.DDP(model, process_group=own) as ddp:
+        ddp(torch.full((1, 3), float(RANK), dtype=torch.float64)).sum().backward()
+        ranks = dist.get_process_group_ranks(own)
+        assert (model.weight.grad == sum(ranks) / len(ranks)).all()
+        refused(ValueError, "not by both", lambda: mpiagg.DDP(model, comm=COMM, process_group=own))
+
+
+def test_a_hook_that_fails_is_an_error_of_the_backward_pass():
+    def hook(_, bucket):
+        raise ArithmeticError(bucket.index())
+
+    with mpiagg.DDP(net().double()) as ddp:
+        refused(TypeError, "is a function", ddp.register_comm_hook, None, 1)
+        ddp.register_comm_hook(None, hook)
+        refused(mpiagg.PlanError, "a communication hook already", ddp.register_comm_hook, None, hook)
+        found = ddp(batch(0)).sum()
+        refused(ArithmeticError, "0", found.backward)
+
+
+def test_uneven_batches_join_by_torchs_keyword():
+    model = net().double()
+    with mpiagg.DDP(model) as ddp:
+        optimizer = plain_sgd(ddp.parameters())
+        with ddp.join(divide_by_initial_world_size=False):
+            steps(ddp, optimizer, RANK + 1)
+        states = COMM.allgather([x.detach().numpy().tobytes() for x in model.state_dict().values()])
+        assert states == [states[0]] * SIZE
+        with ddp.join(enable=False):
+            steps(ddp, optimizer, 1)
+        refused(ValueError, "throw_on_early_termination", lambda: ddp.join(throw_on_early_termination=True))
