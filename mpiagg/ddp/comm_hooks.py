@@ -66,7 +66,7 @@ class HookFlight:
 
     def test(self) -> bool:
         """Return whether it is done."""
-        return not hasattr(self._future, "done") or self._future.done()
+        return self._future is None or not hasattr(self._future, "done") or self._future.done()
 
     def wait(self, meanwhile: Sequence[Any] = ()) -> None:
         """Wait for the future, and bring its result into the bucket."""

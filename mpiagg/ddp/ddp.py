@@ -84,7 +84,7 @@ class DDP:
     """
 
     def __new__(cls, module: Any = None, *_: Any, **__: Any) -> Any:
-        """Return a DDP for this kind of module."""
+        """Return a DDP of the module's kind."""
         return super().__new__(_kind(module) if cls is DDP else cls)
 
     def __init__(
@@ -123,10 +123,6 @@ class DDP:
                 self.aggregation.free()
             raise
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Call the module."""
-        return self.module(*args, **kwargs)
-
     def __getattr__(self, name: str) -> Any:
         """Return what the module has and DDP has not."""
         if name == "module" or name.startswith("_"):
@@ -164,17 +160,14 @@ class DDP:
     def _lay_out(self) -> None:
         """Make the buckets, and the plans that aggregate them."""
         with self._adapter.stream():
-            self._lay_out_in_stream()
-
-    def _lay_out_in_stream(self) -> None:
-        parameters, hooked = self._adapter.parameters, self._adapter.hooked if self._overlap else ()
-        check = self._finite_check() if self._check_finite else None
-        self._steps = Steps(self.comm, self.aggregation, self._forms(), self._cap, hooked=bool(hooked), check=check)
-        self._hooks = Hooks(hooked, self._steps.views, self._steps.launcher, self._begin) if hooked else None
-        self._unsynced = self._adapter.unsynced(partial(under_way, ref(self)))
-        for parameter, view in zip(parameters, self._steps.views, strict=True):
-            if isinstance(parameter, ArrayParameter):
-                parameter.grad = view
+            hooked = self._adapter.hooked if self._overlap else ()
+            check = self._finite_check() if self._check_finite else None
+            self._steps = Steps(self.comm, self.aggregation, self._forms(), self._cap, hooked=bool(hooked), check=check)
+            self._hooks = Hooks(hooked, self._steps.views, self._steps.launcher, self._begin) if hooked else None
+            self._unsynced = self._adapter.unsynced(partial(under_way, ref(self)))
+            for parameter, view in zip(self._adapter.parameters, self._steps.views, strict=True):
+                if isinstance(parameter, ArrayParameter):
+                    parameter.grad = view
 
     def _finite_check(self) -> FiniteCheck:
         tell = partial(self._channel.gather, purpose="tell what is not finite")
