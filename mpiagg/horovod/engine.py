@@ -114,11 +114,15 @@ class Engine:
             self._step()
         return request.over.is_set()
 
-    def end(self) -> None:
-        """Do what all ranks have asked for, end the rest, and give back the communicator; collective."""
+    def begin_to_end(self) -> None:
+        """Let the other ranks know that this one makes no more requests."""
         with self._changed:
             self._ends = True
             self._changed.notify()
+
+    def end(self) -> None:
+        """Do what all ranks have asked for, end the rest, and give back the communicator; collective."""
+        self.begin_to_end()
         while self._thread is None and not self._over:
             self._step()
         if self._thread is not None:
@@ -151,7 +155,7 @@ class Engine:
         with self._changed:
             pending = list(self._pending.values())
             flags = _JOINED * (self._join is not None) + _ENDS * self._ends
-        text = b"[" + b",".join(request.encoded for request in pending) + b"]"
+        text = msgspec.msgpack.encode([msgspec.Raw(request.encoded) for request in pending])
         first = blake2b(pending[0].encoded if pending else b"", digest_size=16).digest()
         own = np.array([*np.frombuffer(first, np.int64), flags, len(text)])
         told = moving_functions.allgather(own, comm=self.comm)
@@ -162,7 +166,7 @@ class Engine:
         whole = block_functions.allgatherv(np.frombuffer(text, np.uint8), lengths, comm=self.comm).tobytes()
         ends = np.cumsum(lengths).tolist()
         lists = [
-            msgspec.json.decode(whole[end - length : end], type=list[Terms])
+            msgspec.msgpack.decode(whole[end - length : end], type=list[Terms])
             for end, length in zip(ends, lengths, strict=True)
         ]
         joined = set(np.flatnonzero(told[:, 2] & _JOINED).tolist())

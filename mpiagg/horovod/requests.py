@@ -95,7 +95,7 @@ class Request:
     ) -> None:
         self.terms, self.tensors, self.in_place = terms, list(tensors), in_place
         self.splits, self.task = splits, task
-        self.encoded = msgspec.json.encode(terms)
+        self.encoded = msgspec.msgpack.encode(terms)
         self.over = threading.Event()
         self.result: Any = None
         self.error: BaseException | None = None

@@ -62,7 +62,8 @@ def _all_reduce(comm: Comm, request: Request) -> Tensors:
             parts = [request.tensors[i] for i in which]
             whole = _joined(comm, parts, terms, in_place=request.in_place)
             for i, piece in zip(which, whole.split([x.numel() for x in parts]), strict=True):
-                results[i] = piece.view(request.tensors[i].shape)
+                own = piece.view(request.tensors[i].shape)
+                results[i] = own if request.in_place or len(which) == 1 else own.clone()
     return _handed_out(request, results)
 
 
@@ -75,10 +76,10 @@ def _joined(comm: Comm, parts: Sequence[torch.Tensor], terms: Terms, *, in_place
             whole = whole.clone()
     else:
         whole = torch.cat([plain(x).reshape(-1) for x in parts])
-    whole = scaled(whole, terms.prescale)
+    whole, op = scaled(whole, terms.prescale), op_of(_OPS[terms.op], whole.dtype)
     if whole.numel():
         array = view(whole)
-        functions.allreduce(array, op_of(_OPS[terms.op], whole.dtype), out=array, comm=comm)
+        functions.allreduce(array, op, out=array, comm=comm)
     return _finished(whole, terms, comm.size)
 
 
@@ -87,7 +88,8 @@ def _handed_out(request: Request, results: Tensors) -> Tensors:
         return results
     for own, result in zip(request.tensors, results, strict=True):
         if own.data_ptr() != result.data_ptr() or not own.is_contiguous():
-            own.copy_(result)
+            with torch.inference_mode(own.is_inference()):
+                own.copy_(result)
     return request.tensors
 
 
@@ -95,7 +97,8 @@ def _adasum(comm: Comm, tensor: torch.Tensor) -> torch.Tensor:
     """Return the tensors of all ranks, combined two by two: what both have in common counts once."""
     if not tensor.is_floating_point():
         raise TypeError(f"Adasum is for floating-point tensors, not for {tensor.dtype}")
-    rows = tensor_of(moving_functions.allgather(moved(plain(tensor)), comm=comm))
+    whole = plain(tensor)  # an array over its memory does not keep it
+    rows = tensor_of(moving_functions.allgather(moved(whole), comm=comm))
     level = list(rows.reshape(comm.size, -1).view(tensor.dtype).double())
     while len(level) > 1:
         pairs = [_pair(*level[i : i + 2]) for i in range(0, len(level) - 1, 2)]
@@ -118,7 +121,8 @@ def _all_gather(comm: Comm, request: Request) -> Tensors:
         if result.numel():
             width = moved(result).size // len(result)
             sizes = [count * width for count in counts]
-            block_functions.allgatherv(moved(plain(tensor)), sizes, out=moved(result), comm=comm)
+            whole = plain(tensor)  # as above
+            block_functions.allgatherv(moved(whole), sizes, out=moved(result), comm=comm)
         results.append(result)
     return results
 
@@ -141,7 +145,8 @@ def _all_to_all(comm: Comm, request: Request) -> tuple[torch.Tensor, torch.Tenso
     width = moved(tensor.new_empty((1, *tensor.shape[1:]))).size
     if width:
         there, back = ([int(count) * width for count in counts] for counts in (sent, received))
-        block_functions.alltoallv(moved(plain(tensor)), there, back, out=moved(result), comm=comm, algorithm="pairwise")
+        whole = plain(tensor)  # as above
+        block_functions.alltoallv(moved(whole), there, back, out=moved(result), comm=comm, algorithm="pairwise")
     return result, torch.from_numpy(received.astype(np.int32))
 
 

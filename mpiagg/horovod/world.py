@@ -154,6 +154,8 @@ class State:
 
     def end(self) -> None:
         """End all sets; collective."""
+        for engine in self.engines.values():  # others may be waiting in any of them
+            engine.begin_to_end()
         for number in sorted(self.engines, reverse=True):
             self.engines[number].end()
         for number, each in self.sets.items():

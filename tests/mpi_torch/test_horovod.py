@@ -152,10 +152,38 @@ def test_a_name_is_in_use_once():
     for first in (True, False):
         if (RANK == 0) is first:
             kept = hvd.allreduce_async(torch.ones(2), name="twice")
-            with pytest.raises(ValueError, match="Duplicate tensor name"):
-                hvd.allreduce_async(torch.ones(2), name="twice")
+            if first:  # while the other ranks have not asked for it
+                with pytest.raises(ValueError, match="Duplicate tensor name"):
+                    hvd.allreduce_async(torch.ones(2), name="twice")
         hvd.barrier()
     assert torch.equal(hvd.synchronize(kept), torch.ones(2))
+
+
+def test_tensors_that_are_not_contiguous():
+    x = torch.arange(4.0 * SIZE).reshape(2 * SIZE, 2)[:, 0]
+    assert torch.equal(hvd.allgather(x), x.repeat(SIZE))
+    rows = x.repeat_interleave(2)[::2]
+    assert torch.equal(hvd.alltoall(rows), x[2 * RANK : 2 * RANK + 2].repeat(SIZE))
+    assert torch.equal(hvd.allreduce(rows, op=hvd.Adasum), x) or SIZE & (SIZE - 1)
+    given = torch.zeros(SIZE, 3, requires_grad=True)
+    hvd.alltoall(given).sum().backward()
+    assert (given.grad == 1).all()
+
+
+def test_results_are_tensors_of_their_own():
+    given = [torch.ones(3, requires_grad=True), torch.ones(4, requires_grad=True)]
+    found = hvd.grouped_allreduce(given, op=hvd.Sum)
+    found[0].add_(1)
+    assert found[0].untyped_storage().nbytes() == 12
+    with torch.inference_mode():
+        assert (hvd.allreduce_(torch.ones(3), op=hvd.Sum, prescale_factor=0.5) == SIZE / 2).all()
+
+
+@several
+def test_factors_that_are_no_numbers():
+    with pytest.raises(hvd.HorovodInternalError, match="postscale"):
+        hvd.allreduce(torch.ones(2), postscale_factor=float("nan") if RANK else 1.0)
+    hvd.barrier()
 
 
 def test_bad_splits():

@@ -105,6 +105,12 @@ class TorchState(ObjectState):
         self._states: dict[str, Any] = {}
         self.save()
 
+    def __setattr__(self, name: str, value: Any) -> None:
+        """Set an attribute; a part's is what is kept from now on."""
+        super().__setattr__(name, value)
+        if name in vars(self).get("_parts", ()):
+            self._parts[name] = value
+
     def save(self) -> None:
         """Keep the states of all parts."""
         self._states = {name: deepcopy(part.state_dict()) for name, part in self._parts.items()}

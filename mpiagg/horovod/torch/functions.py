@@ -28,7 +28,7 @@ def broadcast_parameters(
     """
     if isinstance(params, Mapping):
         pairs = sorted(params.items())
-    elif isinstance(params, Iterable):
+    elif isinstance(params, Iterable) and not isinstance(params, str):
         pairs = [each if isinstance(each, tuple) else (None, each) for each in params]
     else:
         raise ValueError(f"invalid params of type: {type(params)}")  # noqa: TRY004 - Horovod's

@@ -187,6 +187,8 @@ def _names_of(param_groups: list[dict[str, Any]], named: Named | None) -> dict[t
 
 def _groups_of(groups: Any, parameters: list[torch.Tensor]) -> dict[torch.Tensor, tuple[torch.Tensor, ...]]:
     """Return the group of each parameter that is in one."""
+    if isinstance(groups, int) and groups < 0:
+        raise ValueError(f"there cannot be {groups} groups")
     if isinstance(groups, int):
         cut = min(groups, len(parameters))
         size, more = divmod(len(parameters), cut) if cut else (0, 0)
