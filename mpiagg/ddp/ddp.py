@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from functools import partial
 from types import TracebackType
 from typing import Any, Final
-from weakref import ref
+from weakref import WeakMethod, finalize, ref
 
 from mpi4py import MPI
 
@@ -125,9 +125,9 @@ class DDP:
 
     def __getattr__(self, name: str) -> Any:
         """Return what the module has and DDP has not."""
-        if name == "module" or name.startswith("_"):
-            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
-        return getattr(self.module, name)
+        if name != "module" and not name.startswith("_"):
+            return getattr(self.module, name)
+        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
     def _check(self, aggregation: Aggregation | None, check_finite: bool | None) -> str:
         """Find fault with the arguments, or say in words what they are."""
@@ -163,8 +163,12 @@ class DDP:
             hooked = self._adapter.hooked if self._overlap else ()
             check = self._finite_check() if self._check_finite else None
             self._steps = Steps(self.comm, self.aggregation, self._forms(), self._cap, hooked=bool(hooked), check=check)
-            self._hooks = Hooks(hooked, self._steps.views, self._steps.launcher, self._begin) if hooked else None
+            self._hooks = (
+                Hooks(hooked, self._steps.views, self._steps.launcher, WeakMethod(self._begin)) if hooked else None
+            )
             self._unsynced = self._adapter.unsynced(partial(under_way, ref(self)))
+            if self._hooks is not None:  # who loses sight of a DDP may train its module by another
+                finalize(self, self._hooks.remove)
             for parameter, view in zip(self._adapter.parameters, self._steps.views, strict=True):
                 if isinstance(parameter, ArrayParameter):
                     parameter.grad = view
@@ -389,9 +393,7 @@ class DDP:
 def _kind(module: Any) -> type[DDP]:
     """Return the class of DDP for a module."""
     if is_torch(module):
-        from mpiagg.ddp.torch_ddp import TorchDDP  # noqa: PLC0415 - torch is an extra
-
-        return TorchDDP
-    from mpiagg.ddp.array_ddp import ArrayDDP  # noqa: PLC0415 - it is a DDP
-
-    return ArrayDDP
+        from mpiagg.ddp.torch_ddp import TorchDDP as Kind  # noqa: PLC0415 - torch is an extra
+    else:
+        from mpiagg.ddp.array_ddp import ArrayDDP as Kind  # type: ignore[assignment]  # noqa: PLC0415 - it is a DDP
+    return Kind

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
-from weakref import ref
+from weakref import WeakMethod, ref
 
 from mpiagg.arrays import Array
 from mpiagg.ddp.adapters import HookedParameter
@@ -28,8 +28,8 @@ class Hooks:
         Each parameter's gradient in its bucket.
     launcher : Launcher
         Where they go.
-    begin : callable
-        Called before each; returns whether this backward pass is one to be aggregated.
+    begin : weakref.WeakMethod
+        Of a method that is called before each; returns whether this backward pass is one to be aggregated.
     """
 
     def __init__(
@@ -37,7 +37,7 @@ class Hooks:
         parameters: Sequence[HookedParameter],
         views: Sequence[Array],
         launcher: Launcher,
-        begin: Callable[[], bool],
+        begin: WeakMethod[Callable[[], bool]],
     ) -> None:
         self._parameters, self._views, self._launcher, self._begin = parameters, views, launcher, begin
         self._ends = [parameter.on_gradient(partial(self._arrive, index)) for index, parameter in enumerate(parameters)]
@@ -45,7 +45,8 @@ class Hooks:
     def _arrive(self, index: int) -> None:
         """Take the gradient of a parameter."""
         again = index in self._launcher.placed
-        if not (self._begin() or again):
+        begin = self._begin()
+        if begin is None or not (begin() or again):
             return
         parameter = self._parameters[index]
         if again:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Mapping
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import fields
 from typing import Any, Final
+from weakref import WeakMethod
 
 import torch
 from mpi4py import MPI
@@ -18,16 +18,16 @@ from mpiagg.ddp.comm_hooks import CommHook, GradBucket, HookFlight
 from mpiagg.ddp.ddp import BUCKET_BYTES, DDP
 from mpiagg.ddp.sparse import average_sparse
 from mpiagg.ddp.steps import Gradients
+from mpiagg.ddp.torch_copies import SavedModule
 from mpiagg.ddp.torch_keywords import TorchKeywords
 from mpiagg.ddp.torch_modules import TorchAdapter, Unsynced, array_of
 from mpiagg.errors import PlanError
 from mpiagg.transport import channel_of
 
-PREFIX: Final = "module."
-"""What stands before the names in the state of a DDP, as in that of torch's."""
+_NAMES: Final = frozenset(field.name for field in fields(TorchKeywords))
 
 
-class TorchDDP(torch.nn.Module, DDP):  # type: ignore[misc]  # both have __call__, to and __getattr__, of one meaning
+class TorchDDP(SavedModule, DDP):
     """Distributed data-parallel training of a ``torch.nn.Module``; ``mpiagg.DDP(module)`` is one.
 
     A training loop that was written for torch's ``DistributedDataParallel`` runs with it as it is: ``backward()``
@@ -100,7 +100,10 @@ class TorchDDP(torch.nn.Module, DDP):  # type: ignore[misc]  # both have __call_
         **torch_keywords: Any,
     ) -> None:
         self._begin_life()
-        unknown = torch_keywords.keys() - {field.name for field in fields(TorchKeywords)}
+        if isinstance(comm, list | tuple):  # torch's arguments in their places: device_ids, output_device, dim
+            torch_keywords = {**torch_keywords, "device_ids": comm}
+            comm, aggregation, bucket_bytes = None, None, BUCKET_BYTES
+        unknown = torch_keywords.keys() - _NAMES
         if unknown:
             raise TypeError(f"mpiagg.DDP has no keyword {', '.join(sorted(unknown))}")
         asked = self._asked = TorchKeywords(**torch_keywords)
@@ -111,12 +114,6 @@ class TorchDDP(torch.nn.Module, DDP):  # type: ignore[misc]  # both have __call_
         DDP.__init__(self, module, comm, aggregation, bucket_bytes, overlap=overlap, check_finite=check_finite)
         if asked.init_sync:
             self._broadcast(self._adapter.arrays(buffers=asked.broadcast_buffers))
-
-    def _begin_life(self) -> None:
-        torch.nn.Module.__init__(self)
-        self._laid_out = self._queued = self._synced = self._expected = False
-        self._buffers_due = True
-        self._comm_hook: tuple[CommHook, Any] | None = None
 
     def _set_up(self) -> None:
         super()._set_up()
@@ -139,6 +136,8 @@ class TorchDDP(torch.nn.Module, DDP):  # type: ignore[misc]  # both have __call_
 
     def _lay_out(self) -> None:
         super()._lay_out()
+        if not self._overlap:
+            self._unsynced.tell(WeakMethod(self._on_gradient))
         if self._comm_hook is not None:
             self._take_hook()
 
@@ -157,7 +156,7 @@ class TorchDDP(torch.nn.Module, DDP):  # type: ignore[misc]  # both have __call_
         except AttributeError:
             if name == "module" or name.startswith("_"):
                 raise
-        return getattr(self.module, name)
+        return getattr(self._asked if name in _NAMES else self.module, name)
 
     def forward(self, *inputs: Any, **keywords: Any) -> Any:
         """Call the module, so that backward passes through what it returns aggregate gradients.
@@ -180,7 +179,7 @@ class TorchDDP(torch.nn.Module, DDP):  # type: ignore[misc]  # both have __call_
                 lambda x: x.to(device) if isinstance(x, torch.Tensor) else x, (inputs, keywords)
             )
         found = self.module(*inputs, **keywords)
-        if trains:
+        if torch.is_grad_enabled():
             self._watch(found)
         return found
 
@@ -189,8 +188,8 @@ class TorchDDP(torch.nn.Module, DDP):  # type: ignore[misc]  # both have __call_
         tensors = [x for x in tree_leaves(found) if isinstance(x, torch.Tensor) and x.grad_fn is not None]
         for tensor in tensors:
             tensor.register_hook(self._queue)
-        # Where there are none to be seen, the first gradient of a parameter tells of the pass.
-        self._expected, self._queued = not tensors, False
+        # Where the pass goes by none of them, the first gradient of a parameter tells of it.
+        self._expected, self._queued, self._pass_syncs = True, False, self._syncing
 
     def _queue(self, _: object = None) -> None:
         """Have gradients aggregated when the backward pass that is under way is over."""
@@ -200,16 +199,33 @@ class TorchDDP(torch.nn.Module, DDP):  # type: ignore[misc]  # both have __call_
             torch.autograd.Variable._execution_engine.queue_callback(self._end_pass)  # noqa: SLF001 - torch's only name
 
     def _end_pass(self) -> None:
+        came = bool(self._unsynced.found) or (self._expected and self._asked.find_unused_parameters)
         self._queued = self._expected = False
-        if self._syncing and not self._freed and self._unsynced.found:
-            super()._sync(None, overlapped=False)
+        if self._pass_syncs and not self._freed and came:
+            with self._channel.one_thread, self._adapter.stream():
+                self._sync_in_stream(None, overlapped=False)
             self._synced = True
 
     def _begin(self) -> bool:
-        begun = super()._begin()
-        if begun and self._expected:
+        if not self._expected:
+            return super()._begin()
+        if not (self._pass_syncs and self._steps.begin()):
+            return False
+        self._queue()
+        return True
+
+    def _on_gradient(self, _: object) -> None:
+        """Hear of a gradient where no hooks take them."""
+        if self._expected:
             self._queue()
-        return begun
+
+    @contextmanager
+    def no_sync(self) -> Iterator[None]:
+        """Let gradients of forwards in this block add up: what has a gradient then may be stepped with as it is."""
+        with super().no_sync():
+            yield
+        if self._laid_out:
+            self._unsynced.excuse()
 
     # -- gradients
 
@@ -308,7 +324,8 @@ class TorchDDP(torch.nn.Module, DDP):  # type: ignore[misc]  # both have __call_
                 broadcast(array, root=0, out=array, comm=self.comm)
                 if self.comm.rank != 0:
                     for buffer, part in zip(buffers, whole.split([x.numel() for x in buffers]), strict=True):
-                        buffer.copy_(part.view(buffer.shape))
+                        # A graph that remembers the buffer goes on with what is there, as with torch's DDP.
+                        buffer.data.copy_(part.view(buffer.shape))
 
     def to(self, *args: Any, **kwargs: Any) -> TorchDDP:
         """Call the ``to`` of a module of torch's, and lay the buckets out again if that changes anything; collective.
@@ -343,6 +360,22 @@ class TorchDDP(torch.nn.Module, DDP):  # type: ignore[misc]  # both have __call_
             self._lay_out_again()
         return self
 
+    def half(self) -> TorchDDP:
+        """Call :meth:`to` with float16."""
+        return self.to(torch.float16)
+
+    def bfloat16(self) -> TorchDDP:
+        """Call :meth:`to` with bfloat16."""
+        return self.to(torch.bfloat16)
+
+    def float(self) -> TorchDDP:
+        """Call :meth:`to` with float32."""
+        return self.to(torch.float32)
+
+    def double(self) -> TorchDDP:
+        """Call :meth:`to` with float64."""
+        return self.to(torch.float64)
+
     def _lay_out_again(self) -> None:
         """Make the buckets of the parameters as they are now; collective."""
         self._channel.agree_on(self._check_again)
@@ -352,47 +385,3 @@ class TorchDDP(torch.nn.Module, DDP):  # type: ignore[misc]  # both have __call_
         self._steps.require_end()
         self._end_steps()
         return self._check(*self._given)
-
-    def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
-        """Load a state of a DDP, whose names begin with ``module.``, or of the module itself; see torch's.
-
-        It is loaded on this rank alone: load it on all, or call :meth:`DDP.broadcast_parameters` afterwards.
-        """
-        prefixed = {PREFIX + name: value for name, value in state_dict.items()}
-        own = self.state_dict().keys()
-        if not own & state_dict.keys() and own & prefixed.keys():
-            state_dict = prefixed
-        return torch.nn.Module.load_state_dict(self, state_dict, strict, assign)
-
-    # -- copies
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> TorchDDP:
-        """Return a DDP of a copy of the module, on the same ranks, which sets up its buckets at its first step.
-
-        An aggregation that was given is shared by both.
-        """
-        made: TorchDDP = TorchDDP.__new__(TorchDDP)
-        own = {"comm": self.comm, "_given": self._given, "_comm_hook": self._comm_hook}
-        made.__setstate__({**self._state(), **own, "module": copy.deepcopy(self.module, memo)})
-        return made
-
-    def __copy__(self) -> TorchDDP:
-        """Refuse: the copy would train the same module."""
-        raise TypeError("DDP can be copied with its module, by copy.deepcopy, and not without")
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        """Return what a saved one is made of: on the ranks of the world, with the default aggregation."""
-        if self._given[0] is not None or self._comm_hook is not None or self._asked.process_group is not None:
-            raise TypeError("a DDP with an aggregation, a hook or a group of its own cannot be saved; its module can")
-        return TorchDDP.__new__, (TorchDDP,), self._state()
-
-    def _state(self) -> dict[str, Any]:
-        kept = ("module", "_asked", "_cap", "_overlap", "_buffers_due", "training")
-        return {"_given": (None, self._given[1]), **{name: getattr(self, name) for name in kept}}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        """Take over what a saved one was; it sets itself up at its first step."""
-        self._begin_life()
-        self.comm, self._syncing, self._freed = MPI.COMM_WORLD, True, False
-        for name, value in state.items():
-            setattr(self, name, value)

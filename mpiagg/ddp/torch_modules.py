@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from operator import attrgetter, is_
 from typing import Any, Final
-from weakref import WeakValueDictionary
+from weakref import WeakMethod, WeakValueDictionary
 
 import numpy as np
 import torch
@@ -168,15 +168,34 @@ class Unsynced:
     def __init__(self, parameters: Iterable[torch.Tensor], under_way: Callable[[], bool | None]) -> None:
         self.found: set[torch.Tensor] = set()
         self._under_way = under_way
-        self.clear = self.found.clear
+        self._excused: set[torch.Tensor] = set()
         # A set's own method, without a frame of Python: it is called for each parameter in each backward pass.
         self._hooks = [each.register_post_accumulate_grad_hook(self.found.add) for each in parameters]
+        self._trained = parameters
         self._hooks.append(register_optimizer_step_pre_hook(self._before_step))
+
+    def clear(self) -> None:
+        """Forget the gradients that there were: they are aggregated."""
+        self.found.clear()
+        self._excused.clear()
+
+    def excuse(self) -> None:
+        """Let optimizers step with the gradients that there are: somebody else takes care of them."""
+        self._excused |= self.found
+
+    def tell(self, call: WeakMethod[Callable[[object], None]]) -> None:
+        """Call a method at every gradient, as long as there is its object."""
+
+        def told(parameter: torch.Tensor) -> None:
+            if (method := call()) is not None:
+                method(parameter)
+
+        self._hooks += [each.register_post_accumulate_grad_hook(told) for each in self._trained]
 
     def _before_step(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
         if not self.found or (under_way := self._under_way()) is None:
             return
-        mine = [x for group in optimizer.param_groups for x in group["params"] if x in self.found]
+        mine = [x for group in optimizer.param_groups for x in group["params"] if x in self.found - self._excused]
         if mine and (under_way or any(x.grad is not None for x in mine)):
             raise PlanError("an optimizer was to step with gradients that sync_gradients() has not aggregated")
 

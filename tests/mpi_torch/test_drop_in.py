@@ -1,6 +1,7 @@
 """DDP in the place of torch's DistributedDataParallel: the same training loops, with the same results."""
 
 import copy
+import gc
 import io
 from dataclasses import dataclass
 from functools import partial
@@ -142,6 +143,67 @@ def hooked(state, hook, ddp, optimizer):
     steps(ddp, optimizer)
 
 
+def two_forwards(ddp, optimizer):
+    for step in range(3):
+        optimizer.zero_grad()
+        (ddp(batch(step)).sum() * ddp(batch(step + 50)).sum()).backward()
+        optimizer.step()
+
+
+def by_hand(ddp, optimizer):
+    for step in range(3):
+        optimizer.zero_grad()
+        with ddp.no_sync():
+            loss_of(ddp(batch(step))).backward()
+        for parameter in ddp.parameters():
+            dist.all_reduce(parameter.grad, dist.ReduceOp.AVG)
+        optimizer.step()
+
+
+def forward_in_no_sync(ddp, optimizer):
+    for step in range(3):
+        optimizer.zero_grad()
+        with ddp.no_sync():
+            loss = loss_of(ddp(batch(step)))
+        loss.backward()
+        loss = loss_of(ddp(batch(step + 50)))
+        with ddp.no_sync():
+            loss.backward()
+        optimizer.step()
+
+
+def by_another_loss(ddp, optimizer):
+    for step in range(3):
+        optimizer.zero_grad()
+        ddp(batch(step))
+        loss_of(ddp.module.kept).backward()
+        optimizer.step()
+
+
+class Keeping(nn.Module):
+    """Returns something else than what it is trained by."""
+
+    def __init__(self):
+        super().__init__()
+        self.net, self.kept = net(), None
+
+    def forward(self, x):
+        self.kept = self.net(x)
+        return x * 1
+
+
+class Sometimes(nn.Module):
+    """Rank 0 alone uses its parameters."""
+
+    def __init__(self):
+        super().__init__()
+        self.net = nn.Linear(4, 4)
+
+    def forward(self, x):
+        x = x.clone().requires_grad_()
+        return self.net(x) if RANK == 0 else 2 * x
+
+
 def plain_sgd(parameters):
     return torch.optim.SGD(parameters, lr=0.1)
 
@@ -164,6 +226,11 @@ CASES = {
     "tied, reentrant": (partial(Checkpointed, reentrant=True), steps, {"static_graph": True}),
     "tied, not reentrant": (partial(Checkpointed, reentrant=False), steps, {}),
     "unused": (Branches, steps, {"find_unused_parameters": True}),
+    "two forwards, one backward": (net, two_forwards, {}),
+    "gradients averaged by hand": (net, by_hand, {}),
+    "no_sync around a forward alone": (net, forward_in_no_sync, {}),
+    "another loss": (Keeping, by_another_loss, {}),
+    "another loss, serial": (Keeping, by_another_loss, {"overlap": False}),
     "nested": (partial(Nested, lambda x: {"a": [x], "b": "c"}), steps, {}),
     "dataclass": (partial(Nested, Found), steps, {}),
     "gradient penalty": (partial(Checkpointed, reentrant=False), penalised, {}),
@@ -365,3 +432,26 @@ def test_uneven_batches_join_by_torchs_keyword():
         with ddp.join(enable=False):
             steps(ddp, optimizer, 1)
         refused(ValueError, "throw_on_early_termination", lambda: ddp.join(throw_on_early_termination=True))
+
+
+def test_what_torch_programs_do_with_a_ddp():
+    model = net()
+    with mpiagg.DDP(model, None, None, 1).double() as ddp:
+        assert model[0].weight.dtype == torch.float64
+        steps(ddp, plain_sgd(ddp.parameters()))
+        assert ddp.find_unused_parameters is False
+    steps(mpiagg.DDP(model), plain_sgd(model.parameters()))  # and lose sight of it
+    gc.collect()
+    with mpiagg.DDP(model) as ddp:
+        steps(ddp, plain_sgd(ddp.parameters()))
+    refused(ValueError, "device_ids must be None", lambda: mpiagg.DDP(model, [0], 0))
+
+
+def test_a_rank_that_uses_no_parameter_at_all():
+    model = Sometimes().double()
+    with mpiagg.DDP(model, find_unused_parameters=True) as ddp:
+        for step in range(3):
+            model.zero_grad()
+            loss_of(ddp(batch(step))).backward()
+            mine = [x.grad.numpy().tobytes() for x in model.parameters()]
+            assert COMM.allgather(mine) == [mine] * SIZE
