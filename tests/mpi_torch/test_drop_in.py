@@ -146,7 +146,7 @@ def hooked(state, hook, ddp, optimizer):
 def two_forwards(ddp, optimizer):
     for step in range(3):
         optimizer.zero_grad()
-        (ddp(batch(step)).sum() * ddp(batch(step + 50)).sum()).backward()
+        (ddp(batch(step)).sum() * ddp(batch(step + 50)).sum()).mul(1e-3).backward()
         optimizer.step()
 
 
@@ -256,7 +256,7 @@ def test_a_training_loop_gives_what_it_gives_with_torchs(make, train, keywords):
     state = found.state_dict()
     assert list(state) == list(wanted.state_dict())
     for name, value in wanted.state_dict().items():
-        torch.testing.assert_close(state[name], value, rtol=0, atol=1e-12, msg=f"{name}: {state[name]} {value}")
+        torch.testing.assert_close(state[name], value, rtol=1e-9, atol=1e-9, msg=f"{name}: {state[name]} {value}")
     if keywords.get("broadcast_buffers", True):
         states = COMM.allgather([x.detach().numpy().tobytes() for x in found.module.parameters()])
         assert states == [states[0]] * SIZE
