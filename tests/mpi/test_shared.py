@@ -152,7 +152,8 @@ def test_what_a_choice_has_for_vectors_elsewhere(comm, rank, size, compare, memo
     channel, length = channel_of(comm), 20_001
     inputs, buffer = vectors_of(size, length), memory(place, length)
     wanted = operation(channel, "allreduce", (length,), choice=Choice("shared", elsewhere="tree"))
-    mapped = size == 1 or NOWHERE not in channel.memory.host.tell(channel.memory.host.position(buffer))
+    shared = channel.memory.host
+    mapped = size == 1 or tuple(NOWHERE) not in shared.tell(shared.position(buffer), "tell where it lies")
     other = buffer.copy()
     with mpiagg.allreduce_init(other, out=other, comm=comm, algorithm="tree") as plan:
         messages = plan.nbytes
