@@ -30,10 +30,6 @@ _COUNT = count(1)
 _UNDER_WAY: dict[int, tuple[Engine, Request, Callable[[Any], Any]]] = {}
 
 
-def _first(results: list[torch.Tensor]) -> torch.Tensor:
-    return results[0]
-
-
 def op_of(op: int | None, average: bool | None) -> int:
     """Return the op that two arguments ask for; ValueError if they contradict."""
     if op is not None and average is not None:
@@ -47,39 +43,37 @@ def op_of(op: int | None, average: bool | None) -> int:
 
 def submit(
     kind: str,
-    tensors: Tensors,
+    given: torch.Tensor | Tensors,
     name: str | None,
     process_set: ProcessSet,
     *,
     own_rows: bool = False,
-    grouped: bool = False,
     in_place: bool = False,
     splits: Sequence[int] = (),
-    then: Callable[[Any], Any] | None = None,
     **terms: Any,
 ) -> int:
-    """Ask for a collective; return the number under which its result is to be had."""
+    """Ask for a collective of a tensor, or of several at once; return the handle of as many results."""
     engine = engine_of(process_set)
-    if kind in ("allgather", "alltoall", "reducescatter") and any(not x.dim() for x in tensors):
-        raise InvalidRequestError(f"{kind} is of tensors with at least one dimension")
-    label = f"grouped_{kind}" if grouped else kind
-    if name is None:
-        numbers, key = state().numbers, (process_set.process_set_id or 0, label)
-        numbers[key] = numbers.get(key, 0) + 1
-        name = f"{label}.noname.{numbers[key]}"
-    else:
-        name = f"{label}.{name}"
+    tensors = [given] if isinstance(given, torch.Tensor) else given
     bare = [x.detach() for x in tensors]
+    if kind in ("allgather", "alltoall", "reducescatter") and any(not x.dim() for x in bare):
+        raise InvalidRequestError(f"{kind} is of tensors with at least one dimension")
+    if name is None:
+        numbers, key = state().numbers, (process_set.process_set_id or 0, kind)
+        numbers[key] = numbers.get(key, 0) + 1
+        name = f"noname.{numbers[key]}"
     shapes = tuple((0, *x.shape[1:]) if own_rows else tuple(x.shape) for x in bare)
-    asked = Terms(name, kind, tuple(str(x.dtype) for x in bare), shapes, **terms)
+    asked = Terms(f"{kind}.{name}", kind, tuple(str(x.dtype) for x in bare), shapes, **terms)
     request = engine.submit(Request(asked, bare, in_place=in_place, splits=splits))
+
+    def result(found: Any) -> Any:
+        if in_place:
+            return given
+        return found if given is tensors else found[0]
+
     number = next(_COUNT)
-    _UNDER_WAY[number] = engine, request, then or (_same if grouped else _first)
+    _UNDER_WAY[number] = engine, request, result
     return number
-
-
-def _same(results: Any) -> Any:
-    return results
 
 
 def root_of(root_rank: int, process_set: ProcessSet) -> int:
@@ -119,11 +113,26 @@ def synchronize(handle: Handle) -> Any:
         return handle()
     if handle not in _UNDER_WAY:
         return None
-    engine, request, then = _UNDER_WAY.pop(handle)
-    return then(engine.wait(request))
+    engine, request, result = _UNDER_WAY.pop(handle)
+    return result(engine.wait(request))
 
 
 # -- all-reduce
+
+
+def reduction(
+    kind: str,
+    given: torch.Tensor | Tensors,
+    name: str | None,
+    op: int,
+    factors: tuple[float, float],
+    process_set: ProcessSet,
+    *,
+    in_place: bool = False,
+) -> int:
+    """Ask for a collective that reduces, of values times the first factor; its results are times the second."""
+    prescale, postscale = map(float, factors)
+    return submit(kind, given, name, process_set, in_place=in_place, op=op, prescale=prescale, postscale=postscale)
 
 
 def allreduce_async(
@@ -136,8 +145,8 @@ def allreduce_async(
     process_set: ProcessSet = global_process_set,
 ) -> int:
     """Start :func:`allreduce`; return a handle for :func:`poll` and :func:`synchronize`."""
-    factors: dict[str, Any] = {"prescale": float(prescale_factor), "postscale": float(postscale_factor)}
-    return submit("allreduce", [tensor], name, process_set, op=op_of(op, average), **factors)
+    factors = (prescale_factor, postscale_factor)
+    return reduction("allreduce", tensor, name, op_of(op, average), factors, process_set)
 
 
 def allreduce_async_(
@@ -150,9 +159,8 @@ def allreduce_async_(
     process_set: ProcessSet = global_process_set,
 ) -> int:
     """Start :func:`allreduce_`; return a handle."""
-    factors: dict[str, Any] = {"prescale": float(prescale_factor), "postscale": float(postscale_factor)}
-    own: dict[str, Any] = {"then": lambda _: tensor, "in_place": True}
-    return submit("allreduce", [tensor], name, process_set, op=op_of(op, average), **factors, **own)
+    factors = (prescale_factor, postscale_factor)
+    return reduction("allreduce", tensor, name, op_of(op, average), factors, process_set, in_place=True)
 
 
 def grouped_allreduce_async(
@@ -165,8 +173,8 @@ def grouped_allreduce_async(
     process_set: ProcessSet = global_process_set,
 ) -> int:
     """Start :func:`grouped_allreduce`; return a handle."""
-    factors: dict[str, Any] = {"prescale": float(prescale_factor), "postscale": float(postscale_factor)}
-    return submit("allreduce", tensors, name, process_set, grouped=True, op=op_of(op, average), **factors)
+    factors = (prescale_factor, postscale_factor)
+    return reduction("allreduce", tensors, name, op_of(op, average), factors, process_set)
 
 
 def grouped_allreduce_async_(
@@ -179,33 +187,24 @@ def grouped_allreduce_async_(
     process_set: ProcessSet = global_process_set,
 ) -> int:
     """Start :func:`grouped_allreduce_`; return a handle."""
-    factors: dict[str, Any] = {"prescale": float(prescale_factor), "postscale": float(postscale_factor)}
-    own: dict[str, Any] = {"then": lambda _: tensors, "in_place": True, "grouped": True}
-    return submit("allreduce", tensors, name, process_set, op=op_of(op, average), **factors, **own)
+    factors = (prescale_factor, postscale_factor)
+    return reduction("allreduce", tensors, name, op_of(op, average), factors, process_set, in_place=True)
 
 
-class HorovodAllreduce(torch.autograd.Function):  # type: ignore[misc]  # mypy sees no classes of torch's
-    """An all-reduce of several tensors, whose gradient is one of the same op."""
-
+class _WithGradient(torch.autograd.Function):  # type: ignore[misc]  # mypy sees no classes of torch's
     @staticmethod
-    def forward(ctx: Any, start: Callable[..., int], named: dict[str, Any], *tensors: torch.Tensor) -> Any:
-        """Reduce."""
-        ctx.named, ctx.start = named, start
-        return _tuple_of(synchronize(start(_given(start, tensors), **named)))
+    def forward(ctx: Any, results: Tensors, back: Callable[[Tensors], Tensors], *_: torch.Tensor) -> Any:
+        ctx.back = back
+        return tuple(results)
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
-        """Reduce the gradients."""
-        named = {**ctx.named, "name": None}
-        return None, None, *_tuple_of(synchronize(ctx.start(_given(ctx.start, gradients), **named)))
+        return None, None, *ctx.back(gradients)
 
 
-def _given(start: Callable[..., int], tensors: Tensors) -> Any:
-    return list(tensors) if start.__name__.startswith("grouped") else tensors[0]
-
-
-def _tuple_of(results: Any) -> tuple[torch.Tensor, ...]:
-    return (results,) if isinstance(results, torch.Tensor) else tuple(results)
+def with_gradient(results: Tensors, back: Callable[[Tensors], Tensors], tensors: Tensors) -> list[torch.Tensor]:
+    """Return results of a collective of ``tensors``, whose gradients ``back`` makes of those of the results."""
+    return list(_WithGradient.apply(results, back, *tensors))
 
 
 def allreduce(
@@ -251,11 +250,8 @@ def allreduce(
     --------
     >>> loss = hvd.allreduce(loss)  # doctest: +SKIP
     """
-    small, kept = compression.compress(tensor)
-    factors = {"prescale_factor": prescale_factor, "postscale_factor": postscale_factor}
-    named = {"name": name, "op": op_of(op, average), "process_set": process_set, **factors}
-    (result,) = HorovodAllreduce.apply(allreduce_async, named, small)
-    return compression.decompress(result, kept)
+    factors = (prescale_factor, postscale_factor)
+    return grouped_allreduce([tensor], average, name, compression, op, *factors, process_set)[0]
 
 
 def allreduce_(
@@ -282,11 +278,16 @@ def grouped_allreduce(
     process_set: ProcessSet = global_process_set,
 ) -> list[torch.Tensor]:
     """Reduce several tensors over the ranks, those of a dtype as one; see :func:`allreduce`."""
-    small = [compression.compress(x) for x in tensors]
-    factors = {"prescale_factor": prescale_factor, "postscale_factor": postscale_factor}
-    named = {"name": name, "op": op_of(op, average), "process_set": process_set, **factors}
-    results = HorovodAllreduce.apply(grouped_allreduce_async, named, *(x for x, _ in small))
-    return [compression.decompress(x, kept) for x, (_, kept) in zip(results, small, strict=True)]
+    factors = (prescale_factor, postscale_factor)
+    pairs = [compression.compress(x) for x in tensors]
+    small = [x for x, _ in pairs]
+
+    def back(gradients: Tensors) -> Tensors:
+        return grouped_allreduce(gradients, average, None, Compression.none, op, *factors, process_set)
+
+    results = synchronize(grouped_allreduce_async(small, average, name, op, *factors, process_set))
+    results = with_gradient(results, back, small)
+    return [compression.decompress(x, kept) for x, (_, kept) in zip(results, pairs, strict=True)]
 
 
 def grouped_allreduce_(
@@ -305,7 +306,7 @@ def grouped_allreduce_(
 
 def barrier(process_set: ProcessSet = global_process_set) -> None:
     """Wait for all ranks."""
-    synchronize(submit("barrier", [], None, process_set, then=_same))
+    synchronize(submit("barrier", [], None, process_set))
 
 
 def join(device: int = -1) -> int:
