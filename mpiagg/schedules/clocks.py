@@ -103,7 +103,7 @@ class Clocks:
     """
 
     def __init__(self, posts: Posts, links: Links, *, overlapping: bool = False) -> None:
-        self._size, self._posts, self._eager = len(links.of), posts, links.eager
+        self._size, self._posts, self._eager, self._beta = len(links.of), posts, links.eager, links.beta
         waves = Waves(posts, self._size)
         self._loads = Loads(posts, waves, links)
         self._ends, self._times = posts.rank[waves.ends], posts.times[waves.ends[0]]
@@ -152,6 +152,10 @@ class Clocks:
     def busiest(self) -> float:
         """Return the most chunks that leave, or enter, by one link."""
         return float(self._loads.carried.max())
+
+    def least(self) -> float:
+        """Return how many seconds the busiest link takes for a byte of each of its chunks, whenever they are sent."""
+        return float((self._loads.carried * self._beta).max())
 
     def crossing(self) -> tuple[float, ...]:
         """Return how many chunks cross each level: the links of nodes, and those of the network."""

@@ -153,7 +153,10 @@ class Pricing:
         return (times[-1] - times[calls // 2 - 1]) / (calls - calls // 2)
 
     def _price(self, nbytes: float, gamma: float, *, latency: float = 1.0, chance: Chance | None = None) -> float:
-        return float(self._clocks.run(nbytes / self._pieces, gamma, latency=latency, chance=chance).max())
+        chunk = nbytes / self._pieces
+        clocks = self._clocks.run(chunk, gamma, latency=latency, chance=chance)
+        # Messages of different rounds may be under way at the same time: together they take the link's time at least.
+        return max(float(clocks.max()), chunk * self._clocks.least())
 
 
 _LITTLE: Final = 1e-5

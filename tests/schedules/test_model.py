@@ -439,6 +439,14 @@ def test_ranks_of_a_node_share_its_link_if_they_do_the_same_at_the_same_time():
     assert finish_times(within, 1, cluster, layout) == pytest.approx([11, 1.1, 11, 0])
 
 
+def test_no_price_is_below_what_the_busiest_link_takes_for_all_its_bytes():
+    """Rank 0 sends to rank 2 while rank 1, which starts later, sends to rank 3: both by the link of the first node."""
+    cluster = replace(BYTES, node_alpha=0.0, node_beta=0.25)
+    assert price("tree", "broadcast", Layout.of([2, 2]), 8, cluster) == 16
+    assert price("bine", "broadcast", Layout.of([2, 2]), 8, cluster) == 8 + 8 * 0.25
+    assert price("tree", "broadcast", Layout.of([2, 2]), 8, replace(cluster, links=(1.0, 2.0))) == 32
+
+
 @pytest.mark.parametrize(("name", "collective"), SERVED)
 def test_nodes_of_one_rank_are_ranks_with_links_of_their_own(name, collective):
     layout = Layout.of([1] * 7)
