@@ -137,6 +137,8 @@ class RankGroup(dist.ProcessGroup):  # type: ignore[misc]  # mypy sees no classe
         self._description = description
         self._set_label()
 
+    group_name, group_desc = property(getGroupName), property(getGroupDesc)  # torch before 2.6 asks no method
+
     def _set_label(self) -> None:
         """Have recordings call the group as torch does."""
         self._trail.label = self._name if self._description == "undefined" else f"{self._name}:{self._description}"
