@@ -15,11 +15,11 @@ import torch.distributed as dist
 
 from mpiagg.torch.process_group import ProcessGroup
 from mpiagg.torch.starting import BACKEND, init_process_group
+from mpiagg.torch.versions import HAVE_RECORDERS
 
 __all__ = ["BACKEND", "ProcessGroup", "init_process_group"]
 
-# torch from 2.14 on attaches its own recorder to groups of other backends, which needs a group written in C++.
-getattr(dist.distributed_c10d, "_FR_SELF_RECORDING_BACKENDS", set()).add(BACKEND)
+HAVE_RECORDERS.add(BACKEND)
 
 if not hasattr(dist.Backend, BACKEND.upper()):
     dist.Backend.register_backend(BACKEND, ProcessGroup.create, extended_api=True, devices=["cpu", "cuda"])

@@ -38,3 +38,11 @@ def _torch_keeps_works() -> bool:
 
 KEPT: Final[set[Any] | None] = None if _torch_keeps_works() else set()
 """The works for which nobody has waited or asked yet, where torch does not keep them; None where it does."""
+
+HAVE_RECORDERS: Final[set[str]] = getattr(dist.distributed_c10d, "_FR_SELF_RECORDING_BACKENDS", set())
+"""The backends that record their calls themselves. torch 2.15 attaches its recorder to groups of others, which must be
+written in C++; those before it have no such recorder."""
+
+SPLITS: Final = not hasattr(dist.ProcessGroup, "_set_sequence_number_for_group")
+"""Whether ``dist.split_group`` takes groups that are written in Python, as that of torch 2.15: others number what they
+have split by a method that such groups cannot have."""

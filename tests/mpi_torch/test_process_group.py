@@ -30,6 +30,11 @@ DTYPES = [
 ]
 
 
+def there_if(condition):
+    """Return what leaves a test out, unless torch has what it needs."""
+    return lambda test: test if condition else None
+
+
 def numbers(rank, dtype=torch.float32, shape=(3, 4)):
     """Return a rank's numbers, small enough that every dtype adds up those of all ranks without rounding."""
     generator = torch.Generator().manual_seed(rank)
@@ -362,6 +367,50 @@ def test_groups_may_overlap():
             dist.destroy_process_group(group)
 
 
+def test_a_group_is_split():
+    others = list(range(SIZE))[1:]
+    mine = [0] if RANK == 0 else others[::-1]
+    part = dist.group.WORLD.split_group(mine, timedelta(seconds=20), group_name=f"split {mine}", group_desc="part")
+    assert (part.rank(), part.size()) == (mine.index(RANK), len(mine))
+    assert (part.getGroupName(), part.getGroupDesc()) == (f"split {mine}", "part")
+    part.allreduce(tensor := torch.tensor([float(RANK)])).wait()
+    assert tensor.item() == sum(mine)
+    assert SIZE == 1 or dist.group.WORLD.split_group([(RANK + 1) % SIZE]) is None
+    part.shutdown()
+
+
+NEW = not hasattr(dist.ProcessGroup, "_set_sequence_number_for_group")
+"""Whether it is torch 2.15 or newer. Those before split no group without a GPU, and refuse all but Gloo's a barrier."""
+
+
+@there_if(NEW)
+def test_torch_splits_a_group():
+    parts = [[0], list(range(SIZE))[:0:-1]] if SIZE > 1 else [[0]]
+    group = dist.split_group(split_ranks=parts)
+    mine = parts[RANK > 0]
+    assert dist.get_process_group_ranks(group) == mine
+    assert dist.get_rank(group) == mine.index(RANK)
+    dist.all_reduce(tensor := torch.tensor([float(RANK)]), group=group)
+    assert tensor.item() == sum(mine)
+    dist.broadcast(tensor, mine[0], group=group)
+    dist.destroy_process_group(group)
+    alone = dist.split_group(split_ranks=[[SIZE - 1]])
+    assert (alone is dist.GroupMember.NON_GROUP_MEMBER) == (RANK < SIZE - 1)
+    if RANK == SIZE - 1:
+        dist.destroy_process_group(alone)
+
+
+@there_if(NEW)
+def test_torch_has_a_monitored_barrier():
+    dist.monitored_barrier(timeout=timedelta(seconds=60))
+    if SIZE > 1:
+        words = f"Rank {SIZE - 1} failed to pass monitoredBarrier|Rank {RANK} successfully reached monitoredBarrier"
+        if RANK < SIZE - 1:
+            with pytest.raises(RuntimeError, match=words):
+                dist.monitored_barrier(timeout=timedelta(seconds=0.3))
+    dist.barrier()
+
+
 def test_ranks_of_another_job_are_refused():
     class Store:
         def set(self, *_):
@@ -461,11 +510,6 @@ def test_torchs_ddp_with_a_hook_that_waits():
     assert all(torch.equal(each, gradients[0]) for each in gradients)
 
 
-def there_if(condition):
-    """Return what leaves a test out, unless torch has what it needs."""
-    return lambda test: test if condition else None
-
-
 @there_if(hasattr(dist, "init_device_mesh"))  # FSDP of torch 2.1 needs a GPU
 @pytest.mark.filterwarnings("ignore:FSDP is switching")  # of one rank
 def test_fsdp1_trains_as_one_process():
@@ -496,7 +540,7 @@ def test_tensor_parallel_is_as_one_process():
 
 
 ALLOCATES = hasattr(getattr(fsdp, "FSDPModule", None), "set_allocate_memory_from_process_group_for_comm")
-"""Whether FSDP2 can take memory of a process group: from torch 2.8 on."""
+"""Whether FSDP2 can take memory of a process group: torch 2.7 cannot, 2.10 can."""
 
 
 @there_if(hasattr(fsdp, "fully_shard") and hasattr(torch.cpu.Stream, "record_event"))  # before torch 2.7 it needs a GPU
