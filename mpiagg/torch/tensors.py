@@ -122,7 +122,7 @@ def multiplied(tensor: torch.Tensor, reduce_op: Any) -> torch.Tensor:
     """Return a tensor by what each rank's values are multiplied with before they are added up, if with anything."""
     if _kind(reduce_op) != dist.ReduceOp.PREMUL_SUM:
         return plain(tensor)
-    _, factor = reduce_op.__getstate__()  # for pickle; torch has no other name for it before 2.13
+    _, factor = reduce_op.__getstate__()  # for pickle: torch 2.10 has no other name for it
     return (tensor * factor).to(tensor.dtype).contiguous()
 
 

@@ -521,8 +521,15 @@ def test_fsdp1_trains_as_one_process():
             assert torch.allclose(one, other, atol=1e-9, rtol=0)
 
 
+def dtensor_warns(test):
+    """Let DTensor warn of itself: that of torch 2.6 of random numbers on the CPU, that of 2.7 of its fake tensors."""
+    for words in ("DTensor random operators", "Deallocating Tensor that still"):
+        test = pytest.mark.filterwarnings(f"ignore:{words}:UserWarning")(test)
+    return test
+
+
 @there_if(hasattr(torch.distributed, "tensor") and hasattr(torch.distributed.tensor, "DTensor"))  # from torch 2.5 on
-@pytest.mark.filterwarnings("ignore:DTensor random operators:UserWarning")
+@dtensor_warns
 def test_tensor_parallel_is_as_one_process():
     from torch.distributed.tensor import Shard, distribute_tensor
     from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
@@ -544,7 +551,7 @@ ALLOCATES = hasattr(getattr(fsdp, "FSDPModule", None), "set_allocate_memory_from
 
 
 @there_if(hasattr(fsdp, "fully_shard") and hasattr(torch.cpu.Stream, "record_event"))  # before torch 2.7 it needs a GPU
-@pytest.mark.filterwarnings("ignore:Deallocating Tensor that still:UserWarning")  # DTensor of torch 2.7
+@dtensor_warns
 @pytest.mark.parametrize("registered", [False, True] if ALLOCATES else [False])
 def test_fsdp2_trains_as_one_process(registered):
     wanted = trained(model(), [batch(rank) for rank in range(SIZE)])
