@@ -43,6 +43,5 @@ HAVE_RECORDERS: Final[set[str]] = getattr(dist.distributed_c10d, "_FR_SELF_RECOR
 """The backends that record their calls themselves. torch 2.15 attaches its recorder to groups of others, which must be
 written in C++; those before it have no such recorder."""
 
-SPLITS: Final = not hasattr(dist.ProcessGroup, "_set_sequence_number_for_group")
-"""Whether ``dist.split_group`` takes groups that are written in Python, as that of torch 2.15: others number what they
-have split by a method that such groups cannot have."""
+SPLITS: Final = bool(HAVE_RECORDERS)
+"""Whether ``dist.split_group`` takes groups that are written in Python, and without a GPU, as from torch 2.15 on, too."""
