@@ -44,4 +44,4 @@ HAVE_RECORDERS: Final[set[str]] = getattr(dist.distributed_c10d, "_FR_SELF_RECOR
 written in C++; those before it have no such recorder."""
 
 SPLITS: Final = bool(HAVE_RECORDERS)
-"""Whether ``dist.split_group`` takes groups that are written in Python, and without a GPU, as from torch 2.15 on, too."""
+"""Whether ``dist.split_group`` takes groups that are written in Python, and without a GPU: from torch 2.15 on."""
