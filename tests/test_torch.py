@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -14,6 +15,8 @@ TESTS = Path(__file__).parent / "mpi_torch"
 DOCS = Path(__file__).parents[1] / "docs"
 NEEDED = {"accelerate_loop": "accelerate", "lightning_ddp": "lightning"}
 """What examples need beside torch."""
+LEAST = {"sharded": (2, 10), "tensor_parallel": (2, 6)}
+"""The torch that examples need: with FSDP2 in memory of a process group, and with DTensor."""
 
 
 @pytest.mark.skipif(find_spec("torch") is None, reason="torch, an extra, is not installed")
@@ -29,6 +32,8 @@ def test_examples_run(path):
     package = NEEDED.get(path.stem, "torch")
     if find_spec(package) is None:
         pytest.skip(f"{package} is not installed")
+    if tuple(map(int, version("torch").split(".")[:2])) < (least := LEAST.get(path.stem, (2, 1))):
+        pytest.skip(f"it needs torch {least[0]}.{least[1]}")
     done = subprocess.run(
         launch.command(2, ["-m", "mpi4py", str(path)]),
         env=launch.environment({"OMP_NUM_THREADS": "1"}),

@@ -10,7 +10,7 @@ from weakref import WeakMethod
 
 import torch
 from mpi4py import MPI
-from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils._pytree import tree_flatten, tree_map
 
 from mpiagg.aggregation import Aggregation, AllReduce
 from mpiagg.collectives.moving_functions import broadcast
@@ -185,7 +185,7 @@ class TorchDDP(SavedModule, DDP):
 
     def _watch(self, found: Any) -> None:
         """Have backward passes through what the module has returned end with aggregated gradients."""
-        tensors = [x for x in tree_leaves(found) if isinstance(x, torch.Tensor) and x.grad_fn is not None]
+        tensors = [x for x in tree_flatten(found)[0] if isinstance(x, torch.Tensor) and x.grad_fn is not None]
         for tensor in tensors:
             tensor.register_hook(self._queue)
         # Where the pass goes by none of them, the first gradient of a parameter tells of it.

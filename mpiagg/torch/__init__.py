@@ -15,8 +15,11 @@ import torch.distributed as dist
 
 from mpiagg.torch.process_group import ProcessGroup
 from mpiagg.torch.starting import BACKEND, init_process_group
+from mpiagg.torch.versions import HAVE_RECORDERS
 
 __all__ = ["BACKEND", "ProcessGroup", "init_process_group"]
+
+HAVE_RECORDERS.add(BACKEND)
 
 if not hasattr(dist.Backend, BACKEND.upper()):
     dist.Backend.register_backend(BACKEND, ProcessGroup.create, extended_api=True, devices=["cpu", "cuda"])

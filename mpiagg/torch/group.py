@@ -20,6 +20,7 @@ from mpiagg.collectives.registered import empty
 from mpiagg.ddp.torch_modules import tensor_of
 from mpiagg.torch.starting import BACKEND
 from mpiagg.torch.tensors import moved, plain
+from mpiagg.torch.versions import SPLITS
 from mpiagg.torch.works import Line, Message, Work
 from mpiagg.transport import channel_of, keep_for_good
 
@@ -55,7 +56,7 @@ class RankGroup(dist.ProcessGroup):  # type: ignore[misc]  # mypy sees no classe
         How long a call may wait without progress.
     """
 
-    supports_splitting = False
+    supports_splitting = SPLITS
     supports_coalescing = False
 
     def __init__(self, comm: MPI.Intracomm, name: str, timeout: timedelta) -> None:
@@ -89,11 +90,17 @@ class RankGroup(dist.ProcessGroup):  # type: ignore[misc]  # mypy sees no classe
                 f"torch has {size} ranks in this group, and they are the ranks {told} of an MPI job of {world.size}: "
                 "start the program by mpiexec or srun"
             )
-        group = world.group.Incl(ranks)
-        comm = world.Create_group(group, zlib.crc32(asked.group_id.encode()) % TAGS)
-        group.Free()
-        made = cls(comm, asked.group_id, asked.timeout)
-        comm.Free()
+        return cls._of(world, ranks, asked.group_id, asked.timeout)
+
+    @classmethod
+    def _of(cls, comm: MPI.Intracomm, ranks: Sequence[int], name: str, timeout: timedelta) -> Self:
+        """Return the group of some ranks of a communicator, in this order; collective among these."""
+        whole = comm.Get_group()
+        part = whole.Incl(ranks)
+        own = comm.Create_group(part, zlib.crc32(name.encode()) % TAGS)
+        made = cls(own, name, timeout)
+        for handle in (whole, part, own):
+            handle.Free()
         return made
 
     @property
@@ -137,6 +144,8 @@ class RankGroup(dist.ProcessGroup):  # type: ignore[misc]  # mypy sees no classe
         self._description = description
         self._set_label()
 
+    group_name, group_desc = property(getGroupName), property(getGroupDesc)  # torch before 2.6 asks no method
+
     def _set_label(self) -> None:
         """Have recordings call the group as torch does."""
         self._trail.label = self._name if self._description == "undefined" else f"{self._name}:{self._description}"
@@ -172,6 +181,31 @@ class RankGroup(dist.ProcessGroup):  # type: ignore[misc]  # mypy sees no classe
         unit = torch.empty(0, dtype=dtype).element_size()
         memory = empty(size * unit, np.uint8, comm=self._comm)
         return tensor_of(memory).view(dtype).to(device)
+
+    def split_group(
+        self,
+        new_ranks: Sequence[int],
+        timeout: timedelta | None = None,
+        opts: object = None,
+        group_name: str | None = None,
+        group_desc: str | None = None,
+        **_: object,
+    ) -> Self | None:
+        """Return a group of some of the ranks, in their order, None on the others; collective among the former."""
+        del opts
+        if self.rank() not in new_ranks:
+            return None
+        name = group_name or f"{self._name}:{'-'.join(map(str, new_ranks))}"
+        made = self._of(self._messages, new_ranks, name, self._timeout if timeout is None else timeout)
+        if group_desc is not None:
+            made.setGroupDesc(group_desc)
+        return made
+
+    def eager_connect_single_device(self, device: object) -> None:
+        """Do nothing: a group is connected when it is made."""
+
+    def perform_nocolor_split(self, device: object) -> None:
+        """Do nothing on a rank that is not in a new group: who makes it does not wait for the others."""
 
     def shutdown(self) -> None:
         """Do what has been asked for, and give back what belongs to the group."""

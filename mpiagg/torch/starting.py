@@ -74,4 +74,5 @@ def init_process_group(timeout: timedelta | None = None) -> None:
         MASTER_ADDR=host,
         MASTER_PORT=str(port),
     )
-    dist.init_process_group(BACKEND, store=store, rank=world.rank, world_size=world.size, timeout=timeout)
+    limit = dist.default_pg_timeout if timeout is None else timeout
+    dist.init_process_group(BACKEND, store=store, rank=world.rank, world_size=world.size, timeout=limit)

@@ -122,7 +122,8 @@ def multiplied(tensor: torch.Tensor, reduce_op: Any) -> torch.Tensor:
     """Return a tensor by what each rank's values are multiplied with before they are added up, if with anything."""
     if _kind(reduce_op) != dist.ReduceOp.PREMUL_SUM:
         return plain(tensor)
-    return (tensor * reduce_op.factor).to(tensor.dtype).contiguous()
+    _, factor = reduce_op.__getstate__()  # for pickle: torch 2.10 has no other name for it
+    return (tensor * factor).to(tensor.dtype).contiguous()
 
 
 def _kind(reduce_op: Any) -> Any:

@@ -17,6 +17,7 @@ from mpi4py import MPI
 from mpiagg.errors import StallError
 from mpiagg.plans.background import threads_allowed
 from mpiagg.torch.options import NOT_SET
+from mpiagg.torch.versions import KEPT
 from mpiagg.transport import wait_patiently
 
 Task = Callable[[], object]
@@ -48,6 +49,8 @@ class Work(dist.Work):  # type: ignore[misc]  # mypy sees no classes of torch's 
         super().__init__()
         self._tensors, self._task = tensors, task
         self._over = _OVER if task is None else threading.Event()
+        if KEPT is not None:
+            KEPT.add(self)
 
     _error: BaseException | None = None
     _future: Any = None
@@ -72,9 +75,15 @@ class Work(dist.Work):  # type: ignore[misc]  # mypy sees no classes of torch's 
             raise dist.DistBackendError(
                 f"mpiagg: Timed out waiting {round(1000 * seconds)}ms for work that is under way"
             )
+        self._let_go()
         if self._error is not None:
             raise self._error
         return True
+
+    def _let_go(self) -> None:
+        """Be kept by those alone who refer to it."""
+        if KEPT is not None:
+            KEPT.discard(self)
 
     def synchronize(self) -> None:
         """Wait until it is done."""
@@ -107,6 +116,7 @@ class Work(dist.Work):  # type: ignore[misc]  # mypy sees no classes of torch's 
                 self._future = torch.futures.Future()
                 if self._over.is_set():
                     self._settle(self._future)  # which nobody has had yet
+        self._let_go()
         return self._future
 
     def _settle(self, future: Any) -> None:

@@ -64,6 +64,7 @@ def test_overlap_must_be_the_same():
         refused(mpiagg.MismatchError, "ranks disagree", lambda: mpiagg.DDP(model(), overlap=RANK != ODD))
 
 
+@pytest.mark.filterwarnings("ignore:Lazy modules are a new feature:UserWarning")  # of torch 2.1
 @pytest.mark.parametrize(
     ("make", "error", "words"),
     [

@@ -6,12 +6,12 @@ from datetime import timedelta
 import pytest
 import torch
 import torch.distributed as dist
+import torch.distributed.tensor.parallel
 from mpi4py import MPI
+from torch.distributed import fsdp
 from torch.distributed._functional_collectives import all_gather_tensor, all_reduce
 from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook
-from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
-from torch.distributed.tensor import Shard, distribute_tensor
-from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+from torch.distributed.fsdp import FullyShardedDataParallel
 from torch.nn.parallel import DistributedDataParallel
 
 import mpiagg
@@ -28,6 +28,11 @@ DTYPES = [
     *(torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int64, torch.int32, torch.int16, torch.int8),
     *(torch.uint8, torch.complex64, torch.complex128),
 ]
+
+
+def there_if(condition):
+    """Return what leaves a test out, unless torch has what it needs."""
+    return lambda test: test if condition else None
 
 
 def numbers(rank, dtype=torch.float32, shape=(3, 4)):
@@ -288,7 +293,8 @@ def test_errors_are_raised_by_wait():
     group = dist.distributed_c10d._get_default_group()
     options = dist.AllreduceOptions()
     options.reduceOp = dist.ReduceOp.MAX
-    options.asyncOp = True
+    if hasattr(options, "asyncOp"):  # torch 2.7 and those before it do not say who waits, and all calls are taken so
+        options.asyncOp = True
     work = group.allreduce([torch.ones(3, dtype=torch.complex64)], options)
     with pytest.raises(TypeError, match="complex"):
         work.wait()
@@ -361,6 +367,48 @@ def test_groups_may_overlap():
             dist.destroy_process_group(group)
 
 
+def test_a_group_is_split():
+    others = list(range(SIZE))[1:]
+    mine = [0] if RANK == 0 else others[::-1]
+    part = dist.group.WORLD.split_group(mine, timedelta(seconds=20), group_name=f"split {mine}", group_desc="part")
+    assert (part.rank(), part.size()) == (mine.index(RANK), len(mine))
+    assert (part.getGroupName(), part.getGroupDesc()) == (f"split {mine}", "part")
+    part.allreduce(tensor := torch.tensor([float(RANK)])).wait()
+    assert tensor.item() == sum(mine)
+    assert SIZE == 1 or dist.group.WORLD.split_group([(RANK + 1) % SIZE]) is None
+    part.shutdown()
+
+
+# Before torch 2.15, which has this name, it splits no group without a GPU.
+@there_if(hasattr(dist.distributed_c10d, "_FR_SELF_RECORDING_BACKENDS"))
+def test_torch_splits_a_group():
+    parts = [[0], list(range(SIZE))[:0:-1]] if SIZE > 1 else [[0]]
+    group = dist.split_group(split_ranks=parts)
+    mine = parts[RANK > 0]
+    assert dist.get_process_group_ranks(group) == mine
+    assert dist.get_rank(group) == mine.index(RANK)
+    dist.all_reduce(tensor := torch.tensor([float(RANK)]), group=group)
+    assert tensor.item() == sum(mine)
+    dist.broadcast(tensor, mine[0], group=group)
+    dist.destroy_process_group(group)
+    alone = dist.split_group(split_ranks=[[SIZE - 1]])
+    assert (alone is dist.GroupMember.NON_GROUP_MEMBER) == (RANK < SIZE - 1)
+    if RANK == SIZE - 1:
+        dist.destroy_process_group(alone)
+
+
+# Before torch 2.14, which has this name no more, there is one for Gloo alone.
+@there_if(not hasattr(dist.ProcessGroup, "_set_sequence_number_for_group"))
+def test_torch_has_a_monitored_barrier():
+    dist.monitored_barrier(timeout=timedelta(seconds=60))
+    if SIZE > 1:
+        words = f"Rank {SIZE - 1} failed to pass monitoredBarrier|Rank {RANK} successfully reached monitoredBarrier"
+        if RANK < SIZE - 1:
+            with pytest.raises(RuntimeError, match=words):
+                dist.monitored_barrier(timeout=timedelta(seconds=0.3))
+    dist.barrier()
+
+
 def test_ranks_of_another_job_are_refused():
     class Store:
         def set(self, *_):
@@ -415,9 +463,9 @@ def test_a_monitored_barrier_names_who_has_not_come():
 
 
 def test_functional_collectives():
-    mesh = dist.init_device_mesh("cpu", (SIZE,))
-    assert torch.equal(all_reduce(numbers(RANK), "sum", mesh) + 0, of_all().sum(0))
-    assert torch.equal(all_gather_tensor(numbers(RANK), 0, mesh) + 0, of_all().reshape(-1, 4))
+    group = dist.group.WORLD
+    assert torch.equal(all_reduce(numbers(RANK), "sum", group) + 0, of_all().sum(0))
+    assert torch.equal(all_gather_tensor(numbers(RANK), 0, group) + 0, of_all().reshape(-1, 4))
 
 
 def model():
@@ -460,6 +508,7 @@ def test_torchs_ddp_with_a_hook_that_waits():
     assert all(torch.equal(each, gradients[0]) for each in gradients)
 
 
+@there_if(hasattr(dist, "init_device_mesh"))  # FSDP of torch 2.1 needs a GPU
 @pytest.mark.filterwarnings("ignore:FSDP is switching")  # of one rank
 def test_fsdp1_trains_as_one_process():
     wanted = trained(model(), [batch(rank) for rank in range(SIZE)])
@@ -470,7 +519,19 @@ def test_fsdp1_trains_as_one_process():
             assert torch.allclose(one, other, atol=1e-9, rtol=0)
 
 
+def dtensor_warns(test):
+    """Let DTensor warn of itself: that of torch 2.6 of random numbers on the CPU, that of 2.7 of its fake tensors."""
+    for words in ("DTensor random operators", "Deallocating Tensor that still"):
+        test = pytest.mark.filterwarnings(f"ignore:{words}:UserWarning")(test)
+    return test
+
+
+@there_if(hasattr(torch.distributed, "tensor") and hasattr(torch.distributed.tensor, "DTensor"))  # from torch 2.5 on
+@dtensor_warns
 def test_tensor_parallel_is_as_one_process():
+    from torch.distributed.tensor import Shard, distribute_tensor
+    from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+
     mesh = dist.init_device_mesh("cpu", (SIZE,))
 
     def layers():
@@ -483,12 +544,18 @@ def test_tensor_parallel_is_as_one_process():
     assert torch.allclose(distribute_tensor(x, mesh, [Shard(0)]).full_tensor(), x)
 
 
-@pytest.mark.parametrize("registered", [False, True])
+ALLOCATES = hasattr(getattr(fsdp, "FSDPModule", None), "set_allocate_memory_from_process_group_for_comm")
+"""Whether FSDP2 can take memory of a process group: torch 2.7 cannot, 2.10 can."""
+
+
+@there_if(hasattr(fsdp, "fully_shard") and hasattr(torch.cpu.Stream, "record_event"))  # before torch 2.7 it needs a GPU
+@dtensor_warns
+@pytest.mark.parametrize("registered", [False, True] if ALLOCATES else [False])
 def test_fsdp2_trains_as_one_process(registered):
     wanted = trained(model(), [batch(rank) for rank in range(SIZE)])
     sharded, mesh = model(), dist.init_device_mesh("cpu", (SIZE,))
     for module in (sharded[0], sharded[2], sharded):
-        fully_shard(module, mesh=mesh)
+        fsdp.fully_shard(module, mesh=mesh)
         if registered:
             module.set_allocate_memory_from_process_group_for_comm(True)
     trained(sharded, [batch(RANK)])
