@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from operator import attrgetter, is_
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 from weakref import WeakMethod, WeakValueDictionary
 
 import numpy as np
@@ -71,9 +71,19 @@ def stream_of(tensor: torch.Tensor) -> Iterator[None]:
         return
     import cupy  # noqa: PLC0415 - CuPy is an extra
 
-    number, pointer = tensor.device.index, torch.cuda.current_stream(tensor.device).cuda_stream
-    with cupy.cuda.Device(number), cupy.cuda.ExternalStream(pointer, number) if pointer else cupy.cuda.Stream.null:
+    stream = _TorchStream(torch.cuda.current_stream(tensor.device).cuda_stream)
+    with cupy.cuda.Device(tensor.device.index), cupy.cuda.Stream.from_external(stream):
         yield
+
+
+class _TorchStream(NamedTuple):
+    """A stream of torch's, as other libraries take it: torch's own streams say this only in newer versions."""
+
+    pointer: int
+
+    def __cuda_stream__(self) -> tuple[int, int]:
+        """Return the version of the protocol, and the stream."""
+        return 0, self.pointer
 
 
 def _bfloat16() -> np.dtype[Any]:

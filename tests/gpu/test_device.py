@@ -12,6 +12,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+from mpiagg import allreduce
 from mpiagg.arrays import HOST, accelerator_of, device_of, find_device, reduction
 from mpiagg.cuda.kernels import MOST_VECTORS
 
@@ -56,8 +57,10 @@ def test_the_device_and_its_names(device):
 def test_what_is_no_array_is_refused():
     import cupy
 
-    with pytest.raises(TypeError, match="Stream of CuPy's is no array"):
-        device_of(cupy.cuda.get_current_stream())
+    stream = cupy.cuda.get_current_stream()
+    assert device_of(stream) is HOST
+    with pytest.raises(TypeError, match="arrays of dtype object cannot be aggregated"):
+        allreduce(stream)
 
 
 @pytest.mark.skipif(which("nvidia-smi") is None, reason="there is no nvidia-smi")
