@@ -95,6 +95,7 @@ FLOORS = [
     "ddp",
     "torch",
     "horovod",
+    "jax",
     "benchmarks",
     "cli",
     "__main__",

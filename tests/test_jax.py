@@ -1,0 +1,60 @@
+"""Start MPI jobs whose ranks run the tests in tests/mpi_jax, where JAX is installed."""
+
+import subprocess
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+from jobs import run_job
+
+from mpiagg.launch import start as launch
+
+TESTS = Path(__file__).parent / "mpi_jax"
+pytestmark = pytest.mark.skipif(find_spec("jax") is None, reason="JAX, an extra, is not installed")
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3, 4])
+def test_all_ranks_pass(tmp_path, ranks):
+    if complaints := run_job(tmp_path, ranks, TESTS).complaints():
+        pytest.fail(complaints, pytrace=False)
+
+
+def started(tmp_path, script):
+    path = tmp_path / "script.py"
+    path.write_text(script)
+    return subprocess.run(
+        launch.command(2, ["-m", "mpi4py", str(path)]),
+        env=launch.environment({"MPIAGG_DUMP_DIR": str(tmp_path)}),
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+
+
+SCRIPT = """
+import jax, jax.numpy as jnp
+from mpi4py import MPI
+import mpiagg.jax
+rank = MPI.COMM_WORLD.rank
+f = jax.jit(lambda x: mpiagg.jax.allreduce(x))
+f(jnp.ones(5)).block_until_ready()
+f(jnp.ones(OTHER)).block_until_ready()
+print("went on")
+"""
+
+
+def test_ranks_that_disagree_inside_jit_end_the_job_with_the_reason(tmp_path):
+    done = started(tmp_path, SCRIPT.replace("OTHER", "3 + rank"))
+    said = done.stdout + done.stderr
+    assert done.returncode != 0
+    assert "MismatchError" in said
+    assert "rank 1" in said
+    assert "went on" not in said
+
+
+def test_ranks_that_agree_go_on(tmp_path):
+    done = started(tmp_path, SCRIPT.replace("OTHER", "3"))
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("went on") == 2
