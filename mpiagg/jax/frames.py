@@ -7,9 +7,9 @@ layouts here are those of that header, so nothing has to be compiled: ctypes mak
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from ctypes import POINTER, c_char_p, c_int, c_int64, c_size_t, c_uint32, c_void_p
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 import ml_dtypes
 import numpy as np
@@ -56,7 +56,7 @@ _MOST: Final = 4096
 class _Struct(ctypes.Structure):
     """What every struct of the interface begins with."""
 
-    _fields_ = (("struct_size", c_size_t), ("extension", c_void_p))
+    _fields_: ClassVar[Sequence[tuple[str, Any]]] = (("struct_size", c_size_t), ("extension", c_void_p))
 
 
 class _Version(_Struct):
@@ -168,7 +168,7 @@ def _array_at(address: int, code: int, *shape: int) -> Array:
     length = int(np.prod(shape, dtype=np.int64))
     if length == 0:
         return np.empty(shape, dtype)
-    memory = (ctypes.c_char * (length * dtype.itemsize)).from_address(address)
+    memory: Any = (ctypes.c_char * (length * dtype.itemsize)).from_address(address)
     return np.frombuffer(memory, dtype).reshape(shape)
 
 

@@ -13,8 +13,8 @@ No collective can be called after that: JAX refuses what comes behind it.
 
 Derivatives count a value that all ranks have (the result of :func:`allreduce`, :func:`allgather` and
 :func:`broadcast`) once: all ranks are to go on from it to one and the same loss. So the gradient with respect to the
-input of an :func:`allreduce` is the gradient with respect to its result, as it is in mpi4jax. Where ranks have losses of
-their own, as in data-parallel training, average the gradients.
+input of an :func:`allreduce` is the gradient with respect to its result, as it is in mpi4jax. Where ranks have losses
+of their own, as in data-parallel training, average the gradients.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ from typing import Any, Final, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax._src import core, effects  # noqa: PLC2701 - tokens and ordered effects of one's own have no public names
+from jax._src import core, effects  # tokens and ordered effects of one's own have no public names
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 from mpi4py import MPI
@@ -155,7 +155,7 @@ own_p: Final = Primitive("mpiagg_own")
 # -- run at once
 
 
-@collective_p.def_impl
+@collective_p.def_impl  # type: ignore[untyped-decorator]  # JAX's primitives have no types
 def _run(x: Any, *, call: Call) -> jax.Array:
     jax.effects_barrier()  # compiled programs that run in other threads come first
     given = np.asarray(x)
@@ -175,12 +175,12 @@ def _aligned(shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
 # -- traced
 
 
-@collective_p.def_effectful_abstract_eval
+@collective_p.def_effectful_abstract_eval  # type: ignore[untyped-decorator]  # JAX's primitives have no types
 def _traced(x: Any, *, call: Call) -> tuple[Any, set[Order]]:
     return x.update(shape=call.shape(x.shape), weak_type=False), {_ORDER}
 
 
-@own_p.def_abstract_eval
+@own_p.def_abstract_eval  # type: ignore[untyped-decorator]  # JAX's primitives have no types
 def _traced_own(x: Any, *, call: Call) -> Any:
     return x.update(shape=x.shape[1:], weak_type=False) if call.verb == "allgather" else x
 
@@ -202,7 +202,7 @@ def _lowered(ctx: mlir.LoweringRuleContext, x: mlir.ir.Value, *, call: Call) -> 
 mlir.register_lowering(collective_p, _lowered, platform="cpu")
 
 
-@own_p.def_impl
+@own_p.def_impl  # type: ignore[untyped-decorator]  # JAX's primitives have no types
 def _own(x: Any, *, call: Call) -> Any:
     if call.verb == "allgather":
         return x[call.rank]

@@ -5,7 +5,7 @@ import pytest
 from mpi4py import MPI
 
 jax.config.update("jax_platforms", "cpu")
-jax.config.update("jax_enable_x64", True)  # noqa: FBT003 - JAX's own
+jax.config.update("jax_enable_x64", True)
 
 
 @pytest.fixture(scope="session")
