@@ -1,4 +1,4 @@
-"""Which tests run where: the ranks of MPI jobs run tests/mpi, tests/mpi_torch and most of tests/gpu; nobody else."""
+"""Which tests run where: only the ranks of MPI jobs run those in mpi, mpi_torch, mpi_jax and most of those in gpu."""
 
 import tracemalloc
 from pathlib import Path
@@ -14,6 +14,7 @@ HERE = Path(__file__).parent
 RANKS_TESTS = {
     HERE / "mpi",
     HERE / "mpi_torch",
+    HERE / "mpi_jax",
     HERE / "torch_suite",
     *(HERE / "gpu" / f"test_{name}.py" for name in ("collectives", "training", "torch_modules")),
 }

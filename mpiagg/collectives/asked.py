@@ -46,6 +46,8 @@ class Asked(NamedTuple):
         all know, takes them from the MPI library.
     ragged : bool
         As an operation has it.
+    alone : bool
+        Whether only the MPI library can combine the values, by an operator of the user's: on the host, of copies.
     """
 
     collective: Collective
@@ -58,6 +60,7 @@ class Asked(NamedTuple):
     received: tuple[int, ...] = ()
     moved: bool = False
     ragged: bool = False
+    alone: bool = False
 
     @property
     def dtype(self) -> np.dtype[Any]:
@@ -75,14 +78,14 @@ class Asked(NamedTuple):
         native = takes_native(self.collective, self.reduction, nbytes, minima=True, at_once=at_once or self.moved)
         native = native and not ((channel.reproducible and not self.moved) or self.ours)
         case = channel.case(self.collective, nbytes, memory, native=native)
-        if at_once and not (self.moved or self.ragged or self.ours):
+        if at_once and not (self.moved or self.ragged or self.ours or self.alone):
             choice, trial = choose(channel, case, device)
         else:
             choice, trial = pick("auto", None, case, device=device), None
         registered = memory is Memory.TOGETHER and (at_once or channel.memory.host.leased)
         # Shorter ones are copied into memory that the ranks share anyway, which they would have to come together for.
         long = choice.elsewhere == NATIVE and nbytes > STAGED_BYTES and len(channel.layout.nodes) == 1
-        if self.moved and native and not (registered and long):
+        if self.alone or (self.moved and native and not (registered and long)):
             choice = Choice(NATIVE)
         elif self.ragged and self.ours:
             choice = Choice(STRAIGHT[self.collective])

@@ -132,6 +132,11 @@ def reduction_of(datatype: Datatype, op: object) -> Reduction | None:
     return None if name is None else _reduction(datatype.handle, name)
 
 
+def number_of(datatype: Datatype) -> np.dtype[Any] | None:
+    """Return the dtype of numbers of a predefined datatype; None for what are no numbers."""
+    return datatype if isinstance(datatype, np.dtype) else _NUMBER.get(datatype.handle)
+
+
 @cache  # there are only so many
 def _locating(datatype: int, name: str) -> Reduction | None:
     dtype = _PAIR.get(datatype)

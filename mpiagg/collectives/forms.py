@@ -69,6 +69,8 @@ def _resolved(method: Method, given: tuple[Any, ...]) -> Any:
     if CHECK:  # before anything is made that ranks make together
         channel.agree(operation.in_words)
     call = resolve(channel, operation, *arrays, quiet=True)
+    if asked.alone:  # another operator may have the handle of one that was freed
+        return call
     with suppress(AttributeError, IndexError, TypeError):  # what cannot be a key
         key, exact = method.key(given), method.exact(given)
         if key != exact and not call.given_as_it_is:
@@ -106,16 +108,18 @@ def _plan(comm: Comm, method: Method, given: tuple[Any, ...], memory: Memory) ->
         key = memory, channel.memory.host.leased, method.exact((comm, *given))
     known: Any = channel.calls.get(key)
     arrays: Arrays | None = None
+    alone = False
     if known is None:
         asked = method.read(channel, *given)
         if asked is None:
             return None
         arrays = method.arrays(channel, asked.dtype, (comm, *given))
         known = Call(channel, asked.operation(channel, memory, arrays=arrays, at_once=False))
-        if key is not None:
+        alone = asked.alone
+        if key is not None and not alone:
             channel.calls.find(key, lambda: known)
     known.used, operation = True, known.operation
-    if operation.choice.algorithm == NATIVE and known.dtype == operation.reduction.dtype:
+    if operation.choice.algorithm == NATIVE and known.dtype == operation.reduction.dtype and not alone:
         return None
     if arrays is None:
         arrays = method.arrays(channel, known.dtype, (comm, *given))

@@ -60,8 +60,13 @@ def resolve(op: str | MPI.Op, dtype: np.dtype[Any], size: int) -> tuple[Reductio
             f"this MPI.Op is not for arrays of numbers; known: {', '.join(_PREDEFINED)}, or an op of your own"
         )
     if name is None:
-        return Reduction(_by_mpi_alone, dtype, name="of the user's own"), op, True
+        return of_the_users(dtype), op, True
     return reduction(name, dtype, size), mpi_op(name, dtype), False
+
+
+def of_the_users(dtype: np.dtype[Any]) -> Reduction:
+    """Return what stands for an operator of the user's own, which only the MPI library can apply."""
+    return Reduction(_by_mpi_alone, dtype, name="of the user's own")
 
 
 def _by_mpi_alone(*_: Array) -> None:

@@ -12,7 +12,8 @@ from mpi4py import MPI
 from mpiagg.arrays import HOST, device_of
 from mpiagg.collectives.asked import Arrays, Asked, check_devices, flat, is_rank
 from mpiagg.collectives.buffers import Message, read
-from mpiagg.collectives.datatypes import reduction_of
+from mpiagg.collectives.datatypes import number_of, reduction_of
+from mpiagg.collectives.mpi_ops import of_the_users
 from mpiagg.schedules import Collective
 from mpiagg.transport import Channel, channel_of
 
@@ -154,7 +155,14 @@ def exscan_arrays(channel: Channel, dtype: np.dtype[Any], given: tuple[Any, ...]
 
 def _reducing(collective: Collective, counts: tuple[int, ...], op: Any, sent: Message, root: int = 0) -> Asked | None:
     how = reduction_of(sent.datatype, op)
+    number = number_of(sent.datatype)
+    if how is None and number is not None and _is_users(op) and device_of(sent.memory) is not HOST:
+        return Asked(collective, counts, of_the_users(number), root, op, alone=True)
     if how is None or (how.dtype.kind == "V" and device_of(sent.memory) is not HOST):
         return None
     half = sent.datatype if isinstance(sent.datatype, np.dtype) else None
     return Asked(collective, counts, how, root, op, half, ours=half is not None)
+
+
+def _is_users(op: object) -> bool:
+    return isinstance(op, MPI.Op) and op != MPI.OP_NULL and not op.is_predefined

@@ -375,6 +375,35 @@ def test_operators_of_the_user_s_are_not_mixed_up(comm, rank, size, device):
             op.Free()
 
 
+def test_methods_take_operators_of_the_user_s(comm, rank, size, device):
+    def first(left, right, _):
+        np.frombuffer(right)[:] = np.frombuffer(left) * np.frombuffer(right)
+
+    def second(left, right, _):
+        np.frombuffer(right)[:] = np.frombuffer(left) + np.frombuffer(right)
+
+    ours = mpiagg.Comm(comm)
+    factorial, total = np.prod(range(1, size + 1)), size * (size + 1) / 2
+    try:
+        for function, wanted in ((first, factorial), (second, total), (first, factorial)):
+            op = MPI.Op.Create(function, commute=True)  # whose handle may be that of the one before it
+            for length in (3, 40_000):
+                x, out = device.from_host(np.full(length, rank + 1.0)), device.empty(length, np.float64)
+                ours.Allreduce(x, out, op)
+                assert (standin.peek(out) == wanted).all()
+                again = device.from_host(np.full(length, rank + 1.0))
+                ours.Iallreduce(MPI.IN_PLACE, again, op).Wait()
+                assert (standin.peek(again) == wanted).all()
+                ours.Reduce(x, out if rank == 0 else None, op)
+                assert (standin.peek(out) == wanted).all()
+                ours.Scan(x, out, op)
+                sofar = np.prod(range(1, rank + 2)) if function is first else (rank + 1) * (rank + 2) / 2
+                assert (standin.peek(out) == sofar).all()
+            op.Free()
+    finally:
+        ours.Free()
+
+
 def test_memory_that_comes_back_is_not_used_while_a_stream_works_on_it(comm, device):
     stream, addresses = device.stream(), []
     for _ in range(4):
