@@ -159,11 +159,11 @@ def fake_cupy(library):
         assert source.startswith(PRELUDE)
         assert f"\n{filename.removesuffix('.cu')}(" in source
         assert "--fmad=false" in options
-        return source, None
+        return source.encode(), None
 
     class Module:
         def load(self, binary):
-            self.source = binary
+            self.source = binary.decode()
 
         def get_function(self, name):
             assert f"\n{name}(" in self.source
@@ -187,12 +187,15 @@ def fake_cupy(library):
 
     stream = types.SimpleNamespace(synchronize=lambda: None)
     return types.SimpleNamespace(
+        __version__="14.2.0",
         empty=empty,
         asarray=array,
         ascontiguousarray=lambda x: np.ascontiguousarray(x).view(HostArray),
         copyto=np.copyto,
         cuda=types.SimpleNamespace(
             get_current_stream=lambda: stream,
+            Device=lambda _: types.SimpleNamespace(compute_capability="90"),
+            nvrtc=types.SimpleNamespace(getVersion=lambda: (12, 9)),
             runtime=types.SimpleNamespace(getDevice=lambda: 0),
             compiler=types.SimpleNamespace(compile_using_nvrtc=compile_using_nvrtc),
             function=types.SimpleNamespace(Module=Module),

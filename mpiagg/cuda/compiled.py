@@ -12,7 +12,7 @@ import numpy as np
 
 from mpiagg.arrays.codecs import HEADER_BYTES, BFloat16, Float16, MinMaxUInt8
 from mpiagg.arrays.reductions import Array, Reduction
-from mpiagg.cuda import kernels
+from mpiagg.cuda import cubins, kernels
 from mpiagg.cuda import uint8 as cuda_uint8
 from mpiagg.cuda.kernels import LANES, OPTIONS, THREADS, Kernel, Share, share
 
@@ -61,12 +61,22 @@ class Compiled:
         """Return the function on the thread's present device."""
         ordinal = cupy.cuda.runtime.getDevice()
         if ordinal not in self._loaded:
-            name = self._kernel.name
-            binary, _ = cupy.cuda.compiler.compile_using_nvrtc(self._kernel.source, OPTIONS, filename=f"{name}.cu")
-            module = cupy.cuda.function.Module()
-            module.load(binary)
-            self._loaded[ordinal] = module, module.get_function(name)
+            versions = cupy.__version__, str(cupy.cuda.nvrtc.getVersion())
+            key = (self._kernel.source, *OPTIONS, cupy.cuda.Device(ordinal).compute_capability, *versions)
+            self._loaded[ordinal] = cubins.loaded(key, self._binary, self._load)
         return self._loaded[ordinal][1]
+
+    def _binary(self) -> bytes:
+        """Compile it for the thread's present device."""
+        file = f"{self._kernel.name}.cu"
+        binary: bytes = cupy.cuda.compiler.compile_using_nvrtc(self._kernel.source, OPTIONS, filename=file)[0]
+        return binary
+
+    def _load(self, binary: bytes) -> tuple[Any, Any]:
+        """Return a module on the thread's present device, and its function."""
+        module = cupy.cuda.function.Module()
+        module.load(binary)
+        return module, module.get_function(self._kernel.name)
 
     def __call__(self, grid: tuple[int], block: tuple[int], arguments: tuple[object, ...]) -> None:
         """Launch it in the present stream of the thread's present device."""

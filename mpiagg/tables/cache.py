@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import warnings
 from collections.abc import Sequence
@@ -11,7 +10,7 @@ from dataclasses import replace
 from hashlib import blake2b
 from pathlib import Path
 
-from mpiagg.common import documents
+from mpiagg.common import caches, documents
 from mpiagg.schedules import Layout
 from mpiagg.tables.files import MOST_FILE_BYTES, table_of, text_of
 from mpiagg.tables.rows import Table
@@ -19,8 +18,7 @@ from mpiagg.tables.rows import Table
 
 def folder() -> Path:
     """Return where the tables are: in the user's cache."""
-    cache = os.environ.get("XDG_CACHE_HOME")
-    return (Path(cache) if cache else Path.home() / ".cache") / "mpiagg" / "tuning"
+    return caches.folder("tuning")
 
 
 def cached(layout: Layout, mpi: str, machines: Sequence[str]) -> Path:
@@ -60,14 +58,8 @@ def write_cached(path: Path, table: Table) -> bool:
         mine = {row.collective for row in table.rows}
         others = table_of(str(path), documents.parsed(data)).rows
         table = replace(table, rows=(*table.rows, *(row for row in others if row.collective not in mine)))
-    part = path.with_suffix(f".{os.urandom(8).hex()}.part")
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            part.write_text(text_of(table))
-            part.replace(path)
-        finally:
-            part.unlink(missing_ok=True)
+        caches.write(path, text_of(table).encode())
     except OSError as error:
         warnings.warn(f"tuning table {str(path)!r} is not kept: {error}", RuntimeWarning, stacklevel=2)
         return False

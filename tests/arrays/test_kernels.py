@@ -62,10 +62,10 @@ def device(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(sys.modules, "cupy", shim.fake_cupy(library))
         patch.delitem(sys.modules, name, raising=False)
-        patch.setattr(mpiagg.arrays, "cuda_kernels", None, raising=False)
+        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
         module = importlib.import_module(name)
         sys.modules.pop(name)
-    return OnHost(module)
+        yield OnHost(module)
 
 
 # -- as plain C++
