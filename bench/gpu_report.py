@@ -114,6 +114,17 @@ def _tests(record: Record) -> Goal:
     return Goal(name, wanted, "; ".join(told), met, partly=passed > 0)
 
 
+def summary(record: Record) -> Iterator[str]:
+    """Yield what was measured and what was not, with why, a line each."""
+    done = [title(part) for part in record["parts"] if part["how"] == "done"]
+    yield f"measured: {'; '.join(done) or 'nothing'}"
+    for part in record["parts"]:
+        if part["how"] != "done":
+            yield f"not measured, or not all of it: {title(part)}: {part['how']}"
+    for name, why in record.get("unchosen", {}).items():
+        yield f"not measured: {name}: {why}"
+
+
 def part_of(record: Record, name: str, ranks: int) -> Record:
     """Return what is known of a part."""
     missing: Record = {"part": name, "ranks": ranks, "how": "not run"}
@@ -156,6 +167,7 @@ def _lines(record: Record) -> Iterator[str]:
     yield from _table(
         [["goal", "wanted", "found", ""], *([g.name, g.wanted, g.found, g.verdict] for g in goals(record))]
     )
+    yield from (f"- {line}" for line in summary(record))
     for part in record["parts"]:
         yield ""
         yield f"## {title(part)}"

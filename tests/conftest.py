@@ -1,11 +1,11 @@
 """Which tests run where: only the ranks of MPI jobs run those in mpi, mpi_torch, mpi_jax and most of those in gpu."""
 
 import tracemalloc
+from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import settings
 
 from mpiagg.tables import settings as chosen_by
 from mpiagg.tables.settings import FORCED, TUNING
@@ -19,9 +19,28 @@ RANKS_TESTS = {
     *(HERE / "gpu" / f"test_{name}.py" for name in ("collectives", "training", "torch_modules")),
 }
 
-# All ranks of a job must draw the same examples, and the machine may be busy.
-settings.register_profile("mpiagg", derandomize=True, database=None, deadline=None)
-settings.load_profile("mpiagg")
+# The tests in gpu need no plugin: the machine with a GPU may have no more than pytest and what mpiagg needs.
+if find_spec("hypothesis") is not None:
+    from hypothesis import settings
+
+    # All ranks of a job must draw the same examples, and the machine may be busy.
+    settings.register_profile("mpiagg", derandomize=True, database=None, deadline=None)
+    settings.load_profile("mpiagg")
+
+
+def pytest_addoption(parser):
+    """Take the options of plugins that are not installed: without pytest-timeout a test has no limit of its own."""
+    if find_spec("pytest_mpi") is None:
+        parser.addoption("--only-mpi", action="store_true", help="run the tests of the ranks")
+    if find_spec("pytest_timeout") is None:
+        parser.addoption("--timeout", help="not kept: pytest-timeout is not installed")
+        parser.addoption("--timeout-method", help="not kept either")
+
+
+def pytest_configure(config):
+    """Know the marks of plugins that are not installed."""
+    if find_spec("pytest_mpi") is None:
+        config.addinivalue_line("markers", "mpi: is for ranks")
 
 
 def pytest_ignore_collect(collection_path, config):

@@ -4,17 +4,24 @@ A device here is an object with ``from_host``, ``to_host``, ``convert``, ``codec
 """
 
 import warnings
+from itertools import product
 
-import ml_dtypes
 import numpy as np
 import pytest
 
 from mpiagg.arrays import codec, find_device, reduction
 from mpiagg.arrays.codecs import HEADER_BYTES
+from mpiagg.cuda import uint8 as cuda_uint8
+from mpiagg.cuda.kernels import MOST_VECTORS, conversion, fold
 from mpiagg.errors import DeviceError
 
-BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
-HALVES = [np.dtype(np.float16), BFLOAT16]
+try:
+    import ml_dtypes
+except ImportError:  # the machine with a GPU may have no more than pytest and what mpiagg needs
+    BFLOATS = []
+else:
+    BFLOATS = [np.dtype(ml_dtypes.bfloat16)]
+HALVES = [np.dtype(np.float16), *BFLOATS]
 REALS = [*HALVES, np.dtype("f4"), np.dtype("f8")]
 COMPLEXES = [np.dtype("c8"), np.dtype("c16")]
 INTEGERS = [np.dtype(char) for char in ("i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8")]
@@ -62,6 +69,28 @@ def gpu():
             pytest.skip(str(error), allow_module_level=True)
 
 
+# -- kernels
+
+MANY = MOST_VECTORS + 1
+SOME = [("sum", np.dtype("f4")), *(("avg", dtype) for dtype in BFLOATS), ("max", np.dtype("i2"))]
+WIDE = ("float32", "float64")
+
+
+def folds(counts, cases=CASES):
+    """Yield the kernels that combine so many vectors."""
+    for (op, dtype), count in product(cases, counts):
+        yield fold(dtype.name, dtype.itemsize, op, count, divided=op == "avg")
+
+
+def others():
+    """Yield the kernels that combine nothing."""
+    for half, wide in product(("float16", "bfloat16"), WIDE):
+        yield conversion(half, wide)
+        yield conversion(wide, half)
+    for text, wide in product((cuda_uint8.ends, cuda_uint8.encode, cuda_uint8.decode), WIDE):
+        yield text(wide)
+
+
 # -- values
 
 
@@ -88,7 +117,7 @@ def values(dtype, length, seed):
 def singles():
     """Return float32 in which every half occurs, what is just beside it, what is in the middle of two, and any bits."""
     patterns = np.arange(2**16, dtype=np.uint16)
-    halves = [patterns.view(half).astype(np.float32).view(np.uint32) for half in HALVES]
+    halves = [patterns.view(np.float16).astype(np.float32).view(np.uint32), patterns.astype(np.uint32) << 16]
     ties = [halves[0] + np.uint32(0x1000), halves[1] + np.uint32(0x8000), halves[0] // 2 + halves[0][::-1] // 2]
     near = [bits + np.uint32(step) for bits in halves + ties for step in (0, 1, 2**32 - 1)]
     return np.concatenate([*near, np.random.default_rng(0).integers(0, 2**32, 10**5, np.uint32)]).view(np.float32)
@@ -213,7 +242,7 @@ def check_half(device, name, x, offset=0, image_offset=0):
         codec(name).decode(image, back)
     read, written = Placed(device, x, offset), Placed(device, np.zeros_like(image), 2 * image_offset)
     device.codec(name).encode(read.array, written.array)
-    half = HALVES[name == "bf16"]
+    half = np.dtype(np.float16) if name == "fp16" else np.dtype(pytest.importorskip("ml_dtypes").bfloat16)
     assert_same(written.read().copy().view(half), image.view(half))
     assert (np.signbit(written.read().copy().view(half)) == np.signbit(x)).all()
     decoded = Placed(device, np.full_like(x, 77), offset)

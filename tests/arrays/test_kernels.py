@@ -1,44 +1,18 @@
-"""The kernels of CUDA devices without one: run as plain C++, and compiled by NVRTC where CuPy is."""
+"""The kernels of CUDA devices without one: run as plain C++."""
 
-import ast
 import importlib
-import re
 import sys
 from itertools import product
-from operator import attrgetter
-from pathlib import Path
 
 import kernel_checks as checks
 import kernel_shim as shim
 import ml_dtypes
 import numpy as np
 import pytest
+from kernel_checks import MANY, SOME, WIDE, folds, others
 
 import mpiagg.arrays
-from mpiagg.cuda import kernels
-from mpiagg.cuda import uint8 as cuda_uint8
-from mpiagg.cuda.kernels import MOST_VECTORS, OPTIONS, conversion, fold, share
-
-HALVES, WIDE = ("float16", "bfloat16"), ("float32", "float64")
-MANY = MOST_VECTORS + 1
-
-
-def folds(counts, cases=checks.CASES):
-    """Yield the kernels that combine so many vectors."""
-    for (op, dtype), count in product(cases, counts):
-        yield fold(dtype.name, dtype.itemsize, op, count, divided=op == "avg")
-
-
-def others():
-    """Yield the kernels that combine nothing."""
-    for half, wide in product(HALVES, WIDE):
-        yield conversion(half, wide)
-        yield conversion(wide, half)
-    for text, wide in product((cuda_uint8.ends, cuda_uint8.encode, cuda_uint8.decode), WIDE):
-        yield text(wide)
-
-
-SOME = [("sum", np.dtype("f4")), ("avg", checks.BFLOAT16), ("max", np.dtype("i2"))]
+from mpiagg.cuda.kernels import MOST_VECTORS, share
 
 
 class OnHost:
@@ -188,90 +162,3 @@ def test_as_many_as_possible_are_taken_at_once():
     assert share(100, 4, [(4, 4), (260, 4)]) == (100, 3, 24, 24)
     assert share(100, 4, [(4, 4), (256, 4)]) == (100, 0, 0, 100)
     assert share(100, 8, [(0, 4), (32, 1)]) == (100, 0, 12, 12)
-
-
-# -- by NVRTC
-
-
-@pytest.fixture(scope="module")
-def nvrtc():
-    module = pytest.importorskip("cupy_backends.cuda.libs.nvrtc", reason="CuPy is not installed")
-    try:
-        module.getVersion()
-    except Exception as error:  # noqa: BLE001 - whatever a missing library is reported by
-        pytest.skip(f"there is no NVRTC: {error}")
-    return module
-
-
-def assembled(nvrtc, text, architecture, options=OPTIONS):
-    program = nvrtc.createProgram(text, "kernels.cu", (), ())
-    try:
-        nvrtc.compileProgram(program, (f"-arch={architecture}", *options))
-    except nvrtc.NVRTCError:
-        pytest.fail(nvrtc.getProgramLog(program))
-    assembler = nvrtc.getPTX(program)
-    return assembler if isinstance(assembler, str) else assembler.decode()
-
-
-@pytest.mark.parametrize("architecture", ["compute_80", "compute_90"])
-@pytest.mark.parametrize("op", checks.DTYPES_OF)
-def test_every_fold_compiles_for_devices(nvrtc, op, architecture):
-    cases = [(op, dtype) for dtype in checks.DTYPES_OF[op]]
-    every = [*folds((2, 8, MANY), cases), *folds((1, 4, MOST_VECTORS), [case for case in SOME if case[0] == op])]
-    text = assembled(nvrtc, kernels.PRELUDE + "".join(kernel.body for kernel in every), architecture)
-    assert all(f".entry {kernel.name}(" in text for kernel in every)
-    assert "fma" not in text
-    assert "ftz" not in text
-
-
-@pytest.mark.parametrize("architecture", ["compute_80", "compute_90"])
-def test_everything_else_compiles_for_devices(nvrtc, architecture):
-    every = list(others())
-    text = assembled(nvrtc, kernels.PRELUDE + "".join(kernel.body for kernel in every), architecture)
-    assert all(f".entry {kernel.name}(" in text for kernel in every)
-    assert "fma" not in text
-    assert "ftz" not in text
-
-
-@pytest.mark.usefixtures("nvrtc")
-def test_subnormal_numbers_are_not_flushed_to_zero(monkeypatch):
-    compiler = pytest.importorskip("cupy").cuda.compiler
-    # It asks for a device, though it is told for which to compile.
-    monkeypatch.setattr(compiler, "_get_arch_for_options_for_nvrtc", lambda _: ("-arch=sm_90", "cubin"))
-    asked = []
-    compile_ = compiler._NVRTCProgram.compile
-    monkeypatch.setattr(
-        compiler._NVRTCProgram,
-        "compile",
-        lambda program, options=(), *rest: asked.append(options) or compile_(program, options, *rest),
-    )
-    kernel = fold("float32", 4, "sum", 2, divided=False)
-    binary, _ = compiler.compile_using_nvrtc(kernel.source, OPTIONS, arch="90", filename=f"{kernel.name}.cu")
-    assert binary
-    assert set(OPTIONS) <= set(asked[0])
-    assert not any("ftz" in option for option in asked[0])
-
-
-@pytest.mark.parametrize("dtype", [*checks.REALS, *checks.INTEGERS, *checks.COMPLEXES], ids=str)
-def test_sixteen_bytes_are_read_and_written_at_once(nvrtc, dtype):
-    text = assembled(nvrtc, fold(dtype.name, dtype.itemsize, "sum", 4, divided=False).source, "compute_90")
-    assert text.count("ld.global.v") >= 4
-    assert text.count("st.global.v") >= 4
-    assert "local" not in text  # the table of the vectors is taken apart
-
-
-def test_without_the_options_products_and_sums_would_be_one(nvrtc):
-    source = fold("complex64", 8, "prod", 2, divided=False).source
-    assert "fma" in assembled(nvrtc, source, "compute_90", options=("-std=c++17",))
-
-
-@pytest.mark.parametrize("name", ["cuda", "cuda_kernels"])
-@pytest.mark.usefixtures("nvrtc")
-def test_what_is_used_of_cupy_is_there(name):
-    cupy = pytest.importorskip("cupy")
-    source = (Path(mpiagg.arrays.__file__).parent / f"{name}.py").read_text()
-    used = {ast.unparse(node) for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Attribute)}
-    names = [each for each in used if re.fullmatch(r"(cupy|runtime)(\.\w+)+", each)]
-    assert len(names) >= 5
-    for each in names:
-        attrgetter(re.sub("^runtime", "cuda.runtime", each.removeprefix("cupy.")))(cupy)

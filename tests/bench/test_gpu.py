@@ -60,6 +60,8 @@ def test_everything_is_measured_and_saved(gpu, tmp_path):
     saved = json.loads((tmp_path / "saved" / "gpu.json").read_text())
     assert saved["info"]["cuda_aware"]["able"]
     assert {part["part"] for part in saved["parts"]} == set(gpu.PARTS)
+    assert "measured: allreduce, 2 ranks; " in done.stdout
+    assert "not measured: tests: --no-tests" in done.stdout
     ways = {
         "allreduce": {"staged", "ipc", "native", "by hand", "by hand, mpiagg", "limit"},
         "messages": {"staged", "aware"},
@@ -140,11 +142,39 @@ def test_what_there_is_no_time_for_is_not_begun(gpu, monkeypatch, tmp_path):
     assert [part["how"] for part in run.record["parts"]] == ["not run: no time was left"] * 2
 
 
-def test_tests_that_need_more_than_there_is_are_not_run(gpu, monkeypatch, tmp_path):
-    monkeypatch.setattr(gpu, "find_spec", lambda name: None if name == "pytest_mpi" else 1)
+def test_without_pytest_tests_are_not_run(gpu, monkeypatch, tmp_path):
+    monkeypatch.setattr(gpu, "find_spec", lambda name: None if name == "pytest" else 1)
     run = gpu.Run(tmp_path, [2])
     run.measure(gpu.Part("tests", 2, 30))
-    assert run.record["parts"][0]["how"] == "not run: pytest_mpi missing"
+    assert run.record["parts"][0]["how"] == "not run: pytest is missing"
+    assert list(gpu.gpu_report.summary(run.record)) == [
+        "measured: nothing",
+        "not measured, or not all of it: tests, 2 ranks: not run: pytest is missing",
+    ]
+
+
+BARE = """
+import sys
+for name in ("hypothesis", "ml_dtypes", "pytest_mpi", "pytest_timeout"):
+    sys.modules[name] = None
+"""
+"""With this Python finds none of them when it starts, as where they are not installed."""
+
+
+@pytest.mark.usefixtures("gpu")
+def test_ranks_start_the_tests_without_any_plugin_of_pytest(monkeypatch, tmp_path):
+    from gpu_jobs import GPU, run_gpu_job, trouble
+
+    if not trouble(GPU):
+        pytest.skip("there is a GPU: its tests would run")
+    (tmp_path / "sitecustomize.py").write_text(BARE)
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), str(TOP)]))
+    monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
+    job = run_gpu_job(tmp_path, 2, seconds=100)
+    for rank in range(2):
+        told = job.read(rank, "out")
+        assert job.outcomes[rank] == {}, told
+        assert told.rstrip().splitlines()[-1].startswith("2 skipped"), told
 
 
 class Finished:

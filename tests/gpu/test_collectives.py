@@ -6,7 +6,6 @@ test_gpu_ranks.py starts the ranks. MPI is imported by what needs it: this file 
 import threading
 
 import kernel_checks as checks
-import ml_dtypes
 import numpy as np
 import pytest
 from device_cases import assert_same
@@ -19,7 +18,7 @@ pytestmark = [pytest.mark.mpi, pytest.mark.gpu, pytest.mark.filterwarnings("defa
 
 COLLECTIVES = ("allreduce", "reduce", "broadcast", "allgather", "reduce_scatter")
 OPS = ("sum", "avg", "min", "max", "prod")
-DTYPES = [np.dtype(char) for char in "?bhiqBHIQefdFD"] + [np.dtype(ml_dtypes.bfloat16)]
+DTYPES = [np.dtype(char) for char in "?bhiqBHIQefdFD"] + checks.BFLOATS
 LONG = 40_001
 """Elements that are too long to go by way of the host."""
 
@@ -352,7 +351,7 @@ def tensors(rank, step):
     made = [
         random.standard_normal(shape).astype(dtype) for shape, dtype in [*((shape, "f4") for shape in singles), *others]
     ]
-    return [*made, made[2].astype(ml_dtypes.bfloat16)]
+    return [*made, *(made[2].astype(dtype) for dtype in checks.BFLOATS)]
 
 
 def assert_close(device, found, wanted):
