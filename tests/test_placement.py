@@ -234,6 +234,7 @@ def cupy(error=None, driver=13000, *, count=1):
         getDeviceCount=raising(count),
         driverGetVersion=lambda: driver,
         runtimeGetVersion=lambda: 12090,
+        memGetInfo=raising((2**34, 2**35)),
     )
     pool = SimpleNamespace(set_limit=raising(None))
     return SimpleNamespace(
@@ -260,6 +261,20 @@ def test_a_device_that_others_have_for_themselves_is_told(method):
     getattr(placement._CuPy(cupy()), method)(1)
     with pytest.raises(DeviceError, match="error 46; in exclusive mode ranks share one through MPS alone"):
         getattr(placement._CuPy(cupy(error=46)), method)(1)
+
+
+def test_limits_leave_room_for_contexts_and_for_memory_that_is_mapped():
+    fake, asked = cupy(), []
+
+    def set_limit(size):
+        asked.append(size)
+
+    fake.get_default_memory_pool().set_limit = set_limit
+    placement._CuPy(fake).limit(4)
+    assert asked == [(2**35 // 4 - 2**29) * 3 // 4]
+    assert placement.pool_bytes(2**30, 4) == 0
+    for share in range(1, 9):
+        assert share * (placement.pool_bytes(2**37, share) + 2**29) < 2**37
 
 
 def test_a_missing_cupy_is_told(monkeypatch):

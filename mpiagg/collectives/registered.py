@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from operator import index
 from typing import Any, Final
 
@@ -90,10 +91,19 @@ def _checked(shape: int | tuple[int, ...], dtype: npt.DTypeLike) -> tuple[tuple[
 
 
 def shared_vector(channel: Channel, length: int, dtype: np.dtype[Any], device: Device = HOST) -> Array:
-    """Return a vector, uninitialised, that the ranks of the node share if they can; collective there."""
+    """Return a vector, uninitialised, that the ranks of the node share if they can; collective there.
+
+    Of memory of a device that they cannot share a warning tells.
+    """
     try:
         return registered_vector(channel, length, dtype, device)
-    except (MemoryError, DeviceError):
+    except (MemoryError, DeviceError) as error:
+        if device is not HOST:  # which costs more there: what is plain memory goes by messages, over the bus
+            warnings.warn(
+                f"{length * dtype.itemsize} bytes on {device.name} are plain memory, which ranks do not share: {error}",
+                RuntimeWarning,
+                stacklevel=2,
+            )
         return device.empty(length, dtype)
 
 

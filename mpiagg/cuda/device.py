@@ -6,11 +6,12 @@ Every call makes its device the thread's own for as long as it takes, since help
 from __future__ import annotations
 
 import ctypes
+import sys
 import uuid
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from threading import Lock, current_thread, local
-from typing import Any, Final
+from threading import Lock
+from typing import Any, Final, TypeVar
 
 import cupy
 import numpy as np
@@ -22,12 +23,14 @@ from mpiagg.arrays.devices import Accelerator, Nccl, Stream
 from mpiagg.arrays.host import HOST
 from mpiagg.arrays.reductions import Array, Reduction
 from mpiagg.cuda.compiled import CudaBFloat16, CudaFloat16, CudaMinMaxUInt8, Kernels, address, words
+from mpiagg.cuda.present import Present
 from mpiagg.errors import DeviceError
 
 GRAIN: Final = 2**21
 """Memory to share is allocated in multiples of this: the driver cuts smaller pieces from a block, and shares that."""
 
-_THREAD: Final = local()
+Taken = TypeVar("Taken")
+
 _OUT_OF_MEMORY: Final = 2
 _NOT_READY: Final = 600
 
@@ -49,11 +52,6 @@ class CudaStream(Stream):
         self.ptr: int = self._stream.ptr
 
     def __enter__(self) -> object:
-        # Our thread starts with device 0. To go back to that at the end would make a context there, of no use at all.
-        if not hasattr(_THREAD, "known"):
-            _THREAD.known = True
-            if current_thread().name == "mpiagg":
-                self._device.use()
         self._device.__enter__()
         try:
             # Also where the device is the thread's already, for with this call the driver's context is, too: CuPy
@@ -103,7 +101,7 @@ class Cuda(Accelerator):
     def __init__(self, ordinal: int) -> None:
         self.ordinal = ordinal
         self.name = f"cuda:{ordinal}"
-        self._device = cupy.cuda.Device(ordinal)
+        self._device = Present(ordinal)
         self._identity = _identity(ordinal)
         kernels = self._kernels = Kernels(self._device)
         codecs = CudaFloat16(kernels), CudaBFloat16(kernels), CudaMinMaxUInt8(kernels)
@@ -127,7 +125,7 @@ class Cuda(Accelerator):
     def empty(self, shape: int | tuple[int, ...], dtype: npt.DTypeLike) -> Array:
         """Return a new array of CuPy's, uninitialised."""
         with self._device:
-            return cupy.empty(shape, dtype)  # type: ignore[no-any-return]
+            return _or_again(lambda: cupy.empty(shape, dtype))
 
     def borrow(self, start: int, length: int, dtype: npt.DTypeLike, owner: object = None) -> Array:
         """Return an array over memory that somebody else owns: ``owner``, or who keeps it alive while it is used."""
@@ -170,7 +168,7 @@ class Cuda(Accelerator):
 
     def present(self) -> AbstractContextManager[object]:
         """Return a block in which this is the thread's present device."""
-        return cupy.cuda.Device(self.ordinal)  # type: ignore[no-any-return]
+        return Present(self.ordinal)
 
     def stream(self) -> CudaStream:
         """Return a new stream, which waits for no other unless it is told to."""
@@ -190,7 +188,8 @@ class Cuda(Accelerator):
         if nbytes == 0:
             return np.empty(0, np.uint8)
         with self._device:
-            memory = cupy.cuda.alloc_pinned_memory(nbytes)
+            # Not from CuPy's pool, which takes the next power of two and gives nothing back.
+            memory = cupy.cuda.PinnedMemoryPointer(cupy.cuda.PinnedMemory(nbytes), 0)
         return np.frombuffer(memory, np.uint8, nbytes)
 
     def copy(self, target: Array, source: Array) -> None:
@@ -228,7 +227,7 @@ class Cuda(Accelerator):
         size = max(1, -(-nbytes // GRAIN)) * GRAIN
         with self._device:
             try:
-                memory = cupy.cuda.Memory(size)
+                memory = _or_again(lambda: cupy.cuda.Memory(size))
             except runtime.CUDARuntimeError as error:
                 if error.status != _OUT_OF_MEMORY:
                     raise
@@ -304,6 +303,22 @@ def _identity(ordinal: int) -> str:
             f"the driver does not tell the UUID of cuda:{ordinal} (error {status}); is it older than 11.4?"
         )
     return f"GPU-{uuid.UUID(bytes=found.raw)}"
+
+
+def _or_again(take: Callable[[], Taken]) -> Taken:
+    """Take memory of the present device; if none is left, free what CuPy and torch keep for later, and try again."""
+    try:
+        return take()
+    except MemoryError:
+        pass
+    except runtime.CUDARuntimeError as error:
+        if error.status != _OUT_OF_MEMORY:
+            raise
+    cupy.get_default_memory_pool().free_all_blocks()
+    torch = sys.modules.get("torch")
+    if torch is not None and torch.cuda.is_initialized():
+        torch.cuda.empty_cache()
+    return take()
 
 
 def _address(array: Any) -> int:

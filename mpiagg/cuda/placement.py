@@ -14,6 +14,9 @@ from typing import Any, Final, NamedTuple, Protocol, cast
 from mpiagg.arrays import Accelerator, find_device
 from mpiagg.errors import DeviceError
 
+CONTEXT_BYTES: Final = 2**29
+"""What a context of one process takes of a device's memory, about."""
+
 LIMIT: Final = "CUPY_GPU_MEMORY_LIMIT"
 """CuPy's own variable for what its memory pool may take; where it is set, the user has decided."""
 
@@ -84,8 +87,9 @@ def bind_device(count: int | None = None) -> int | None:
     sees one device alone (Slurm's ``--gpus-per-task``, a CUDA_VISIBLE_DEVICES of its own), it takes that. The device
     becomes the present one of this thread in CuPy, and in torch if that is imported and knows CUDA.
 
-    Where several ranks of the node certainly share the device, CuPy's default memory pool is limited to an equal part
-    of its memory, unless CUPY_GPU_MEMORY_LIMIT is set. ``mpiagg info`` shows what every rank gets.
+    Where several ranks of the node certainly share the device, CuPy's default memory pool is limited to three
+    quarters of an equal part of its memory, less 512 MiB for a context, unless CUPY_GPU_MEMORY_LIMIT is set.
+    ``mpiagg info`` shows what every rank gets.
 
     Parameters
     ----------
@@ -251,7 +255,8 @@ class _CuPy:
 
     def limit(self, share: int) -> None:
         with self._told():
-            self._cupy.get_default_memory_pool().set_limit(fraction=1 / share)
+            _, total = self._cuda.memGetInfo()
+            self._cupy.get_default_memory_pool().set_limit(size=pool_bytes(total, share))
 
     @contextmanager
     def _told(self) -> Iterator[None]:
@@ -261,6 +266,14 @@ class _CuPy:
             raise DeviceError(
                 f"this rank's CUDA device cannot be used: {error}; in exclusive mode ranks share one through MPS alone"
             ) from error
+
+
+def pool_bytes(total: int, share: int) -> int:
+    """Return how much of a device's memory CuPy's pool may have in each of the processes that share it.
+
+    Three quarters of an equal part, without a context: the rest is for memory that ranks map, for torch and libraries.
+    """
+    return max(0, total // share - CONTEXT_BYTES) * 3 // 4
 
 
 def _version(number: int) -> str:

@@ -156,13 +156,13 @@ template <class Real> struct Encoding {
 template <class Real> struct Decoding {
     Real *values;
     const u8 *codes;
-    Map map;
+    const Real *value_of_code;
 
     template <int N> INLINE void at(i64 place) {
         const Pack<u8, N> read = load<u8, N>(codes + place);
         Pack<Real, N> decoded;
 #pragma unroll
-        for (int lane = 0; lane < N; ++lane) put_value(decoded.at[lane], map, read.at[lane]);
+        for (int lane = 0; lane < N; ++lane) decoded.at[lane] = value_of_code[read.at[lane]];
         store<Real, N>(values + place, decoded);
     }
 };
@@ -198,10 +198,13 @@ _DECODE: Final = Template(r"""
 extern "C" __global__ void __launch_bounds__($threads)
 $name($real *values, const u8 *image, i64 length, i64 head, i64 groups) {
     __shared__ Map shared;
+    __shared__ $real table[256];  // a division for each code, and not for each value
     const float *ends = (const float *)image;
     if (threadIdx.x == 0) shared = map_between(ends[0], ends[1]);
     __syncthreads();
-    Decoding<$real> work = {values, image + $header, shared};
+    for (int code = threadIdx.x; code < 256; code += blockDim.x) put_value(table[code], shared, (u8)code);
+    __syncthreads();
+    Decoding<$real> work = {values, image + $header, table};
     share<$lanes>(work, length, head, groups);
 }
 """)

@@ -9,7 +9,7 @@ from typing import Final
 
 import numpy as np
 
-from mpiagg.arrays import Array
+from mpiagg.arrays import Array, accelerator_of
 from mpiagg.ddp.buckets import Bucket
 from mpiagg.errors import NonFiniteError
 
@@ -66,25 +66,23 @@ class FiniteCheck:
         self._given: dict[int, str] = {}
         self._made: dict[int, str] = {}
 
-    def accept(self, index: int, gradient: Array) -> bool:
-        """Return whether a gradient of this rank is finite."""
-        if _finite(gradient):
-            return True
-        self._given[index] = self._in_words(index, gradient)
-        return False
-
     def look_at(self, gradients: Sequence[Array | None]) -> None:
-        """Look at the gradients of this rank."""
-        for index, gradient in enumerate(gradients):
-            if gradient is not None:
-                self.accept(index, gradient)
+        """Look at the gradients of this rank; a device is waited for once."""
+        there = [(index, gradient) for index, gradient in enumerate(gradients) if gradient is not None]
+        for (index, gradient), good in zip(there, _finite([gradient for _, gradient in there]), strict=True):
+            if not good:
+                self._given[index] = self._in_words(index, gradient)
+
+    def leave_out_of(self, bucket: Bucket) -> None:
+        """Look at a bucket that is to set out, and leave those of this rank's gradients out that are not finite."""
+        for index, view in _bad(bucket):
+            self._given[index] = self._in_words(index, view)
+            view.fill(0)
 
     def look_at_result(self, bucket: Bucket) -> None:
         """Look at what has become of a bucket's gradients."""
-        if not _finite(bucket.vector):
-            for index, view in bucket.views.items():
-                if not _finite(view):
-                    self._made[index] = self._in_words(index, view)
+        for index, view in _bad(bucket):
+            self._made[index] = self._in_words(index, view)
 
     def flags(self) -> list[bool]:
         """Return whether anything is bad in this rank's gradients, and in what has become of all."""
@@ -139,8 +137,23 @@ def unwarned(check: FiniteCheck | None) -> AbstractContextManager[object]:
     return nullcontext() if check is None else np.errstate(over="ignore", invalid="ignore")
 
 
-def _finite(array: Array) -> bool:
-    return bool(np.isfinite(array).all().item())
+def _finite(arrays: Sequence[Array]) -> list[bool]:
+    """Return which arrays are finite; those on a device are waited for together."""
+    accelerator = accelerator_of(arrays[0]) if arrays else None
+    if accelerator is None:
+        return [bool(np.isfinite(array).all()) for array in arrays]
+    found = accelerator.empty(len(arrays), np.bool_)
+    for place, array in enumerate(arrays):
+        found[place] = np.isfinite(array).all()
+    return accelerator.to_host(found).tolist()  # type: ignore[no-any-return]  # of booleans
+
+
+def _bad(bucket: Bucket) -> Sequence[tuple[int, Array]]:
+    """Return the gradients of a bucket that are not finite."""
+    if _finite([bucket.vector])[0]:
+        return []
+    good = _finite(list(bucket.views.values()))
+    return [item for item, fine in zip(bucket.views.items(), good, strict=True) if not fine]
 
 
 def _by_rank(told: Sequence[str]) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any, Protocol
 
 from mpiagg.arrays import Array
@@ -38,7 +38,7 @@ class Launcher:
     flights : sequence of Flight
         What aggregates each.
     check : FiniteCheck, optional
-        Looks at every gradient that comes in; those that are not finite are left out.
+        Looks at every bucket before it is sent; gradients that are not finite are left out.
 
     Attributes
     ----------
@@ -63,8 +63,6 @@ class Launcher:
 
     def place(self, index: int, gradient: Array | None) -> None:
         """Bring a gradient in, None being zeros, and start the buckets whose turn has come."""
-        if self._check is not None and gradient is not None and not self._check.accept(index, gradient):
-            gradient = None
         number = self._number_of[index]
         self._buckets[number].place(index, gradient)
         self.placed.add(index)
@@ -75,9 +73,15 @@ class Launcher:
     def _launch(self) -> None:
         """Start the buckets whose turn has come."""
         while self._started < len(self._buckets) and not self._missing[self._started]:
-            with self._buckets[self._started].when_brought_in(), unwarned(self._check):
-                self._flights[self._started].start()
+            self._set_out(self._started, self._flights[self._started].start)
             self._started += 1
+
+    def _set_out(self, number: int, send: Callable[[], object]) -> None:
+        """Send a bucket, all of whose gradients are in."""
+        with self._buckets[number].when_brought_in(), unwarned(self._check):
+            if self._check is not None:
+                self._check.leave_out_of(self._buckets[number])
+            send()
 
     def place_rest(self, gradients: Sequence[Array | None], copied: Collection[int] | None = None) -> None:
         """Bring in the gradients that are not in yet: now all buckets are on their way.
@@ -90,7 +94,7 @@ class Launcher:
             As for :meth:`Bucket.pack`, where none is in yet.
         """
         for number, bucket in enumerate(self._buckets):
-            if copied is None or self._check is not None:
+            if copied is None:
                 for index in bucket.views.keys() - self.placed:
                     self.place(index, gradients[index])
             else:
@@ -110,8 +114,7 @@ class Launcher:
             self._launch()
         for number, bucket in enumerate(self._buckets):
             if number == self._started == last:  # nobody need bring it forward meanwhile
-                with bucket.when_brought_in(), unwarned(self._check):
-                    self._flights[number]()
+                self._set_out(number, self._flights[number])
             else:
                 self._flights[number].wait(meanwhile=self._flights[number + 1 : self._started])
             yield bucket

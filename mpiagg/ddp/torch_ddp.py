@@ -20,7 +20,7 @@ from mpiagg.ddp.sparse import average_sparse
 from mpiagg.ddp.steps import Gradients
 from mpiagg.ddp.torch_copies import SavedModule
 from mpiagg.ddp.torch_keywords import TorchKeywords
-from mpiagg.ddp.torch_modules import TorchAdapter, Unsynced, array_of
+from mpiagg.ddp.torch_modules import TorchAdapter, Unsynced, array_of, require_threads
 from mpiagg.errors import PlanError
 from mpiagg.transport import channel_of
 
@@ -121,6 +121,7 @@ class TorchDDP(SavedModule, DDP):
 
     def _check(self, aggregation: Aggregation | None, check_finite: bool | None) -> str:
         words = super()._check(aggregation, check_finite)
+        require_threads(self.module.parameters())
         self._divisor = 1.0
         if self._adapter.sparse:
             averaging = aggregation is None or (isinstance(aggregation, AllReduce) and aggregation.op in ("avg", "sum"))

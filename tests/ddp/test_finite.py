@@ -48,15 +48,33 @@ def test_a_result_is_looked_at_parameter_by_parameter(bad):
 
 
 class Flight:
+    """Notes what it is to send."""
+
+    def __init__(self, bucket):
+        self.bucket, self.sent = bucket, None
+
     def start(self):
-        pass
+        assert self.sent is None
+        self.sent = self.bucket.vector.tolist()
+
+    __call__ = start
+
+    def wait(self, meanwhile):  # noqa: ARG002 - as plans take it
+        assert self.sent is not None
 
 
-def test_what_is_bad_is_not_sent():
-    bucket = Bucket([0, 1], [Form(np.dtype(np.float32), (2,))] * 2)
-    bucket.vector.fill(np.nan)
-    launcher = Launcher([bucket], [Flight()], found := check())
+@pytest.mark.parametrize("members", [[[0, 1, 2]], [[0, 1], [2]], [[0], [1], [2]]])
+def test_what_is_bad_is_not_sent(members):
+    buckets = [Bucket(some, [Form(np.dtype(np.float32), (2,))] * 3) for some in members]
+    flights = [Flight(bucket) for bucket in buckets]
+    for bucket in buckets:
+        bucket.vector.fill(np.nan)
+    view = next(bucket.views[1] for bucket in buckets if 1 in bucket.views)
+    launcher = Launcher(buckets, flights, found := check(["", "w", ""]))
     launcher.place(0, np.ones(2, np.float32))
-    launcher.place_rest([None, bucket.views[1]])
-    assert bucket.vector.tolist() == [1, 1, 0, 0]
+    launcher.place_rest([None, view, np.array([2, np.inf], np.float32)])
+    assert list(launcher.wait()) == buckets
+    assert [x for flight in flights for x in flight.sent] == [1, 1, 0, 0, 0, 0]
     assert found.flags() == [True, False]
+    with pytest.raises(NonFiniteError, match=r"1 \('w', float32 \(2,\)\): 2 NaN.*parameter 2 .*0 NaN, 1 Inf of 2$"):
+        found.require(given=True, made=False)

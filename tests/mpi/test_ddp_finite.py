@@ -310,3 +310,22 @@ def test_gradients_on_a_device(comm, method):
                     getattr(ddp, method)()
                     assert all((standin.peek(item.grad) == SIZE * value).all() for item in items)
         channel_of(comm).free()
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_device_is_not_waited_for_once_a_gradient(comm, method):
+    def waits(count):
+        """Return how often a good step waits for the device, with so many gradients in one bucket."""
+        items = [Item(device.from_host(np.zeros(5, np.float32))) for _ in range(count)]
+        with mpiagg.DDP(Module(items), comm, check_finite=True) as ddp:
+            for _ in range(2):
+                for item in items:
+                    item.grad = device.from_host(np.full(5, RANK, np.float32))
+                standin.LOG.clear()
+                getattr(ddp, method)()
+                assert all((standin.peek(item.grad) == MEAN).all() for item in items)
+        return len(standin.LOG.of("out", "synchronise"))
+
+    with standin.installed() as device, standin.watch(device_messages=channel_of(comm).aware):
+        assert waits(3) == waits(40) > 0
+        channel_of(comm).free()

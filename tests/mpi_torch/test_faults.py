@@ -3,6 +3,7 @@
 import gc
 import sys
 import weakref
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -383,3 +384,17 @@ def test_what_a_training_loop_asks_of_its_module():
         with pytest.raises(RuntimeError, match="Missing key"):
             ddp.load_state_dict(state)
         assert ddp.load_state_dict(state, strict=False).missing_keys == ["module.0.bias"]
+
+
+@pytest.mark.parametrize("level", ["SINGLE", "FUNNELED", "SERIALIZED", "MULTIPLE"])
+def test_gradients_of_a_gpu_need_an_mpi_that_their_thread_may_call(level, monkeypatch):
+    from mpiagg.ddp.torch_modules import require_threads
+
+    monkeypatch.setattr(MPI, "Query_thread", lambda: getattr(MPI, f"THREAD_{level}"))
+    here, there = SimpleNamespace(is_cuda=False), SimpleNamespace(is_cuda=True)
+    require_threads([here])
+    if level in {"SERIALIZED", "MULTIPLE"}:
+        require_threads([here, there])
+    else:
+        with pytest.raises(mpiagg.PlanError, match=r"a thread of its own.*needs MPI.THREAD_SERIALIZED"):
+            require_threads([here, there])
