@@ -107,13 +107,18 @@ def pieces(setting: Setting) -> None:
     ways = Ways(setting, aware=False)
     lengths = [64 * KIB, 256 * KIB] if setting.quick else PIECES
     builders: dict[str, Builder] = {
-        f"pieces of {length // KIB} KiB": partial(built_with, PIECE=length, build=auto) for length in lengths
+        f"pieces of {length // KIB} KiB": partial(built_with, piece_bytes=always(length), build=auto)
+        for length in lengths
     }
-    builders["in one piece"] = partial(built_with, PIECE=ALWAYS, build=auto)
-    builders |= {"by hand": DeviceTask.by_hand, "by hand, mpiagg": by_hand}
+    builders["in one piece"] = partial(built_with, piece_bytes=always(ALWAYS), build=auto)
+    builders |= {"pieces as they are": auto, "by hand": DeviceTask.by_hand, "by hand, mpiagg": by_hand}
     sizes = [nbytes for nbytes in PIECED if nbytes * setting.comm.size <= MOST_PIECED]
     ways.measure(setting.sizes(sizes, [MIB]), builders, seconds=3.0)
-    setting.save(at_present=binding.PIECE)
+
+
+def always(length: int) -> Callable[[int], int]:
+    """Return what says that pieces are of one length, of whatever chunk."""
+    return lambda _: length
 
 
 # -- how it is measured
@@ -293,7 +298,7 @@ def unknown(comm: MPI.Intracomm, **values: int) -> Iterator[None]:
         calls.free()
 
 
-def built_with(task: DeviceTask, build: Builder, **values: int) -> Competitor:
+def built_with(task: DeviceTask, build: Builder, **values: object) -> Competitor:
     """Return what is built while some constants of the package have other values."""
     with unknown(task.comm, **values):
         return build(task)

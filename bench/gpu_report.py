@@ -250,7 +250,7 @@ def _notes(part: Record) -> Iterator[str]:
             if all(fast in row["times"] for row in rows):
                 size = crossing(rows, "by way of the host", fast)
                 yield f"{fast}: faster than by way of the host {f'from {words(size)} on' if size else 'at no size'}."
-    if part["part"] in ("threshold", "pieces") and "at_present" in part:
+    if part["part"] == "threshold" and "at_present" in part:
         yield f"At present: {words(part['at_present'])}."
     if part["part"] == "training":
         for row in rows:

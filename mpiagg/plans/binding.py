@@ -7,13 +7,14 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import accumulate
-from typing import Any, Final, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from mpiagg.arrays import Array, Codec, Device, Reduction, accelerator_of, device_of, even_ranges
 from mpiagg.plans.ports import Draft, Port, Tag, of_lane, port_of
 from mpiagg.plans.program import BoundRound, Interleaved, Program
+from mpiagg.plans.staging import piece_bytes
 from mpiagg.schedules import Action, Round, Step
 from mpiagg.transport import Channel
 
@@ -51,11 +52,6 @@ class Segments(NamedTuple):
         place = bisect_right(self.starts, run[0]) - 1
         start = self.starts[place]
         return self.arrays[place], run[0] - start, run[1] - start
-
-
-PIECE: Final = 2**20
-"""Bytes of a chunk that cross together where messages are staged: long enough for full pace, short enough that copies
-and messages of two pieces overlap."""
 
 
 @dataclass(frozen=True)
@@ -110,8 +106,8 @@ def bind(
     vector = buffer if isinstance(buffer, Segments) else Segments.of([buffer])
     first = vector.arrays[0]
     device = accelerator_of(first)
-    cut = PIECE // first.itemsize if device is not None and not channel.aware and _divisible(wire) else None
-    tracks = [[lane] for lane in lanes] if cut is None else _turns(lanes, cut)
+    staged = device is not None and not channel.aware and _divisible(wire)
+    tracks = _turns(lanes, first.itemsize) if staged else [[lane] for lane in lanes]
     binders: list[_Binder] = []
     bound: list[tuple[BoundRound, ...]] = []
     ports = [port_of(channel, of_lane(tag, number), first, label) for number in range(len(tracks))]
@@ -133,8 +129,8 @@ def _divisible(wire: Wire | None) -> bool:
     return wire is None or wire.codec.elementwise
 
 
-def _turns(lanes: Sequence[Chunks], length: int) -> list[list[Chunks]]:
-    """Return lanes cut into lanes with chunks of some length at most, in at least two rows that take turns.
+def _turns(lanes: Sequence[Chunks], itemsize: int) -> list[list[Chunks]]:
+    """Return lanes cut into lanes whose chunks are staged in one piece, in at least two rows that take turns.
 
     Every chunk is cut, so that what is combined in which order stays as it is.
     """
@@ -142,7 +138,8 @@ def _turns(lanes: Sequence[Chunks], length: int) -> list[list[Chunks]]:
     for lane in lanes:
         chunks = list(lane) if isinstance(lane, Mapping) else range(len(lane))
         longest = max((lane[chunk][1] - lane[chunk][0] for chunk in chunks), default=0)
-        parts = [even_ranges(*lane[chunk], max(1, -(-longest // length))) for chunk in chunks]
+        count = max(1, -(-longest * itemsize // piece_bytes(longest * itemsize)))
+        parts = [even_ranges(*lane[chunk], count) for chunk in chunks]
         pieces += (dict(zip(chunks, piece, strict=True)) for piece in zip(*parts, strict=True))
     rows = min(len(pieces), max(len(lanes), 2))
     return [pieces[row::rows] for row in range(rows)]
