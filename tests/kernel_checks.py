@@ -12,6 +12,7 @@ import pytest
 from mpiagg.arrays import codec, find_device, reduction
 from mpiagg.arrays.codecs import HEADER_BYTES
 from mpiagg.cuda import uint8 as cuda_uint8
+from mpiagg.cuda.digits import digits
 from mpiagg.cuda.kernels import MOST_VECTORS, conversion, fold
 from mpiagg.errors import DeviceError
 
@@ -89,6 +90,8 @@ def others():
         yield conversion(wide, half)
     for text, wide in product((cuda_uint8.ends, cuda_uint8.encode, cuda_uint8.decode), WIDE):
         yield text(wide)
+    for itemsize in (2, 4, 8):
+        yield digits(itemsize)
 
 
 # -- values
@@ -274,3 +277,19 @@ def check_conversion(device, x, to):
     target = device.from_host(np.zeros(x.shape, to))
     device.convert(target, device.from_host(x))
     assert_same(device.to_host(target).reshape(-1), expected.reshape(-1))
+
+
+def check_kth(device, dtype, length, offset=0):
+    """Assert that the k-th largest magnitude is NumPy's, also among many that are equal."""
+    random = np.random.default_rng(length)
+    for spread in (1, 20, 0):
+        some = np.exp(spread * random.standard_normal(length)) * (random.random(length) < 0.8)
+        with np.errstate(over="ignore"):
+            magnitudes = some.astype(dtype)
+        ordered = np.sort(magnitudes)
+        placed = Placed(device, magnitudes, offset)
+        for k in {1, 2, length // 3 + 1, length - 1, length} & set(range(1, length + 1)):
+            found = device.kth_largest(placed.array, k)
+            assert found.dtype == dtype
+            assert found == ordered[length - k]
+        assert (placed.read() == magnitudes).all()

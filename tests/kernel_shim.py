@@ -42,6 +42,12 @@ static void __syncthreads() {
     threadIdx.x = own;
 }
 
+static unsigned atomicAdd(unsigned *place, unsigned more) {
+    const unsigned before = *place;
+    *place += more;
+    return before;
+}
+
 static void (*work)(void **);
 static void **work_arguments;
 
@@ -132,6 +138,9 @@ class HostArray(np.ndarray):
     def data(self):
         return Memory(self.__array_interface__["data"][0])
 
+    def get(self):
+        return np.array(self)
+
 
 def array(x):
     return np.array(x).view(HostArray)
@@ -189,6 +198,7 @@ def fake_cupy(library):
     return types.SimpleNamespace(
         __version__="14.2.0",
         empty=empty,
+        zeros=lambda shape, dtype: np.zeros(shape, dtype).view(HostArray),
         asarray=array,
         ascontiguousarray=lambda x: np.ascontiguousarray(x).view(HostArray),
         copyto=np.copyto,

@@ -11,7 +11,7 @@ from typing import Literal
 
 import numpy as np
 
-from mpiagg.arrays import Array
+from mpiagg.arrays import Array, accelerator_of
 
 Selection = Literal["topk", "randomk", "blockk", "threshold"]
 
@@ -34,10 +34,13 @@ def top_k(values: Array, k: int, spare: Array) -> Array:
     spare : numpy.ndarray
         A vector like it, which is overwritten.
     """
-    magnitudes = _magnitudes(values, spare)
-    magnitudes.partition(len(values) - k)
-    least = magnitudes[len(values) - k].copy()  # on a device it is a view of what is overwritten next
-    magnitudes = _magnitudes(values, spare)
+    magnitudes, accelerator = _magnitudes(values, spare), accelerator_of(values)
+    if accelerator is None:
+        magnitudes.partition(len(values) - k)
+        least = magnitudes[len(values) - k]
+        magnitudes = _magnitudes(values, spare)
+    else:  # CuPy's partition sorts them all
+        least = accelerator.kth_largest(magnitudes, k)
     larger = np.flatnonzero(magnitudes > least)
     equal = np.flatnonzero(magnitudes == least)
     return np.sort(np.concatenate([larger, equal[: k - len(larger)]]))

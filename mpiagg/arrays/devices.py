@@ -10,6 +10,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from typing import Any
 
 import numpy.typing as npt
 
@@ -146,6 +147,10 @@ class Accelerator(Device):
         how : Reduction
             How they are combined, and what is done last.
         """
+
+    @abstractmethod
+    def kth_largest(self, magnitudes: Array, k: int) -> Any:
+        """Return the k-th largest of a contiguous vector of numbers, none of them negative or NaN, when it is found."""
 
     # -- memory that processes share
 

@@ -12,7 +12,7 @@ import numpy as np
 
 from mpiagg.arrays.codecs import HEADER_BYTES, BFloat16, Float16, MinMaxUInt8
 from mpiagg.arrays.reductions import Array, Reduction
-from mpiagg.cuda import cubins, kernels
+from mpiagg.cuda import cubins, digits, kernels
 from mpiagg.cuda import uint8 as cuda_uint8
 from mpiagg.cuda.kernels import LANES, OPTIONS, THREADS, Kernel, Share, share
 
@@ -209,6 +209,25 @@ class Kernels:
         first = pointers if table is None else [address(table), count]
         arguments = (*first, length, shared.head, shared.groups, float(how.divisor or 1))
         return Launch(self.device, kernel, self.blocks(shared), arguments, (vectors, table))
+
+    # -- selection
+
+    def kth_largest(self, magnitudes: Array, k: int) -> Any:
+        """Return the k-th largest number; see :meth:`mpiagg.arrays.devices.Accelerator.kth_largest`."""
+        dtype, left, prefix, shift = magnitudes.dtype, k, 0, 8 * magnitudes.itemsize
+        shared = share(magnitudes.size, digits.LANES, [_place(magnitudes)])
+        with self.device:
+            while shift:
+                width = min(digits.BITS, shift)
+                shift -= width
+                counts = cupy.zeros(2**digits.BITS, np.uint32)
+                places = address(counts), address(magnitudes)
+                self._launch(digits.digits(dtype.itemsize), shared, *places, after=(prefix, shift, width))
+                at_least = np.cumsum(counts.get()[::-1], dtype=np.int64)  # of each digit and those above it
+                above = int(np.searchsorted(at_least, left))
+                left -= int(at_least[above - 1]) if above else 0
+                prefix = prefix << width | 2**digits.BITS - 1 - above
+        return np.array(prefix, f"u{dtype.itemsize}").view(dtype)[()]
 
 
 def _shared_with_image(values: Array, image: Array) -> Share:

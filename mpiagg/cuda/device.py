@@ -214,6 +214,10 @@ class Cuda(Accelerator):
         """
         return self._kernels.fold(vectors, how)
 
+    def kth_largest(self, magnitudes: Array, k: int) -> Any:
+        """Return the k-th largest of a contiguous vector of numbers, none of them negative or NaN, when it is found."""
+        return self._kernels.kth_largest(magnitudes, k)
+
     # -- memory that processes share
 
     def allocate(self, nbytes: int) -> Array:

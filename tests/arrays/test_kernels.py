@@ -23,6 +23,7 @@ class OnHost:
         codecs = module.CudaFloat16, module.CudaBFloat16, module.CudaMinMaxUInt8
         self.codec = {each.name: each(self.kernels) for each in codecs}.get
         self.convert, self.fold = self.kernels.convert, self.kernels.fold
+        self.kth_largest = self.kernels.kth_largest
         self.from_host, self.to_host = shim.array, np.array
 
 
@@ -142,6 +143,13 @@ def test_what_a_kernel_cannot_reach_is_refused(device):
         device.codec("fp16").encode(x, image[:64])
     with pytest.raises(TypeError, match="arrays of dtype float8_e5m2 cannot be combined on a CUDA device"):
         device.fold([short, short], mpiagg.arrays.reduction("sum", short.dtype, 2))
+
+
+@pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64])
+@pytest.mark.parametrize("offset", [0, 1, 3])
+@pytest.mark.parametrize("length", [1, 2, 9, 2000])
+def test_the_kth_largest_is_numpy_s(device, dtype, offset, length):
+    checks.check_kth(device, np.dtype(dtype), length, offset)
 
 
 # -- how threads share out

@@ -15,6 +15,8 @@ import mpiagg.cuda
 from mpiagg.cuda import kernels
 from mpiagg.cuda.kernels import MOST_VECTORS, OPTIONS, fold
 
+ROOM = Path(mpiagg.cuda.__file__).parent
+
 
 @pytest.fixture(scope="module")
 def nvrtc():
@@ -92,7 +94,7 @@ def test_without_the_options_products_and_sums_would_be_one(nvrtc):
 def test_what_is_used_of_cupy_is_there():
     cupy = pytest.importorskip("cupy")
     names = set()
-    for path in Path(mpiagg.cuda.__file__).parent.glob("*.py"):
+    for path in ROOM.glob("*.py"):
         nodes = ast.walk(ast.parse(path.read_text()))
         used = {ast.unparse(node) for node in nodes if isinstance(node, ast.Attribute)}
         names |= {each for each in used if re.fullmatch(r"cupy(\.\w+)+", each)}
@@ -102,7 +104,9 @@ def test_what_is_used_of_cupy_is_there():
 
 
 @pytest.mark.usefixtures("nvrtc")
-@pytest.mark.parametrize("name", ["compiled", "cubins", "device", "kernels", "nccl", "placement", "uint8"])
+@pytest.mark.parametrize(
+    "name", ["compiled", "cubins", "device", "digits", "kernels", "nccl", "placement", "present", "uint8"]
+)
 def test_every_module_is_imported_without_a_driver(name):
     script = f"import warnings; warnings.simplefilter('ignore', UserWarning); import mpiagg.cuda.{name}"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False, timeout=120)

@@ -386,6 +386,13 @@ def test_a_fold_of_a_dtype_that_no_device_has(device):
         device.fold([x, x], reduction("sum", x.dtype, 2))
 
 
+@pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64])
+@pytest.mark.parametrize("length", [1, 9, 10**6 + 3])
+def test_the_kth_largest_is_numpy_s(device, dtype, length):
+    for offset in (0, 1):
+        checks.check_kth(device, np.dtype(dtype), length, offset)
+
+
 # -- memory that processes share
 
 OPEN = """
