@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import lru_cache
 from operator import attrgetter, is_
 from typing import Any, Final, NamedTuple
 from weakref import WeakMethod, WeakValueDictionary
@@ -85,9 +86,21 @@ def stream_of(tensor: torch.Tensor) -> Iterator[None]:
         return
     import cupy  # noqa: PLC0415 - CuPy is an extra
 
-    stream = _TorchStream(torch.cuda.current_stream(tensor.device).cuda_stream)
-    with cupy.cuda.Device(tensor.device.index), cupy.cuda.Stream.from_external(stream):
+    ordinal = tensor.device.index
+    with cupy.cuda.Device(ordinal), _stream_at(ordinal, torch.cuda.current_stream(tensor.device).cuda_stream):
         yield
+
+
+@lru_cache(maxsize=256)
+def _stream_at(ordinal: int, pointer: int) -> AbstractContextManager[object]:
+    """Return a stream of torch's as one of CuPy's, for the present device of a number.
+
+    A hook asks for it once a gradient. torch has few streams, which it never gives back; CuPy's object owns nothing.
+    """
+    del ordinal
+    import cupy  # noqa: PLC0415 - CuPy is an extra
+
+    return cupy.cuda.Stream.from_external(_TorchStream(pointer))  # type: ignore[no-any-return]  # CuPy has no types
 
 
 class _TorchStream(NamedTuple):
@@ -148,7 +161,7 @@ class TorchParameter:
     def brought_to(self, view: Array) -> Array | None:
         """Return the gradient, where that can be copied by torch itself as the view to which it has been copied."""
         gradient = self.tensor.grad
-        if gradient is None or gradient.device.type != "cpu" or gradient.layout is not torch.strided:
+        if gradient is None or gradient.device != self.tensor.device or gradient.layout is not torch.strided:
             return self.grad
         into: Any = self._tensor_of(view)
         if gradient is not into:
