@@ -1,0 +1,85 @@
+"""The site, from these pages and from docstrings: ``python -m sphinx -W --keep-going docs build/site``."""
+
+from __future__ import annotations
+
+import re
+import sys
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from sphinx.application import Sphinx
+from sphinx.environment import BuildEnvironment
+from sphinx.util import logging
+
+DOCS = Path(__file__).parent
+TOP = DOCS.parent
+sys.path.insert(0, str(TOP))
+import mpiagg  # noqa: E402 - of this checkout
+
+SOURCE = re.findall(r'^Source = "(.*)"$', (TOP / "pyproject.toml").read_text(), re.MULTILINE)[0]
+PUBLIC = ("mpiagg", "mpiagg.torch", "mpiagg.jax", "mpiagg.horovod.torch")
+
+project = "mpiagg"
+author = "the mpiagg developers"
+project_copyright = f"2026, {author}"
+version = release = mpiagg.__version__
+
+extensions = [
+    "myst_parser",
+    "sphinx.ext.autodoc",
+    "sphinx.ext.napoleon",
+    "sphinx_click",
+    "sphinx_copybutton",
+]
+exclude_patterns = ["examples"]
+nitpicky = True
+
+myst_heading_anchors = 4
+napoleon_google_docstring = False
+napoleon_use_rtype = False
+napoleon_preprocess_types = True
+# Types in words, what other packages document, and what is below the interfaces.
+nitpick_ignore_regex = [("py:.*", r"(?!mpiagg\b).*|mpiagg\.(plans|horovod\.torch\.compression)\..*")]
+autodoc_typehints = "none"  # docstrings say what parameters are
+autodoc_member_order = "bysource"
+add_module_names = False
+copybutton_exclude = ".linenos, .gp, .go"
+
+html_theme = "furo"
+html_title = f"mpiagg {version}"
+html_show_sourcelink = False
+html_theme_options = {"source_repository": SOURCE, "source_branch": "main", "source_directory": "docs/"}
+
+
+def link_to_repository(_app: Sphinx, docname: str, content: list[str]) -> None:
+    """Let links to files that are no pages of the site lead to the repository."""
+    folder = (DOCS / docname).parent
+
+    def target(match: re.Match[str]) -> str:
+        name, anchor = match["name"], match["anchor"] or ""
+        path = (folder / name).resolve()
+        if not path.exists() or (path.is_relative_to(DOCS) and path.suffix == ".md"):
+            return match[0]
+        kind = "tree" if path.is_dir() else "blob"
+        return f"]({SOURCE}/{kind}/main/{path.relative_to(TOP)}{anchor})"
+
+    # Not of pictures, which the site copies.
+    link = r"(?<!\!\[)(?P<text>)\]\((?P<name>[^)#:\s]+)(?P<anchor>#[^)]*)?\)"
+    content[0] = re.sub(link, lambda match: match[0] if match["name"].endswith(".png") else target(match), content[0])
+
+
+def every_public_name(app: Sphinx, _env: BuildEnvironment) -> list[str]:
+    """Warn of public names that no page of the reference has: the build is strict, so that it fails."""
+    objects: dict[str, Any] = app.env.get_domain("py").objects  # type: ignore[attr-defined]
+    for module in PUBLIC:
+        for name in import_module(module).__all__:
+            if f"{module}.{name}" not in objects and name != "elastic":
+                logging.getLogger(__name__).warning("%s.%s is on no page of docs/reference", module, name)
+    return []
+
+
+def setup(app: Sphinx) -> None:
+    """Connect the functions above."""
+    app.connect("source-read", link_to_repository)
+    app.connect("env-updated", every_public_name)
