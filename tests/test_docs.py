@@ -3,16 +3,26 @@
 import json
 import re
 import runpy
+import shlex
+import shutil
 import subprocess
+from itertools import pairwise, takewhile
 from pathlib import Path
 
+import click
 import pytest
+import snippets
 
+from mpiagg import cli
 from mpiagg.cli.aggregators import AGGREGATORS
 from mpiagg.launch import start as launch
 
 TOP = Path(__file__).parents[1]
 README = (TOP / "README.md").read_text()
+PROJECT = (TOP / "pyproject.toml").read_text()
+SOURCE = re.findall(r'^Source = "(.*)"$', PROJECT, re.MULTILINE)[0]
+EXTRAS = re.findall(r"^(\w+) = \[", PROJECT.split("[project.optional-dependencies]")[1].split("\n[")[0], re.MULTILINE)
+ADDRESS = r"https://[a-z0-9-]+(\.[a-z0-9-]+)+(/[\w./~%#?=&+:-]*)?"
 EXAMPLES = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
 
 
@@ -55,11 +65,130 @@ def test_every_aggregator_has_learnt():
         )
 
 
-@pytest.mark.parametrize("page", ["README.md", "CONTRIBUTING.md", *sorted(path.name for path in TOP.glob("docs/*.md"))])
-def test_links_lead_somewhere(page):
-    path = next(p for p in (TOP / page, TOP / "docs" / page) if p.exists())
-    links = re.findall(r"\]\(([^)#:]+)\)", path.read_text())
-    assert [link for link in links if not (path.parent / link).exists()] == []
+def text_of(path, cache={}):  # noqa: B006 - files do not change while the tests run
+    """Return a page without its code, whose brackets are no links."""
+    if path not in cache:
+        cache[path] = re.sub(r"`[^`\n]*`", "`code`", snippets.FENCE.sub("", path.read_text()))
+    return cache[path]
+
+
+def anchors(path):
+    """Return what a page's headings are called in links, as GitHub and the site make it of their words."""
+    found = []
+    for heading in re.findall(r"^#+ (.*)$", snippets.FENCE.sub("", path.read_text()), re.MULTILINE):
+        slug = re.sub(r"[^\w\- ]", "", re.sub(r"\]\([^)]*\)", "]", heading).lower()).strip().replace(" ", "-")
+        found.append(f"{slug}-{found.count(slug)}" if slug in found else slug)
+    return found
+
+
+def broken_links(path, text):
+    """Return the links in a page's text that lead to no file, to no heading, or are no addresses."""
+    broken = []
+    for link in re.findall(r"\]\(([^)]*)\)", text):
+        if link.startswith("http:") or (link.startswith("https:") and not re.fullmatch(ADDRESS, link)):
+            broken.append(link)
+            continue
+        if own := re.fullmatch(rf"{SOURCE}/(?:blob|tree|raw)/main/(.*)", link):
+            name, _, anchor = own[1].partition("#")
+            target = TOP / name
+        elif link.startswith("https:"):
+            continue
+        else:
+            name, _, anchor = link.partition("#")
+            target = path.parent / name if name else path
+        if not target.exists() or (anchor and anchor not in anchors(target)):
+            broken.append(link)
+    return broken
+
+
+@pytest.mark.parametrize("path", snippets.PAGES, ids=lambda path: path.parent.name + "/" + path.stem)
+def test_links_lead_somewhere(path):
+    assert broken_links(path, text_of(path)) == []
+
+
+@pytest.mark.parametrize(
+    "link",
+    [
+        "docs/nothing.md",
+        "docs/guide.md#no-such-heading",
+        "#no-such-heading",
+        "http://example.org",
+        "https://example",
+        "https://example.org/a b",
+        f"{SOURCE}/blob/main/docs/nothing.md",
+        f"{SOURCE}/blob/main/docs/guide.md#no-such-heading",
+    ],
+)
+def test_a_link_that_leads_nowhere_is_found(link):
+    page = TOP / "README.md"
+    assert broken_links(page, f"[x]({link})") == [link]
+    assert broken_links(page, f"[x]({SOURCE}/blob/main/docs/guide.md#plans) [y](docs/guide.md#plans)") == []
+
+
+def test_links_of_the_readme_work_on_pypi():
+    assert [link for link in re.findall(r"\]\(([^)]*)\)", README) if not link.startswith("https://")] == []
+
+
+def wrong_in(command):
+    """Return what is wrong with the form of a shell snippet: syntax, options, extras, files of this repository."""
+    checked = subprocess.run([shutil.which("bash"), "-n"], input=command, capture_output=True, text=True, check=False)
+    wrong = [checked.stderr] if checked.returncode else []
+    for line in re.sub(r"\\\n", " ", command).splitlines():
+        words = shlex.split(line, comments=True)
+        extras = ",".join(re.findall(r"(?:mpiagg|\.)\[([\w,]+)\]", line))
+        wrong += [f"no extra {extra}" for extra in extras.split(",") if extra not in ("", *EXTRAS)]
+        wrong += [
+            f"no file {word}"
+            for word in words
+            if re.fullmatch(r"(slurm|bench|docs|tests|\.ci)/[\w./-]+", word) and not (TOP / word).exists()
+        ]
+        wrong += [
+            f"no module {after}"
+            for word, after in pairwise(words)
+            if word == "-m" and after.startswith("bench.") and not (TOP / f"{after.replace('.', '/')}.py").exists()
+        ]
+        for place, word in enumerate(words):
+            if word.split("/")[-1] == "mpiagg" and words[place + 1 : place + 2] != ["=="]:
+                try:
+                    parsed(words[place + 1 :])
+                except click.UsageError as error:
+                    if not error.format_message().endswith("does not exist."):  # the reader has that file
+                        wrong.append(f"mpiagg: {error.format_message()}")
+    return wrong
+
+
+def parsed(words):
+    """Have the command line read its words, without carrying anything out."""
+    words = list(takewhile(lambda word: word not in ("&&", "||", "|", ";"), words))
+    if words and not words[0].startswith("-"):
+        command = cli.main.get_command(None, words[0])
+        if command is None:
+            raise click.UsageError(f"no command {words[0]}")
+        command.make_context(words[0], words[1:], resilient_parsing=False)
+
+
+SHELL = [snippet for page in snippets.PAGES if page.exists() for snippet in snippets.of(page, ("sh", "bash", "shell"))]
+
+
+@pytest.mark.parametrize("snippet", SHELL, ids=lambda snippet: f"{snippet.page}:{snippet.line}")
+def test_shell_snippets_are_well_formed(snippet):
+    assert wrong_in(snippet.text) == []
+
+
+@pytest.mark.parametrize(
+    ("command", "words"),
+    [
+        ("if true", "syntax error"),
+        ("pip install 'mpiagg[nonsense]'", "no extra nonsense"),
+        ("python bench/nonsense.py", "no file bench/nonsense.py"),
+        ("python -m bench.nonsense", "no module bench.nonsense"),
+        ("srun mpiagg nonsense", "no command nonsense"),
+        ("mpiexec -n 2 mpiagg demo --nonsense", "No such option"),
+        ("mpiagg demo --aggregator nonsense", "'nonsense' is not one of"),
+    ],
+)
+def test_a_shell_snippet_that_is_not_is_found(command, words):
+    assert words in "\n".join(wrong_in(command))
 
 
 def run(path, ranks):
@@ -74,13 +203,6 @@ def run(path, ranks):
     )
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
-
-
-@pytest.mark.parametrize("number", range(len(EXAMPLES)))
-def test_readme_example_runs(number, tmp_path):
-    script = tmp_path / "example.py"
-    script.write_text(EXAMPLES[number])
-    run(script, 3)
 
 
 @pytest.mark.parametrize("ranks", [1, 3])
