@@ -138,12 +138,17 @@ def figure_of(saved: dict[str, Any]) -> Figure:
     return figure
 
 
+def save_small(figure: Figure, path: Path) -> None:
+    """Save a picture in no more bytes than it needs."""
+    drawn = io.BytesIO()
+    figure.savefig(drawn, dpi=100)
+    Image.open(drawn).convert("RGB").quantize(COLOURS, Image.Quantize.FASTOCTREE).save(path, optimize=True)
+
+
 def draw(path: Path) -> Path:
     """Draw one file and return the picture's path."""
-    drawn = io.BytesIO()
-    figure_of(json.loads(path.read_text())).savefig(drawn, dpi=100)
     picture = path.with_suffix(".png")
-    Image.open(drawn).convert("RGB").quantize(COLOURS, Image.Quantize.FASTOCTREE).save(picture, optimize=True)
+    save_small(figure_of(json.loads(path.read_text())), picture)
     return picture
 
 
