@@ -1,6 +1,7 @@
 """Train with every aggregator of ``mpiagg demo``, and save what came of it: accuracy, loss, bytes.
 
     python bench/convergence.py          runs all on 4 ranks, and saves results/convergence-n4.json and .png
+    python bench/convergence.py NAME...  runs these alone, and puts them among those that are saved
     python bench/convergence.py --draw   only draws the saved results
 
 The table in docs/aggregations.md is made from the saved file by docs/make_aggregations.py.
@@ -35,7 +36,7 @@ def draw(results: list[dict[str, Any]], path: Path) -> None:
     figure = Figure(figsize=(10, 6), layout="constrained")
     axes = figure.subplots()
     for place, result in enumerate(results):
-        style = ("-", "--", ":")[place // 10]
+        style = ("-", "--", ":", "-.")[place // 10]
         axes.plot(result["bytes_by_epoch"], result["losses"], style, label=result["settings"]["aggregator"])
     axes.set(
         xscale="log", yscale="log", xlabel="bytes that a rank has sent, on average", ylabel="mean loss of an epoch"
@@ -46,10 +47,13 @@ def draw(results: list[dict[str, Any]], path: Path) -> None:
 
 
 def main() -> None:
-    """Run all, or only draw."""
-    if "--draw" not in sys.argv[1:]:
+    """Run all or some, or only draw."""
+    arguments = sys.argv[1:]
+    if arguments != ["--draw"]:
+        saved = {each["settings"]["aggregator"]: each for each in json.loads(RESULTS.read_text())} if arguments else {}
         with tempfile.TemporaryDirectory() as folder:
-            results = [train(aggregator, Path(folder)) for aggregator in AGGREGATORS]
+            saved |= {aggregator: train(aggregator, Path(folder)) for aggregator in arguments or AGGREGATORS}
+        results = [saved[aggregator] for aggregator in AGGREGATORS if aggregator in saved]
         RESULTS.write_text(json.dumps(results, indent=1) + "\n")
     draw(json.loads(RESULTS.read_text()), RESULTS.with_suffix(".png"))
     print(f"saved {RESULTS} and its picture")

@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 from mpiagg.arrays import codec, find_device, reduction
-from mpiagg.arrays.codecs import HEADER_BYTES
+from mpiagg.arrays.codecs import GROUP, HEADER_BYTES
+from mpiagg.cuda import packed
 from mpiagg.cuda import uint8 as cuda_uint8
 from mpiagg.cuda.digits import digits
 from mpiagg.cuda.kernels import MOST_VECTORS, conversion, fold
@@ -90,6 +91,8 @@ def others():
         yield conversion(wide, half)
     for text, wide in product((cuda_uint8.ends, cuda_uint8.encode, cuda_uint8.decode), WIDE):
         yield text(wide)
+    for text, wide, bits in product((packed.encode, packed.decode), WIDE, (4, 2)):
+        yield text(wide, bits)
     for itemsize in (2, 4, 8):
         yield digits(itemsize)
 
@@ -267,6 +270,23 @@ def check_uint8(device, x, offset=0):
     assert np.array_equal(found[:HEADER_BYTES].view("f4"), image[:HEADER_BYTES].view("f4"), equal_nan=True)
     decoded = Placed(device, np.full_like(x, 77), offset)
     device.codec("u8").decode(written.array, decoded.array)
+    assert_same(decoded.read(), back)
+
+
+def check_packed(device, name, x, offset=0):
+    """Assert that a codec of a few bits gives the host's images and values."""
+    image = np.full(codec(name).nbytes(len(x)), 0xA5, np.uint8)
+    with np.errstate(all="ignore"):
+        codec(name).encode(x, image)
+        back = np.zeros_like(x)
+        codec(name).decode(image, back)
+    read, written = Placed(device, x, offset), Placed(device, np.full_like(image, 0xA5), 8)
+    device.codec(name).encode(read.array, written.array)
+    found, cut = written.read().copy(), 8 * -(-len(x) // GROUP)
+    assert found[cut:].tolist() == image[cut:].tolist()
+    assert_same(found[:cut].view("f4"), image[:cut].view("f4"))
+    decoded = Placed(device, np.full_like(x, 77), offset)
+    device.codec(name).decode(written.array, decoded.array)
     assert_same(decoded.read(), back)
 
 

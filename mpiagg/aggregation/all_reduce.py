@@ -40,9 +40,10 @@ class AllReduce(Elementwise):
         A name from :func:`mpiagg.algorithms`, or like ``"knomial-8"``;
         ``"auto"`` chooses by length, ``"native"`` is the MPI library's own,
         and ``"nccl"`` NVIDIA's, for arrays on GPUs.
-    wire : {None, "fp16", "bf16", "u8", "exact"}
-        How values travel: as they are, or by a codec (:mod:`mpiagg.arrays.codecs`). ``"u8"`` takes the algorithm
-        ``"direct"``, so that a value is quantised once on each way. ``"exact"`` is for sums and averages that have the
+    wire : {None, "fp16", "bf16", "u8", "u4", "u2", "exact"}
+        How values travel: as they are, or by a codec (:mod:`mpiagg.arrays.codecs`). ``"u8"``, ``"u4"`` and
+        ``"u2"`` take the algorithm ``"direct"``, so that a value is quantised once on each way; the last two are for
+        :class:`ErrorFeedback`, for what they lose is much. ``"exact"`` is for sums and averages that have the
         same bits by every algorithm, in every order of the ranks, in buckets of any length
         (:mod:`mpiagg.arrays.exact`).
     by_layer : bool
@@ -67,9 +68,9 @@ class AllReduce(Elementwise):
     -----
     All ranks end with the same bits (a backend may do otherwise). Values of float16 and bfloat16 are combined in
     float32. Tensors of B bytes cost what an all-reduce of B bytes costs; with a wire for float32 one of B/2 (fp16,
-    bf16), about B/4 (u8), or 2.25 B (exact). Memory: B where tensors must be packed, the algorithm's scratch, and with
-    a wire a copy in the codec's form; with exact 2.25 B, but no more than 36 MiB. What a wire loses can be kept for the
-    next time: :class:`ErrorFeedback`.
+    bf16), about B/4 (u8), B/7.5 (u4), B/14 (u2), or 2.25 B (exact). Memory: B where tensors must be packed, the
+    algorithm's scratch, and with a wire a copy in the codec's form; with exact 2.25 B, but no more than 36 MiB. What a
+    wire loses can be kept for the next time: :class:`ErrorFeedback`.
 
     The form of reduction with u8 is that of ByteGrad in Bagua (Gan et al., VLDB 2021): scatter quantised parts, add
     up in float32, gather the quantised result.

@@ -84,8 +84,8 @@ class ErrorFeedback(Remembering[Residuals]):
     Parameters
     ----------
     reduction : AllReduce
-        With a wire, for a sum or an average, by algorithm ``"direct"``, which ``wire="u8"`` takes by itself: others
-        encode a partial sum on many ranks.
+        With a wire, for a sum or an average, by algorithm ``"direct"``, which ``wire="u8"``, ``"u4"`` and ``"u2"``
+        take by themselves: others encode a partial sum on many ranks.
 
     Raises
     ------

@@ -124,7 +124,7 @@ class LocalSGD(Remembering[Anchor]):
         The outer optimizer's, from 0 to less than 1: v <- momentum v + d.
     nesterov : bool
         Whether the anchor moves by d + momentum v (Nesterov's momentum) or by v, each times the learning rate.
-    wire : {None, "fp16", "bf16", "u8", "exact"}
+    wire : {None, "fp16", "bf16", "u8", "u4", "u2", "exact"}
         How the differences travel; as for :class:`AllReduce`.
     algorithm : str
         As for :class:`AllReduce`.

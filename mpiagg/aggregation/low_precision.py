@@ -244,7 +244,7 @@ class LowPrecisionDecentralized(Remembering[Replicas]):
         p_i ranks takes min(1, p_j / p_i) / 3 of a neighbor of p_j, so that the mean over all ranks is kept.
     communication_interval : int
         Communicate on the first call and then on every so many; the calls between only count.
-    codec : {"u8", "fp16", "bf16"}
+    codec : {"u8", "fp16", "bf16", "u4", "u2"}
         How differences travel; see :mod:`mpiagg.arrays.codecs`.
 
     Raises

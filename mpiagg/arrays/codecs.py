@@ -1,7 +1,8 @@
 """Codecs: how floating-point values travel in fewer bytes.
 
 A codec turns values into an *image*, a vector of bytes, and back. ``fp16`` and ``bf16`` round each value to
-half precision, to nearest and even. ``u8`` maps the values of a chunk linearly to the whole numbers from 0 to 255.
+half precision, to nearest and even. ``u8`` maps the values of a chunk linearly to the whole numbers from 0 to 255;
+``u4`` and ``u2`` map each 256 values to those from 0 to 15 and from 0 to 3, and pack two and four of them in a byte.
 """
 
 from __future__ import annotations
@@ -222,7 +223,120 @@ def _grid(least: float, greatest: float) -> _Grid | None:
     return _Grid(narrow, scale, lower)
 
 
-CODECS: Final[dict[str, Codec]] = {codec.name: codec for codec in (Float16(), BFloat16(), MinMaxUInt8())}
+GROUP: Final = 256
+"""How many values of ``u4`` and ``u2`` share a least and a greatest value; :data:`BLOCK` is a multiple of it."""
+
+ENDS_BYTES: Final = 8
+"""What is sent of each group before the codes: its least and its greatest value, as float32."""
+
+
+class PackedMinMax(Codec):
+    """Whole numbers of a few bits between the least and the greatest value of each 256 values, packed into bytes.
+
+    With N = 2^bits - 1 and step = (greatest - least) / N, in float64, the code of x is rint((x - least) N / (greatest -
+    least)), and it is decoded as least + code step. So an error is at most half a step; groups of one value or of two
+    are exact; and zero is not, if a group has values of both signs. A group with a NaN or an infinity in it is NaN
+    altogether.
+
+    Values are taken as float32. An image is the ends of all groups, 8 bytes each, and then the codes, the first in the
+    lowest bits of a byte, with zeros up to a multiple of 8 bytes. The groups of a chunk begin where it begins, so no
+    two chunks share a byte.
+
+    Rounding to so few levels loses much: let :class:`mpiagg.ErrorFeedback` make good for it, or a method that does so.
+    """
+
+    elementwise = False
+    bits: ClassVar[int]
+
+    def __init__(self) -> None:
+        self.per_byte = 8 // self.bits
+        self.most = 2**self.bits - 1
+
+    def nbytes(self, length: int) -> int:
+        """Return 4.25 or 2.25 bits a value: the ends of each begun group and the codes, rounded up to 8 bytes."""
+        return ENDS_BYTES * -(-length // GROUP) + -(-length // (8 * self.per_byte)) * 8
+
+    def encode(self, values: Array, image: Array) -> None:
+        """Write the ends and the codes."""
+        ends, codes = self._parts(image, len(values))
+        codes[-(-len(values) // self.per_byte) :] = 0
+        for block in blocks(len(values)):
+            own = values[block]
+            groups = slice(block.start // GROUP, -(-block.stop // GROUP))
+            self._encode(own, ends[groups], codes[block.start // self.per_byte : -(-block.stop // self.per_byte)])
+
+    def _encode(self, values: Array, ends: Array, codes: Array) -> None:
+        length, groups = len(values), len(ends)
+        padded = room.doubles[: groups * GROUP]
+        np.copyto(padded[:length], single(values))
+        padded[length:] = padded[length - 1]
+        level = padded.reshape(groups, GROUP)
+        least, greatest = np.minimum.reduce(level, axis=1) + 0.0, np.maximum.reduce(level, axis=1) + 0.0  # not -0.0
+        spoiled = ~(np.isfinite(least) & np.isfinite(greatest))
+        least[spoiled] = greatest[spoiled] = np.nan
+        np.copyto(ends.T, (least, greatest), casting="same_kind")
+        span = greatest - least
+        scale = np.divide(self.most, span, out=np.zeros_like(span), where=span > 0)
+        np.subtract(level, least[:, None], level)
+        np.multiply(level, scale[:, None], level)
+        level[spoiled] = 0
+        np.rint(padded, padded)
+        whole = room.others.view(np.uint8)[: groups * GROUP]
+        np.copyto(whole, padded, casting="unsafe")
+        whole[length:] = 0
+        lanes = whole.reshape(-1, self.per_byte)[: len(codes)].T
+        np.copyto(codes, lanes[0])
+        for lane in range(1, self.per_byte):
+            np.left_shift(lanes[lane], np.uint8(lane * self.bits), lanes[lane])
+            np.bitwise_or(codes, lanes[lane], codes)
+
+    def decode(self, image: Array, values: Array) -> None:
+        """Read the ends and the codes."""
+        ends, codes = self._parts(image, len(values))
+        for block in blocks(len(values)):
+            groups = slice(block.start // GROUP, -(-block.stop // GROUP))
+            packed = codes[block.start // self.per_byte : -(-block.stop // self.per_byte)]
+            self._decode(ends[groups], packed, values[block])
+
+    def _decode(self, ends: Array, codes: Array, values: Array) -> None:
+        length, groups = len(values), len(ends)
+        padded = room.doubles[: groups * GROUP]
+        whole = room.others.view(np.uint8)[: groups * GROUP]
+        lanes = whole.reshape(-1, self.per_byte)[: len(codes)].T
+        for lane in range(self.per_byte):
+            np.right_shift(codes, np.uint8(lane * self.bits), lanes[lane])
+            np.bitwise_and(lanes[lane], np.uint8(self.most), lanes[lane])
+        np.copyto(padded, whole)
+        level = padded.reshape(groups, GROUP)
+        least, greatest = ends.T.astype(np.float64)
+        np.multiply(level, ((greatest - least) / self.most)[:, None], level)
+        np.add(level, least[:, None], level)
+        np.copyto(values, padded[:length], casting="same_kind")
+
+    @staticmethod
+    def _parts(image: Array, length: int) -> tuple[Array, Array]:
+        """Return the ends of an image, a row a group, and all after them."""
+        cut = ENDS_BYTES * -(-length // GROUP)
+        return image[:cut].view(np.float32).reshape(-1, 2), image[cut:]
+
+
+class MinMaxUInt4(PackedMinMax):
+    """Whole numbers from 0 to 15: 4.25 bits a value."""
+
+    name = "u4"
+    bits = 4
+
+
+class MinMaxUInt2(PackedMinMax):
+    """Whole numbers from 0 to 3: 2.25 bits a value."""
+
+    name = "u2"
+    bits = 2
+
+
+CODECS: Final[dict[str, Codec]] = {
+    codec.name: codec for codec in (Float16(), BFloat16(), MinMaxUInt8(), MinMaxUInt4(), MinMaxUInt2())
+}
 
 EXACT: Final = "exact"
 """The wire that loses nothing, for sums whose bits do not depend on the order: see :mod:`mpiagg.arrays.exact`."""

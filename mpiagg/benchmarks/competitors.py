@@ -27,7 +27,7 @@ Call = Callable[[], object]
 LARGEST_VALUE: Final = 4
 """The largest of one rank's values in test data for anything but products."""
 
-_LOSSES: Final = {"fp16": 2**-10, "bf16": 2**-7, "u8": 2 / 255, "exact": 0.0}
+_LOSSES: Final = {"fp16": 2**-10, "bf16": 2**-7, "u8": 2 / 255, "u4": 2 / 15, "u2": 2 / 3, "exact": 0.0}
 """What a result may be off by after a wire, in parts of the largest possible one: values are rounded twice at most."""
 
 

@@ -59,6 +59,12 @@ AGGREGATORS: Final[Mapping[str, Aggregator]] = {
     "error-feedback": Aggregator(
         lambda comm, _: mpiagg.ErrorFeedback(mpiagg.AllReduce(comm, wire="u8")), "the same, with error feedback"
     ),
+    "error-feedback-u4": Aggregator(
+        lambda comm, _: mpiagg.ErrorFeedback(mpiagg.AllReduce(comm, wire="u4")), "the same, in 4 bits"
+    ),
+    "error-feedback-u2": Aggregator(
+        lambda comm, _: mpiagg.ErrorFeedback(mpiagg.AllReduce(comm, wire="u2")), "the same, in 2 bits"
+    ),
     "sparsified-topk": Aggregator(
         lambda comm, _: mpiagg.Sparsified(comm, ratio=0.05, selection="topk"),
         "the largest 5 % of each gradient",

@@ -67,7 +67,7 @@ def allreduce(
         How values are combined; ``"avg"`` is the sum divided by the number of ranks.
     out, comm, algorithm, lanes, timeout, check
         See :mod:`mpiagg.collectives.functions`.
-    wire : {None, "fp16", "bf16", "u8", "exact"}
+    wire : {None, "fp16", "bf16", "u8", "u4", "u2", "exact"}
         How values travel: as they are, or in the fewer bytes of a codec (:mod:`mpiagg.arrays.codecs`). They are
         combined in the dtype they have, or in float32, all the same. ``"exact"`` is for sums and averages that have the
         same bits by every algorithm, in every order of the ranks: it sends 2.25 times the bytes

@@ -10,9 +10,18 @@ from typing import Any, Final
 import cupy
 import numpy as np
 
-from mpiagg.arrays.codecs import HEADER_BYTES, BFloat16, Float16, MinMaxUInt8
+from mpiagg.arrays.codecs import (
+    GROUP,
+    HEADER_BYTES,
+    BFloat16,
+    Float16,
+    MinMaxUInt2,
+    MinMaxUInt4,
+    MinMaxUInt8,
+    PackedMinMax,
+)
 from mpiagg.arrays.reductions import Array, Reduction
-from mpiagg.cuda import cubins, digits, kernels
+from mpiagg.cuda import cubins, digits, kernels, packed
 from mpiagg.cuda import uint8 as cuda_uint8
 from mpiagg.cuda.kernels import LANES, OPTIONS, THREADS, Kernel, Share, share
 
@@ -188,6 +197,39 @@ class Kernels:
             if written is not values:
                 cupy.copyto(values, written)
 
+    # -- the codecs u4 and u2
+
+    def encode_packed(self, codec: PackedMinMax, values: Array, image: Array) -> None:
+        """Write the image of a vector."""
+        if not values.size:
+            return
+        with self.device:
+            read = cupy.ascontiguousarray(values)
+            self._check_packed(codec, read, image)
+            kernel, blocks = packed.encode(values.dtype.name, codec.bits), min(-(-values.size // GROUP), self._most)
+            arguments = (address(image), address(read), values.size, codec.nbytes(values.size))
+            _compiled(kernel)((blocks,), (THREADS,), arguments)
+
+    def decode_packed(self, codec: PackedMinMax, image: Array, values: Array) -> None:
+        """Write the values of an image."""
+        if not values.size:
+            return
+        with self.device:
+            written = values if values.flags.c_contiguous else cupy.empty(values.shape, values.dtype)
+            self._check_packed(codec, written, image)
+            kernel, threads = packed.decode(values.dtype.name, codec.bits), -(-values.size // codec.per_byte)
+            arguments = (address(written), address(image), values.size)
+            _compiled(kernel)((min(-(-threads // THREADS), self._most),), (THREADS,), arguments)
+            if written is not values:
+                cupy.copyto(values, written)
+
+    @staticmethod
+    def _check_packed(codec: PackedMinMax, values: Array, image: Array) -> None:
+        if image.size != codec.nbytes(values.size):
+            raise ValueError(f"an image of {image.size} bytes is none of {values.size} values")
+        _place(values)
+        _place(image[: image.size // 4 * 4].view(np.float32))
+
     # -- folds
 
     def fold(self, vectors: Sequence[Array], how: Reduction) -> Callable[[], None]:
@@ -291,3 +333,31 @@ class CudaMinMaxUInt8(MinMaxUInt8):
     def decode(self, image: Array, values: Array) -> None:
         """Read the header and the codes."""
         self._kernels.decode_uint8(image, values)
+
+
+class CudaPackedMinMax(PackedMinMax):
+    """Whole numbers of a few bits between the least and the greatest of each 256 values."""
+
+    def __init__(self, device_kernels: Kernels) -> None:
+        super().__init__()
+        self._kernels = device_kernels
+
+    def encode(self, values: Array, image: Array) -> None:
+        """Write the ends and the codes."""
+        self._kernels.encode_packed(self, values, image)
+
+    def decode(self, image: Array, values: Array) -> None:
+        """Read the ends and the codes."""
+        self._kernels.decode_packed(self, image, values)
+
+
+class CudaMinMaxUInt4(CudaPackedMinMax):
+    """Whole numbers from 0 to 15."""
+
+    name, bits = MinMaxUInt4.name, MinMaxUInt4.bits
+
+
+class CudaMinMaxUInt2(CudaPackedMinMax):
+    """Whole numbers from 0 to 3."""
+
+    name, bits = MinMaxUInt2.name, MinMaxUInt2.bits

@@ -22,7 +22,16 @@ from mpiagg.arrays.codecs import Codec, codec
 from mpiagg.arrays.devices import Accelerator, Nccl, Stream
 from mpiagg.arrays.host import HOST
 from mpiagg.arrays.reductions import Array, Reduction
-from mpiagg.cuda.compiled import CudaBFloat16, CudaFloat16, CudaMinMaxUInt8, Kernels, address, words
+from mpiagg.cuda.compiled import (
+    CudaBFloat16,
+    CudaFloat16,
+    CudaMinMaxUInt2,
+    CudaMinMaxUInt4,
+    CudaMinMaxUInt8,
+    Kernels,
+    address,
+    words,
+)
 from mpiagg.cuda.present import Present
 from mpiagg.errors import DeviceError
 
@@ -104,8 +113,8 @@ class Cuda(Accelerator):
         self._device = Present(ordinal)
         self._identity = _identity(ordinal)
         kernels = self._kernels = Kernels(self._device)
-        codecs = CudaFloat16(kernels), CudaBFloat16(kernels), CudaMinMaxUInt8(kernels)
-        self._codecs: dict[str, Codec] = {each.name: each for each in codecs}
+        codecs = CudaFloat16, CudaBFloat16, CudaMinMaxUInt8, CudaMinMaxUInt4, CudaMinMaxUInt2
+        self._codecs: dict[str, Codec] = {each.name: each(kernels) for each in codecs}
 
     def __repr__(self) -> str:
         return f"<{self.name}>"

@@ -16,7 +16,7 @@ from mpiagg.cuda.kernels import C_TYPES, LANES, THREADS, Kernel
 BYTES_OF_ENDS: Final = 8
 """What the first kernel leaves for every block: a struct ``Ends``."""
 
-_PRELUDE: Final = Template(r"""
+PRELUDE: Final = Template(r"""
 #ifndef UINT8
 #define UINT8
 // -- the least and the greatest
@@ -213,7 +213,7 @@ $name($real *values, const u8 *image, i64 length, i64 head, i64 groups) {
 def _kernel(name: str, dtype: str, text: Template) -> Kernel:
     name = f"{name}_{dtype}"
     body = text.substitute(name=name, real=C_TYPES[dtype], threads=THREADS, lanes=LANES, header=HEADER_BYTES)
-    return Kernel(name, _PRELUDE + body)
+    return Kernel(name, PRELUDE + body)
 
 
 @cache

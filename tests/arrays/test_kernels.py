@@ -20,7 +20,13 @@ class OnHost:
 
     def __init__(self, module):
         self.kernels = module.Kernels(shim.FakeDevice())
-        codecs = module.CudaFloat16, module.CudaBFloat16, module.CudaMinMaxUInt8
+        codecs = (
+            module.CudaFloat16,
+            module.CudaBFloat16,
+            module.CudaMinMaxUInt8,
+            module.CudaMinMaxUInt4,
+            module.CudaMinMaxUInt2,
+        )
         self.codec = {each.name: each(self.kernels) for each in codecs}.get
         self.convert, self.fold = self.kernels.convert, self.kernels.fold
         self.kth_largest = self.kernels.kth_largest
@@ -97,6 +103,22 @@ def test_eight_bits_of_what_is_out_of_float32(device):
     checks.check_uint8(device, np.array([1.0, 1.0 + 2**-40, 1.0 + 2**-23]))
 
 
+@pytest.mark.parametrize("name", ["u4", "u2"])
+@pytest.mark.parametrize("dtype", WIDE)
+def test_few_bits_are_the_host_s(device, name, dtype):
+    for values, which in checks.chunks():
+        with np.errstate(invalid="ignore"):
+            checks.check_packed(device, name, values.astype(dtype)), which
+
+
+@pytest.mark.parametrize("name", ["u4", "u2"])
+@pytest.mark.parametrize("offset", [0, 1])
+@pytest.mark.parametrize("length", [0, 1, 2, 3, 5, 8, 9, 255, 256, 257, 1023, 5003])
+def test_few_bits_wherever_they_lie(device, name, offset, length):
+    checks.check_packed(device, name, np.linspace(-1, 3, length, dtype=np.float32), offset)
+    checks.check_packed(device, name, np.linspace(0, 1e300, length), offset)
+
+
 DTYPES = [np.dtype(x) for x in (np.float16, ml_dtypes.bfloat16, "f4", "f8", "i4", "?")]
 
 
@@ -115,7 +137,7 @@ def test_what_does_not_lie_in_one_piece_is_converted(device, of, to):
     assert (np.array(target) == np.arange(0, 60, 2)).all()
 
 
-@pytest.mark.parametrize("name", ["fp16", "bf16", "u8"])
+@pytest.mark.parametrize("name", ["fp16", "bf16", "u8", "u4", "u2"])
 def test_codecs_of_what_does_not_lie_in_one_piece(device, name):
     apart = shim.array(np.random.default_rng(4).standard_normal((100, 2)))[:, 0]
     codec = device.codec(name)
@@ -139,6 +161,10 @@ def test_what_a_kernel_cannot_reach_is_refused(device):
         device.codec("u8").encode(x[:32], image[1:])
     with pytest.raises(ValueError, match=r"an image of 64 bytes is none of 101 values"):
         device.codec("u8").encode(x, image[:64])
+    with pytest.raises(ValueError, match="must be aligned"):
+        device.codec("u4").encode(x[:64], image[1:41])
+    with pytest.raises(ValueError, match=r"an image of 64 bytes is none of 101 values"):
+        device.codec("u2").decode(image[:64], x)
     with pytest.raises(ValueError, match=r"shape \(101,\) cannot be written to shape \(32,\)"):
         device.codec("fp16").encode(x, image[:64])
     with pytest.raises(TypeError, match="arrays of dtype float8_e5m2 cannot be combined on a CUDA device"):

@@ -170,7 +170,7 @@ def test_the_usual_columns_fit_a_terminal_of_100():
         (["-d", "cuda:x"], "'cuda:x' is no device"),
         (["-d", "cuda", "--beside", "gloo"], "are for arrays on the host, not for --device"),
         (["-d", "cuda", "--sizes", "mlbench"], "are for arrays on the host, not for --device"),
-        (["--wire", "bees"], "'fp16', 'bf16', 'u8', 'exact'"),
+        (["--wire", "bees"], "'fp16', 'bf16', 'u8', 'u4', 'u2', 'exact'"),
         (["allgather", "--wire", "u8"], "--wire is for allreduce by sum, avg, min, max"),
         (["--op", "max", "--wire", "exact"], "wire 'exact' is for sums and averages, not for op 'max'"),
         (["--op", "prod", "--wire", "u8"], "--wire is for allreduce by sum, avg, min, max"),

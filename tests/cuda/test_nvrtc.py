@@ -105,7 +105,7 @@ def test_what_is_used_of_cupy_is_there():
 
 @pytest.mark.usefixtures("nvrtc")
 @pytest.mark.parametrize(
-    "name", ["compiled", "cubins", "device", "digits", "kernels", "nccl", "placement", "present", "uint8"]
+    "name", ["compiled", "cubins", "device", "digits", "kernels", "nccl", "packed", "placement", "present", "uint8"]
 )
 def test_every_module_is_imported_without_a_driver(name):
     script = f"import warnings; warnings.simplefilter('ignore', UserWarning); import mpiagg.cuda.{name}"

@@ -108,7 +108,7 @@ def test_every_op_and_dtype(comms, device, bits, op):
                 assert_same(found, wanted, bits)
 
 
-@pytest.mark.parametrize("wire", ["fp16", "bf16", "u8", "exact"])
+@pytest.mark.parametrize("wire", ["fp16", "bf16", "u8", "u4", "u2", "exact"])
 @pytest.mark.usefixtures("short_ones_too")
 def test_wires_have_the_bits_of_the_host(comms, device, bits, wire):
     for comm in comms:

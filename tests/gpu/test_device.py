@@ -302,16 +302,30 @@ def test_eight_bits_of_any_length(device, length):
     checks.check_uint8(device, np.random.default_rng(6).standard_normal(length).astype(np.float32))
 
 
+@pytest.mark.parametrize("name", ["u4", "u2"])
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_few_bits_are_the_host_s(device, name, dtype):
+    for number, (values, _) in enumerate(checks.chunks()):
+        with np.errstate(invalid="ignore"):
+            checks.check_packed(device, name, values.astype(dtype), number % 5)
+
+
+@pytest.mark.parametrize("name", ["u4", "u2"])
+@pytest.mark.parametrize("length", [0, 1, 9, 10**7 + 1])
+def test_few_bits_of_any_length(device, name, length):
+    checks.check_packed(device, name, np.random.default_rng(6).standard_normal(length).astype(np.float32))
+
+
 def test_codecs_are_the_host_s_by_name(device):
-    for name in ("fp16", "bf16", "u8"):
+    for name in ("fp16", "bf16", "u8", "u4", "u2"):
         assert device.codec(name) is device.codec(name)
         assert device.codec(name).name == name
         assert device.codec(name).nbytes(33) == HOST.codec(name).nbytes(33)
-    with pytest.raises(ValueError, match="unknown wire 'u4'; known: fp16, bf16, u8"):
-        device.codec("u4")
+    with pytest.raises(ValueError, match="unknown wire 'u1'; known: fp16, bf16, u8, u4, u2"):
+        device.codec("u1")
 
 
-@pytest.mark.parametrize("name", ["fp16", "bf16", "u8"])
+@pytest.mark.parametrize("name", ["fp16", "bf16", "u8", "u4", "u2"])
 def test_codecs_never_wait(device, gate, name):
     x, codec, stream = np.linspace(-1, 1, 1000, dtype=np.float32), device.codec(name), device.stream()
     there, back = (device.from_host(x) for _ in range(2))

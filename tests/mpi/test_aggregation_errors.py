@@ -30,7 +30,7 @@ RANK, SIZE = COMM.Get_rank(), COMM.Get_size()
         ({"denom": 2, "op": "sum"}, "are for op 'avg'"),
         ({"divide_before": True, "op": "max"}, "are for op 'avg'"),
         ({"algorithm": "magic"}, "unknown algorithm 'magic'; known:.*ring"),
-        ({"wire": "fp8"}, "unknown wire 'fp8'; known: fp16, bf16, u8, exact, or None"),
+        ({"wire": "fp8"}, "unknown wire 'fp8'; known: fp16, bf16, u8, u4, u2, exact, or None"),
     ],
 )
 def test_bad_arguments_are_refused_at_construction(arguments, words):

@@ -18,6 +18,8 @@ AGGREGATIONS = {
     "by layer": lambda comm: mpiagg.AllReduce(comm, by_layer=True),
     "divide before": lambda comm: mpiagg.AllReduce(comm, divide_before=True),
     "u8": lambda comm: mpiagg.AllReduce(comm, wire="u8"),
+    "u4": lambda comm: mpiagg.AllReduce(comm, wire="u4"),
+    "u2": lambda comm: mpiagg.ErrorFeedback(mpiagg.AllReduce(comm, wire="u2")),
     "ErrorFeedback": lambda comm: mpiagg.ErrorFeedback(mpiagg.AllReduce(comm, wire="u8")),
     "ParameterServer": mpiagg.ParameterServer,
     "topk": lambda comm: mpiagg.Sparsified(comm, ratio=0.1),

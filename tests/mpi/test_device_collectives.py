@@ -280,7 +280,7 @@ def test_pieces_do_not_change_the_bits(comm, device, monkeypatch, bits, algorith
             assert_same(called("allreduce", device.from_host(x), comm, algorithm=algorithm, **keywords), wanted, bits)
 
 
-@pytest.mark.parametrize("wire", ["fp16", "bf16", "u8", "exact"])
+@pytest.mark.parametrize("wire", ["fp16", "bf16", "u8", "u4", "u2", "exact"])
 @pytest.mark.usefixtures("short_ones_too")
 def test_wires_have_the_bits_of_the_host(comm, rank, device, bits, wire):
     for dtype in (np.float16, np.float32, np.float64):

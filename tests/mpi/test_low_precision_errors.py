@@ -102,7 +102,7 @@ def test_what_is_not_finite_is_refused_and_changes_nothing(bad, first):
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ({"codec": "u4"}, "unknown codec 'u4'; known: fp16, bf16, u8$"),
+        ({"codec": "u1"}, "unknown codec 'u1'; known: fp16, bf16, u8, u4, u2$"),
         ({"codec": None}, "unknown codec None"),
         ({"codec": ["u8"]}, "unknown codec"),
         ({"communication_interval": 0}, "communication_interval must be"),
