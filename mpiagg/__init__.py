@@ -84,7 +84,7 @@ if TYPE_CHECKING:
     from mpiagg.ddp import DDP
     from mpiagg.plans.plan import Plan
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 __all__ = [
     "DDP",

@@ -83,7 +83,7 @@ class DDP:
     an optimizer of torch's raises a PlanError if it is to step; with ``overlap`` the parameters' gradients are None.
     """
 
-    def __new__(cls, module: Any = None, *_: Any, **__: Any) -> Any:
+    def __new__(cls, module: Any = None, *_: Any, **__: Any) -> DDP:  # noqa: PYI034 - typing.Self needs Python 3.11
         """Return a DDP of the module's kind."""
         return super().__new__(_kind(module) if cls is DDP else cls)
 
@@ -183,7 +183,7 @@ class DDP:
 
     # -- gradients
 
-    def sync_gradients(self, gradients: Gradients | None = None) -> None:
+    def sync_gradients(self, gradients: Gradients | list[Array] | None = None) -> None:
         """Aggregate the gradients of all ranks, in place, bucket after bucket; collective.
 
         With a module of torch's and ``overlap``, send the buckets that are not on their way yet, and wait for all.
@@ -215,7 +215,7 @@ class DDP:
         """
         self._sync(gradients, overlapped=False)
 
-    def overlapped_sync_gradients(self, gradients: Gradients | None = None) -> None:
+    def overlapped_sync_gradients(self, gradients: Gradients | list[Array] | None = None) -> None:
         """Do as :meth:`sync_gradients`, with the same bits, but with all buckets on their way at the same time."""
         self._sync(gradients, overlapped=True)
 
@@ -333,14 +333,14 @@ class DDP:
 
     # -- the way of the gradients
 
-    def _sync(self, given: Gradients | None, *, overlapped: bool) -> None:
+    def _sync(self, given: Gradients | list[Array] | None, *, overlapped: bool) -> None:
         self._require_open()
         if not self._syncing:
             return
         with self._channel.one_thread, self._adapter.stream():
             self._sync_in_stream(given, overlapped=overlapped)
 
-    def _sync_in_stream(self, given: Gradients | None, *, overlapped: bool) -> None:
+    def _sync_in_stream(self, given: Gradients | list[Array] | None, *, overlapped: bool) -> None:
         if self._unsynced is not None:
             self._unsynced.clear()
         gradients, present = self._steps.run(partial(self._take, given), overlapped=overlapped)
@@ -360,7 +360,7 @@ class DDP:
                 else:
                     given[index] = received
 
-    def _take(self, given: Gradients | None) -> tuple[Gradients, Copied]:
+    def _take(self, given: Gradients | list[Array] | None) -> tuple[Gradients, Copied]:
         """Return this rank's gradients, found good, and which are copied; a torch module's are brought in."""
         self._adapter.check()
         if self._steps.launcher.fault is not None:

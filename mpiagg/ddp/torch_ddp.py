@@ -13,6 +13,7 @@ from mpi4py import MPI
 from torch.utils._pytree import tree_flatten, tree_map
 
 from mpiagg.aggregation import Aggregation, AllReduce
+from mpiagg.arrays import Array
 from mpiagg.collectives.moving_functions import broadcast
 from mpiagg.ddp.comm_hooks import CommHook, GradBucket, HookFlight
 from mpiagg.ddp.ddp import BUCKET_BYTES, DDP
@@ -230,7 +231,7 @@ class TorchDDP(SavedModule, DDP):
 
     # -- gradients
 
-    def _sync(self, given: Gradients | None, *, overlapped: bool) -> None:
+    def _sync(self, given: Gradients | list[Array] | None, *, overlapped: bool) -> None:
         self._require_open()
         if self._synced and self._syncing and given is None and not self._unsynced.found:
             self._synced = False  # the backward pass has done it
@@ -238,7 +239,7 @@ class TorchDDP(SavedModule, DDP):
         super()._sync(given, overlapped=overlapped)
         self._synced = False
 
-    def _sync_in_stream(self, given: Gradients | None, *, overlapped: bool) -> None:
+    def _sync_in_stream(self, given: Gradients | list[Array] | None, *, overlapped: bool) -> None:
         self._queued = self._expected = False
         super()._sync_in_stream(given, overlapped=overlapped)
         average_sparse(self._adapter.sparse, self.comm, self._divisor)
