@@ -4,6 +4,8 @@ from functools import cache, reduce
 
 import numpy as np
 
+from mpiagg.arrays import codec
+
 UFUNCS = {"sum": np.add, "avg": np.add, "min": np.minimum, "max": np.maximum, "prod": np.multiply}
 HALVES = ("float16", "bfloat16")
 
@@ -50,6 +52,37 @@ def result(collective, vectors, rank, *, cuts=None, op="sum", root=0):
         own = slice(cuts[rank], cuts[rank + 1])
         return own, total[own]
     return everything, total
+
+
+def through(wire, values):
+    """Return what is left of values that have been encoded together."""
+    image, after = np.zeros(codec(wire).nbytes(len(values)), np.uint8), np.empty_like(values)
+    codec(wire).encode(values, image)
+    codec(wire).decode(image, after)
+    return after
+
+
+def averaged(vectors, wire=None, residuals=None, divisor=None):
+    """Average by the algorithm ``direct``: the rank that has a chunk adds up what arrives, in the order of the ranks.
+
+    With a wire, others' chunks are encoded on their way to their owner, and its result on its way back. ``residuals``,
+    one a rank, are added first, and become what was lost.
+    """
+    size = len(vectors)
+    divisor = size if divisor is None else divisor
+    if residuals is not None:
+        vectors = [x + left for x, left in zip(vectors, residuals, strict=True)]
+    result, stop = np.empty_like(vectors[0]), 0
+    for owner, part in enumerate(np.array_split(vectors[0], size)):
+        chunk, stop = slice(stop, stop + len(part)), stop + len(part)
+        own = [x[chunk] for x in vectors]
+        sent = [x if wire is None or rank == owner else through(wire, x) for rank, x in enumerate(own)]
+        mean = sum(sent[1:], start=sent[0]) / vectors[0].dtype.type(divisor)
+        result[chunk] = mean if wire is None else through(wire, mean)
+        if residuals is not None:
+            for rank in range(size):
+                residuals[rank][chunk] = (mean - result[chunk]) * divisor if rank == owner else own[rank] - sent[rank]
+    return result
 
 
 def same_bits(found, wanted):

@@ -73,6 +73,17 @@ class Residuals:
             load(own, loaded)
 
 
+def check_reduction(reduction: object) -> str:
+    """Raise TypeError or ValueError if error feedback is not for this; return in words what it is for."""
+    if not isinstance(reduction, AllReduce):
+        raise TypeError(f"error feedback is for an AllReduce, not for {type(reduction).__name__}")
+    if codec_of(reduction.wire) is None or reduction.op not in ("sum", "avg"):
+        raise ValueError("error feedback is for sums and averages with a wire that rounds")
+    if reduction.choice(np.empty(0)).algorithm != ENCODING_ONCE:
+        raise ValueError(f"error feedback is for algorithm {ENCODING_ONCE!r}, not {reduction.algorithm!r}")
+    return f"ErrorFeedback for wire {reduction.wire}"
+
+
 class ErrorFeedback(Remembering[Residuals]):
     """Reduce by an :class:`AllReduce` with a wire, and make good the next time for what the codec loses.
 
@@ -109,16 +120,7 @@ class ErrorFeedback(Remembering[Residuals]):
         super().__init__(getattr(reduction, "comm", None))
         self.reduction = reduction
 
-        def check() -> str:
-            if not isinstance(reduction, AllReduce):
-                raise TypeError(f"error feedback is for an AllReduce, not for {type(reduction).__name__}")
-            if codec_of(reduction.wire) is None or reduction.op not in ("sum", "avg"):
-                raise ValueError("error feedback is for sums and averages with a wire that rounds")
-            if reduction.choice(np.empty(0)).algorithm != ENCODING_ONCE:
-                raise ValueError(f"error feedback is for algorithm {ENCODING_ONCE!r}, not {reduction.algorithm!r}")
-            return f"ErrorFeedback for wire {reduction.wire}"
-
-        self._channel.agree_on(check)
+        self._channel.agree_on(partial(check_reduction, reduction))
         self.op, self.denom = reduction.op, reduction.denom
 
     def _new_memory(self, layout: Layout, tensors: Sequence[Array]) -> Residuals:

@@ -106,6 +106,11 @@ class Group:
         Their places in the list, and their shapes.
     in_place : bool
         Whether a tensor's own memory may be the vector.
+
+    Attributes
+    ----------
+    lengths : list of int
+        How long the tensors are, in the order in which they are packed.
     """
 
     def __init__(
@@ -115,6 +120,7 @@ class Group:
         self._in_place = in_place
         self.working = working_dtype(dtype)
         self._members = members
+        self.lengths = [math.prod(shape) for shape in members.values()]
         self._vector: Array | None = None
         self._views: list[tuple[int, Array]] = []
 
@@ -147,7 +153,7 @@ class Group:
         return flat(tensors[index]) if tensors[index].nbytes > STAGED_BYTES else None
 
     def _lay_out(self) -> Array:
-        cuts = cuts_of([math.prod(shape) for shape in self._members.values()])
+        cuts = cuts_of(self.lengths)
         vector = self._vector = self.device.empty(cuts[-1], self.working)
         self._views = [
             (index, vector[start:stop].reshape(shape))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, ClassVar, Literal, get_args
@@ -142,10 +141,7 @@ class _Memory:
         self.tensors, self.step, self._worth = tensors, 0, worth
         self._parts: list[_Part] = []
         for number, group in enumerate(Packing(layout, in_place=False).groups):
-            lengths = [
-                math.prod(form.shape) for form in layout if (form.dtype, form.device) == (group.dtype, group.device)
-            ]
-            self._parts.append(_Part(owner, channel, group, lengths, (place, number)))
+            self._parts.append(_Part(owner, channel, group, (place, number)))
         programs = [
             in_turn(partial(self._load, part), part.exchange.program, partial(self._store, part))
             for part in self._parts
@@ -186,16 +182,14 @@ class _Part:
     ``key`` tells this part's random choices from those of other parts.
     """
 
-    def __init__(
-        self, owner: Sparsified, channel: Channel, group: Group, lengths: Sequence[int], key: tuple[int, ...]
-    ) -> None:
+    def __init__(self, owner: Sparsified, channel: Channel, group: Group, key: tuple[int, ...]) -> None:
         self._owner, self._group = owner, group
         self._key = (owner.seed, *key, channel.rank if owner.selection == "blockk" else 0)
-        self.kept = group.device.empty(sum(lengths), group.working)
+        self.kept = group.device.empty(sum(group.lengths), group.working)
         self.kept.fill(0)
         # What came in, then scratch, then what goes out.
         self._vector = self.kept[:0]
-        filled = [(start, stop) for start, stop in ranges(cuts_of(lengths)) if start < stop]
+        filled = [(start, stop) for start, stop in ranges(cuts_of(group.lengths)) if start < stop]
         self._pieces = [(start, stop, how_many(stop - start, owner.ratio)) for start, stop in filled]
         counts = [k for _, _, k in self._pieces]
         how = reduction(owner.op, group.working, channel.size)

@@ -110,4 +110,19 @@ AGGREGATORS: Final[Mapping[str, Aggregator]] = {
         "the same in 8 bits, with an outer optimizer",
         learning_rate=0.1,
     ),
+    "streaming-diloco": Aggregator(
+        lambda comm, _: mpiagg.LocalSGD(
+            comm,
+            period=8,
+            outer_learning_rate=0.7,
+            outer_momentum=0.5,
+            wire="u4",
+            error_feedback=True,
+            fragments=2,
+            delay=2,
+            mixing=0.5,
+        ),
+        "the same in 4 bits, in two parts, each applied 2 steps later",
+        learning_rate=0.1,
+    ),
 }

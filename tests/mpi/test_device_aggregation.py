@@ -37,6 +37,9 @@ AGGREGATIONS = {
         comm, neighbors=sorted({(comm.rank - 1) % comm.size, (comm.rank + 1) % comm.size} - {comm.rank})
     ),
     "LocalSGD": lambda comm: mpiagg.LocalSGD(comm, period=2),
+    "Streaming DiLoCo": lambda comm: mpiagg.LocalSGD(
+        comm, period=3, fragments=2, delay=1, mixing=0.5, outer_momentum=0.9, wire="u4", error_feedback=True
+    ),
 }
 
 

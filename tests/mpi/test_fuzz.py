@@ -43,7 +43,19 @@ AGGREGATIONS = {
     "Decentralized": ("comm", "peer_selection", "hierarchical", "communication_interval"),
     "NeighborAverage": ("comm", "neighbors", "weights", "communication_interval"),
     "LowPrecisionDecentralized": ("comm", "communication_interval"),
-    "LocalSGD": ("comm", "period", "warmup_steps", "outer_learning_rate", "outer_momentum", "wire", "algorithm"),
+    "LocalSGD": (
+        "comm",
+        "period",
+        "warmup_steps",
+        "outer_learning_rate",
+        "outer_momentum",
+        "wire",
+        "algorithm",
+        "error_feedback",
+        "fragments",
+        "delay",
+        "mixing",
+    ),
     "ErrorFeedback": ("reduction",),
 }
 

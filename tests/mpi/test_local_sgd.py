@@ -261,7 +261,7 @@ def test_a_saved_state_goes_on_with_the_same_bits(stop, wire):
 
 
 def state_with(**changes):
-    good = {"calls": 2, "anchors": [np.zeros(3)], "velocities": [np.zeros(3)]}
+    good = {"calls": 2, "anchors": [np.zeros(3)], "velocities": [np.zeros(3)], "residuals": [], "arrived": []}
     return {"memories": [{"layout": "1 tensors: float64 (3,)", "state": {**good, **changes}}]}
 
 
@@ -313,7 +313,7 @@ def test_ranks_must_load_the_same_state(changes, known):
             for bad in (0, -1, np.nan, np.inf, "1", None, True)
         ),
         *(({"outer_momentum": bad}, "outer_momentum must be") for bad in (1, -0.1, np.nan, "0", None, False)),
-        ({"wire": "u4"}, "unknown wire 'u4'"),
+        ({"wire": "u1"}, "unknown wire 'u1'"),
         ({"algorithm": "star"}, "unknown algorithm 'star'"),
     ],
 )

@@ -6,11 +6,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from mpi4py import MPI
+from restated import averaged, through
 from support import refused
 
 import mpiagg
 from mpiagg.aggregation import backends
-from mpiagg.arrays import codec
 
 pytestmark = pytest.mark.mpi
 
@@ -29,30 +29,6 @@ def noise(rank, length, dtype=np.float32, seed=0):
 
 def everyones(length, dtype=np.float32, seed=0):
     return [noise(rank, length, dtype, seed) for rank in range(SIZE)]
-
-
-def through(wire, values):
-    """What is left of values that have been encoded together."""
-    image, after = np.zeros(codec(wire).nbytes(len(values)), np.uint8), np.empty_like(values)
-    codec(wire).encode(values, image)
-    codec(wire).decode(image, after)
-    return after
-
-
-def chunks(length):
-    edges = [len(part) for part in np.array_split(np.empty(length), SIZE)]
-    stops = np.cumsum(edges)
-    return [slice(stop - edge, stop) for edge, stop in zip(edges, stops, strict=True)]
-
-
-def scattered_and_gathered(wire, vectors, divisor):
-    """Encode on each way once: every other rank's chunk on its way to its owner, and the owner's result."""
-    result = np.empty_like(vectors[0])
-    for owner, chunk in enumerate(chunks(len(result))):
-        parts = [x[chunk] if rank == owner else through(wire, x[chunk]) for rank, x in enumerate(vectors)]
-        total = sum(parts[1:], start=parts[0])
-        result[chunk] = through(wire, total / vectors[0].dtype.type(divisor))
-    return result
 
 
 def same_everywhere(array):
@@ -76,7 +52,7 @@ def test_the_bits_are_those_of_the_simulation_on_all_ranks(wire, algorithm, dtyp
 def test_scatter_reduce_and_gather_is_its_restatement(wire, dtype):
     vectors = everyones(1001, dtype)
     y = mpiagg.allreduce(vectors[RANK], "avg", algorithm="direct", wire=wire)
-    assert y.tobytes() == scattered_and_gathered(wire, vectors, SIZE).tobytes()
+    assert y.tobytes() == averaged(vectors, wire).tobytes()
 
 
 @pytest.mark.parametrize(("wire", "digits"), [("fp16", 11), ("bf16", 8)])
@@ -160,10 +136,10 @@ def test_tensors_travel_together_or_each_by_itself(wire, by_layer):
     with mpiagg.AllReduce(wire=wire, algorithm="direct", by_layer=by_layer) as aggregation:
         aggregation.aggregate(tensors)
     together = np.concatenate([tensors[0].ravel(), tensors[1]])
-    wanted = np.concatenate([scattered_and_gathered(wire, group, SIZE) for group in groups])
+    wanted = np.concatenate([averaged(group, wire) for group in groups])
     assert together.tobytes() == wanted.tobytes()
     halves = [x.astype(np.float32) for x in everyones(50, np.float16, seed=2)]
-    assert tensors[2].tobytes() == scattered_and_gathered(wire, halves, SIZE).astype(np.float16).tobytes()
+    assert tensors[2].tobytes() == averaged(halves, wire).astype(np.float16).tobytes()
 
 
 @pytest.mark.parametrize("divide_before", [False, True])
