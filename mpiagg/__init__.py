@@ -15,6 +15,7 @@ import sys
 from importlib import import_module
 from typing import TYPE_CHECKING
 
+from mpiagg import optimizers
 from mpiagg.collectives.simulation import simulate
 from mpiagg.errors import (
     DeviceError,
@@ -83,6 +84,7 @@ if TYPE_CHECKING:
     from mpiagg.cuda.placement import bind_device
     from mpiagg.ddp import DDP
     from mpiagg.plans.plan import Plan
+    from mpiagg.sharded import Sharded
 
 __version__ = "0.2.0"
 
@@ -107,6 +109,7 @@ __all__ = [
     "PowerSGD",
     "RankFailedError",
     "ScheduleError",
+    "Sharded",
     "Sparsified",
     "StallError",
     "algorithms",
@@ -137,6 +140,7 @@ __all__ = [
     "neighbor_alltoall_init",
     "neighbor_alltoallv",
     "neighbor_alltoallv_init",
+    "optimizers",
     "reduce",
     "reduce_init",
     "reduce_scatter",
@@ -205,6 +209,7 @@ _HOMES = {
     ),
     "mpiagg.collectives.comm": ("Comm",),
     "mpiagg.ddp": ("DDP",),
+    "mpiagg.sharded": ("Sharded",),
     "mpiagg.checkpoints.loop": ("Loop",),
     "mpiagg.cuda.placement": ("bind_device",),
     "mpiagg.plans.plan": ("Plan",),

@@ -72,6 +72,39 @@ class Window:
         self._win.Free()
 
 
+class CommonWindow:
+    """Bytes that all ranks of a node map, once for all of them; making and freeing one is collective there.
+
+    Attributes
+    ----------
+    memory : numpy.ndarray
+        The bytes. Pages that nobody has claimed need not be there.
+    leases : set of int
+        Who has arrays in it on this rank.
+    """
+
+    def __init__(self, node: Node, nbytes: int) -> None:
+        self._win = MPI.Win.Allocate_shared(0 if node.place else max(nbytes, 1), 1, MPI.INFO_NULL, node.comm)
+        self._win.Lock_all(MPI.MODE_NOCHECK)
+        memory, _ = self._win.Shared_query(0)
+        self.memory = np.asarray(memory)[:nbytes]
+        self.sync = self._win.Sync
+        self.leases: set[int] = set()
+
+    def claim(self, place: int, size: int) -> None:
+        """Take the pages of one rank's share of the bytes, which are 0 then."""
+        share = -(-max(self.memory.size // size, 1) // PAGE) * PAGE
+        end = self.memory.size if place == size - 1 else (place + 1) * share
+        self.memory[place * share : end] = 0
+        self.sync()
+
+    def free(self) -> None:
+        """Give the memory back."""
+        self.memory = self.memory[:0]
+        self._win.Unlock_all()
+        self._win.Free()
+
+
 class _Lease:
     """What the arrays in a block refer to."""
 
@@ -138,6 +171,7 @@ class SharedMemory:
         # Only how many there are matters; but garbage is collected at any moment, in which a count could go wrong.
         self._leases: dict[int, object] = {}
         self._open = (0, 0, 0)
+        self._common: list[CommonWindow] = []
         self.leased = False
         """Whether arrays have been leased: on all ranks at the same call, since they ask together."""
         self.refused = False
@@ -174,6 +208,44 @@ class SharedMemory:
         self._leases[id(lease)] = finalize(lease, self._end, id(lease), block)
         self.leased = True
         return self.device.borrow(address(own), nbytes, np.uint8, lease)
+
+    def once(self, nbytes: int) -> Array:
+        """Return so many bytes, zeros, that the ranks of the node have once for all of them; collective among them.
+
+        The memory comes back by :meth:`collect`, when nothing refers to the array any more. Collectives do not know of
+        it: for them it is memory like any other.
+
+        Raises
+        ------
+        MemoryError
+            On all ranks of the node, if there is not as much.
+        RankFailedError
+            If a rank has died.
+        """
+        told = self.tell((nbytes, self._room()), "set up memory that a node has once")
+        most, room = max(told)[0], min(room for _, room in told)
+        if most + PAGE > room:
+            raise MemoryError(f"{most} bytes of shared memory are wanted, and {_WHERE} has {room} left")
+        with self._node.failures.told():
+            window = CommonWindow(self._node, nbytes)
+        window.claim(self._node.place, self._node.size)
+        self._common.append(window)
+        self.tell((), "have memory that a node has once")  # now all pages are 0, and a rank may write to any
+        lease = _Lease()
+        window.leases.add(id(lease))
+        finalize(lease, window.leases.discard, id(lease))
+        return self.device.borrow(address(window.memory), nbytes, np.uint8, lease)
+
+    def collect(self) -> None:
+        """Free what :meth:`once` has returned, where no rank has an array in it any more; collective on the node."""
+        in_use = np.array([bool(window.leases) for window in self._common])
+        told = self.tell(tuple(in_use.astype(int).tolist()), "give memory back that a node has once")
+        used = np.any(np.array(told, bool), axis=0)
+        with self._node.failures.told():
+            for window, keep in zip(self._common, used.tolist(), strict=True):
+                if not keep:
+                    window.free()
+        self._common = [window for window, keep in zip(self._common, used.tolist(), strict=True) if keep]
 
     def _end(self, number: int, block: Block) -> None:
         self._leases.pop(number, None)
@@ -284,9 +356,10 @@ class SharedMemory:
 
     def free(self, *, running: bool) -> None:
         """Give the memory back, if no rank still has an array or (``running``) a plan in it; collective on the node."""
-        in_use = np.array([len(self._leases) + running])
+        in_use = np.array([len(self._leases) + running + sum(len(window.leases) for window in self._common)])
         self._node.comm.Allreduce(MPI.IN_PLACE, in_use, MPI.MAX)  # all have come together to free
         if not in_use[0]:
-            for window in self._windows:
+            for window in (*self._windows, *self._common):
                 window.free()
         self._windows.clear()
+        self._common.clear()

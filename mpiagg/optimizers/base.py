@@ -1,0 +1,155 @@
+"""What an optimizer is: values, gradients and states in, the same values and states updated in place."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, ClassVar, Final, NamedTuple
+
+import numpy as np
+
+from mpiagg.arrays import Array
+from mpiagg.common.arguments import check_number
+
+BLOCK: Final = 2**15
+"""Elements that are updated at a time: what is computed on the way stays in the cache, and memory stays small."""
+
+State = dict[str, Array]
+Total = Callable[[Array], Array]
+"""Takes an array of numbers of this rank, and returns their sums over all ranks that have a part of the tensors."""
+
+
+class Item(NamedTuple):
+    """A tensor, or the part of one that a rank updates.
+
+    Attributes
+    ----------
+    values : numpy.ndarray
+        The parameter's; of no elements where the rank has no part of it. A part of a tensor is a vector.
+    gradient : numpy.ndarray
+        Of the same shape and dtype.
+    state : dict of str to numpy.ndarray
+        What the optimizer keeps for it: what :meth:`Optimizer.new_state` has returned.
+    """
+
+    values: Array
+    gradient: Array
+    state: State
+
+
+def alone(numbers: Array) -> Array:
+    """Return what is the sum over all ranks where one has the whole."""
+    return numbers
+
+
+class Optimizer(ABC):
+    """An optimizer of arrays.
+
+    Attributes
+    ----------
+    lr : float
+        The learning rate; it may be set between steps.
+    whole : bool
+        Whether it needs whole tensors in their shapes, and not parts of them as vectors.
+    kept : tuple of str
+        The arrays of the values' form that it keeps for each tensor.
+    settings : tuple of str
+        The attributes, beside ``lr``, that say how it steps.
+    """
+
+    whole: ClassVar[bool] = False
+    kept: tuple[str, ...] = ()
+    settings: ClassVar[tuple[str, ...]] = ()
+
+    def __init__(self, lr: float) -> None:
+        self.lr = check_number("lr", lr, "a number of at least 0", lambda x: x >= 0)
+        self._states: list[State] = []
+
+    def new_state(self, values: Array) -> State:
+        """Return the state of a tensor, or part of one, that has not been stepped: zeros, and a count of steps."""
+        return {"step": np.zeros((), np.int64)} | {name: np.zeros_like(values) for name in self.kept}
+
+    @abstractmethod
+    def update(self, items: Sequence[Item], total: Total = alone) -> None:
+        """Step some tensors, or this rank's parts of them, in place.
+
+        Parameters
+        ----------
+        items : sequence of Item
+            On all ranks the same tensors in the same order.
+        total : callable
+            Adds numbers up over the ranks; called as often on all of them.
+        """
+
+    def step(self, parameters: Sequence[Array], gradients: Sequence[Array | None]) -> None:
+        """Step whole tensors in one process, in place; a tensor without a gradient is left alone.
+
+        Parameters
+        ----------
+        parameters : sequence of numpy.ndarray
+            At each call the same ones, contiguous.
+        gradients : sequence of numpy.ndarray or None
+            One for each, of its shape and dtype.
+
+        Raises
+        ------
+        ValueError
+            If there are more or fewer gradients than parameters, or they are others than before.
+        """
+        if not self._states:
+            self._states = [self.new_state(each) for each in parameters]
+        if not len(parameters) == len(gradients) == len(self._states):
+            raise ValueError(
+                f"{len(parameters)} parameters, {len(gradients)} gradients, and states of {len(self._states)}"
+            )
+        given = zip(parameters, gradients, self._states, strict=True)
+        self.update([Item(x, g, state) for x, g, state in given if g is not None])
+
+    def hyperparameters(self) -> dict[str, Any]:
+        """Return how it steps: its name, ``lr`` and its settings, as :func:`mpiagg.save_checkpoint` saves them."""
+        return {"name": type(self).__name__, "lr": self.lr} | {name: getattr(self, name) for name in self.settings}
+
+    def load_hyperparameters(self, given: Mapping[str, Any]) -> None:
+        """Step as :meth:`hyperparameters` has said.
+
+        Raises
+        ------
+        ValueError
+            If they are another optimizer's; nothing is set then.
+        """
+        own = self.hyperparameters()
+        if not isinstance(given, Mapping) or given.keys() != own.keys() or given["name"] != own["name"]:
+            raise ValueError(f"the state is not one of {own['name']}: its optimizer is {given!r}")
+        for name, value in given.items():
+            if type(value) is not type(own[name]):
+                raise ValueError(f"{name} of {own['name']} must be like {own[name]!r}, not {value!r}")
+        for name in ("lr", *self.settings):
+            setattr(self, name, given[name])
+
+
+def count_step(item: Item) -> int:
+    """Count a step of a tensor, and return how many there have been."""
+    item.state["step"] += 1
+    return int(item.state["step"])
+
+
+def blocks(item: Item) -> Iterator[tuple[Array, Array, State]]:
+    """Yield values, gradient and state arrays of an item block by block, as views."""
+    vectors = {name: x.reshape(-1) for name, x in item.state.items() if name != "step"}
+    values, gradient = item.values.reshape(-1), item.gradient.reshape(-1)
+    if values.size and not np.may_share_memory(values, item.values):
+        raise ValueError("an optimizer steps contiguous arrays")
+    length = BLOCK if isinstance(values, np.ndarray) else max(values.size, 1)
+    for start in range(0, values.size, length):
+        part = slice(start, start + length)
+        yield values[part], gradient[part], {name: x[part] for name, x in vectors.items()}
+
+
+def check_share(name: str, value: object) -> float:
+    """Return a number from 0 up to, but not, 1; raise ValueError for anything else."""
+    return check_number(name, value, "a number from 0 up to 1", lambda x: 0 <= x < 1)
+
+
+def check_not_negative(name: str, value: object) -> float:
+    """Return a number of at least 0; raise ValueError for anything else."""
+    return check_number(name, value, "a number of at least 0", lambda x: x >= 0)

@@ -1,0 +1,143 @@
+"""Muon: momentum that is made orthogonal, for matrices."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any, ClassVar, Final
+
+import numpy as np
+
+from mpiagg.arrays import Array
+from mpiagg.common.arguments import check_flag, check_integer
+from mpiagg.optimizers.adam import AdamW
+from mpiagg.optimizers.base import Item, Optimizer, State, Total, alone, check_not_negative, check_share, count_step
+
+COEFFICIENTS: Final = (3.4445, -4.7750, 2.0315)
+"""Of the quintic whose iteration brings singular values near 1, from the paper."""
+
+ADJUSTMENTS: Final = ("original", "match_rms_adamw")
+
+
+class Muon(Optimizer):
+    """Muon (Jordan et al., "Muon: an optimizer for hidden layers in neural networks", 2024).
+
+    ``b = momentum b + (1 - momentum) g``; the step is along ``u = (1 - momentum) g + momentum b`` (with ``nesterov``;
+    else b), made orthogonal by some steps of a Newton-Schulz iteration. Weights decay as by :class:`AdamW`.
+    Tensors of more than two dimensions are matrices with the first for rows; those with fewer are left to ``others``.
+
+    Parameters
+    ----------
+    lr : float
+        The learning rate.
+    momentum : float
+        From 0 up to 1.
+    nesterov : bool
+        Whether the momentum is looked ahead of.
+    weight_decay : float
+        How much the values shrink in a step, in units of ``lr``.
+    ns_steps : int
+        Steps of the iteration, at least 1.
+    adjust : {"original", "match_rms_adamw"}
+        By what lr is multiplied for a matrix of A rows and B columns: ``sqrt(max(1, A / B))``, or
+        ``0.2 sqrt(max(A, B))`` (Liu et al., "Muon is scalable for LLM training", arXiv:2502.16982).
+    others : Optimizer, optional
+        What steps the tensors that are no matrices; :class:`AdamW` with its own defaults by default.
+
+    Raises
+    ------
+    ValueError
+        For a number out of range, or an unknown adjustment.
+    TypeError
+        For others that are no optimizer.
+
+    Notes
+    -----
+    Memory: the values' bytes once, and four times a matrix's while it is stepped; what ``others`` needs. It needs whole
+    matrices, so a rank has whole tensors: where few are large, some ranks have much to do and others little.
+
+    Examples
+    --------
+    >>> Muon(lr=0.02, others=AdamW(lr=1e-3)).step(weights, gradients)
+    """
+
+    whole: ClassVar[bool] = True
+    kept = ("momentum",)
+    settings: ClassVar[tuple[str, ...]] = ("momentum", "nesterov", "weight_decay", "ns_steps", "adjust")
+
+    def __init__(
+        self,
+        lr: float = 2e-2,
+        momentum: float = 0.95,
+        *,
+        nesterov: bool = True,
+        weight_decay: float = 0.0,
+        ns_steps: int = 5,
+        adjust: str = "original",
+        others: Optimizer | None = None,
+    ) -> None:
+        super().__init__(lr)
+        self.momentum = check_share("momentum", momentum)
+        self.nesterov = check_flag("nesterov", nesterov)
+        self.weight_decay = check_not_negative("weight_decay", weight_decay)
+        self.ns_steps = check_integer("ns_steps", ns_steps, 1)
+        self.adjust = adjust
+        if adjust not in ADJUSTMENTS:
+            raise ValueError(f"unknown adjust {adjust!r}; known: {', '.join(ADJUSTMENTS)}")
+        if others is not None and not isinstance(others, Optimizer):
+            raise TypeError(f"others must be an optimizer of mpiagg.optimizers, not {type(others).__name__}")
+        self.others = AdamW() if others is None else others
+
+    def new_state(self, values: Array) -> State:
+        """Return the state of a tensor that has not been stepped."""
+        return super().new_state(values) if values.ndim > 1 else self.others.new_state(values)
+
+    def update(self, items: Sequence[Item], total: Total = alone) -> None:
+        """Step some tensors in place; see :meth:`Optimizer.update`."""
+        for item in items:
+            if item.values.ndim > 1:
+                count_step(item)
+                if item.values.size:
+                    self._step_matrix(item)
+        self.others.update([item for item in items if item.values.ndim < 2], total)
+
+    def _step_matrix(self, item: Item) -> None:
+        x, g, b = (each.reshape(len(each), -1) for each in (item.values, item.gradient, item.state["momentum"]))
+        b += (g - b) * (1 - self.momentum)
+        direction = orthogonal(g + (b - g) * self.momentum if self.nesterov else b, self.ns_steps)
+        rows, columns = x.shape
+        original = self.adjust == "original"
+        factor = math.sqrt(max(1, rows / columns)) if original else 0.2 * math.sqrt(max(rows, columns))
+        x *= 1 - self.lr * self.weight_decay
+        x -= direction * (self.lr * factor)
+
+    def hyperparameters(self) -> dict[str, Any]:
+        """Return how it steps, and the others; see :meth:`Optimizer.hyperparameters`."""
+        return super().hyperparameters() | {"others": self.others.hyperparameters()}
+
+    def load_hyperparameters(self, given: Any) -> None:
+        """Step as :meth:`hyperparameters` has said; see :meth:`Optimizer.load_hyperparameters`."""
+        before = self.others.hyperparameters()
+        super().load_hyperparameters({**given, "others": before} if isinstance(given, dict) else given)
+        self.others.load_hyperparameters(given["others"])
+
+
+def orthogonal(matrix: Array, steps: int) -> Any:
+    """Return a matrix with the singular vectors of another, and singular values near 1.
+
+    Parameters
+    ----------
+    matrix : numpy.ndarray
+        Of shape (A, B), float32 or wider; half precision is computed in float32.
+    steps : int
+        How often ``X = a X + (b X X' + c (X X')^2) X`` is done, with a, b and c of :data:`COEFFICIENTS`.
+    """
+    a, b, c = COEFFICIENTS
+    x: Any = matrix.astype(np.float32) if matrix.dtype.itemsize < 4 else matrix
+    turned = x.shape[0] > x.shape[1]
+    x = x.T if turned else x
+    x = x / max(float(np.sqrt((x * x).sum())), 1e-7)
+    for _ in range(steps):
+        gram = x @ x.T
+        x = a * x + (b * gram + c * (gram @ gram)) @ x
+    return x.T if turned else x

@@ -1,0 +1,435 @@
+"""Sharded training of arrays: the result of DDP and the plain optimizer, with a part of the memory."""
+
+import numpy as np
+import pytest
+from mpi4py import MPI
+from support import refused
+
+import mpiagg
+from mpiagg import optimizers
+
+pytestmark = pytest.mark.mpi
+
+COMM = MPI.COMM_WORLD
+RANK, SIZE = COMM.Get_rank(), COMM.Get_size()
+
+SHAPES = [(4, 8), (8,), (7, 3), (), (1,), (300,), (0, 2), (5, 5)]
+"""No number of ranks but 1 divides what they have together."""
+
+MAKE = {
+    "sgd": lambda: optimizers.SGD(0.1, 0.9),
+    "adam": lambda: optimizers.Adam(1e-2, weight_decay=0.1),
+    "adamw": lambda: optimizers.AdamW(1e-2),
+    "lamb": lambda: optimizers.LAMB(1e-2),
+    "muon": lambda: optimizers.Muon(1e-2),
+}
+STORED = {"stage 1": (1, True), "stage 2": (2, True), "once on a node": (3, True), "divided": (3, False)}
+STEPS = 4
+
+
+def start(dtype=np.float64, seed=3):
+    random = np.random.default_rng(seed)
+    return [np.asarray(random.standard_normal(shape)).astype(dtype) for shape in SHAPES]
+
+
+def gradients(step, rank=RANK, dtype=np.float64):
+    random = np.random.default_rng([step, rank])
+    return [np.asarray(random.standard_normal(shape)).astype(dtype) for shape in SHAPES]
+
+
+def plain(optimizer, algorithm="direct", steps=STEPS, dtype=np.float64, **keywords):
+    """Return what DDP and an optimizer on every rank make of the weights."""
+    weights = start(dtype)
+    with (
+        mpiagg.AllReduce(algorithm=algorithm, **keywords) as agg,
+        mpiagg.DDP(weights, aggregation=agg, bucket_bytes=600) as ddp,
+    ):
+        for step in range(steps):
+            given = gradients(step, dtype=dtype)
+            ddp.sync_gradients(given)
+            optimizer.step(weights, given)
+    return weights
+
+
+def sharded(optimizer, stored, **keywords):
+    stage, share = STORED[stored]
+    given = {"bucket_bytes": 600, "algorithm": "direct", **keywords}
+    return mpiagg.Sharded(start(), optimizer, stage=stage, share=share, **given)
+
+
+def whole(training):
+    found = training.weights()
+    assert list(found) == [str(i) for i in range(len(SHAPES))]
+    return list(found.values())
+
+
+def equal(one, other):
+    return all(x.dtype == y.dtype and x.tobytes() == y.tobytes() for x, y in zip(one, other, strict=True))
+
+
+@pytest.mark.parametrize("stored", STORED)
+@pytest.mark.parametrize("name", MAKE)
+def test_the_result_is_that_of_ddp(name, stored):
+    expected = plain(MAKE[name]())
+    with sharded(MAKE[name](), stored) as training:
+        for step in range(STEPS):
+            assert training.step(gradients(step)) is None
+        found = whole(training)
+    if name == "lamb":  # whose norms are added up over the ranks
+        for x, y in zip(found, expected, strict=True):
+            np.testing.assert_allclose(x, y, rtol=1e-9, atol=1e-12)
+    else:
+        assert equal(found, expected)
+    assert not equal(found, start())
+
+
+@pytest.mark.parametrize("stored", STORED)
+def test_a_ring_adds_up_in_another_order(stored):
+    expected = plain(MAKE["adam"](), "ring")
+    with sharded(MAKE["adam"](), stored, algorithm="ring") as training:
+        for step in range(STEPS):
+            training.step(gradients(step))
+        for x, y in zip(whole(training), expected, strict=True):
+            np.testing.assert_allclose(x, y, rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("stored", STORED)
+@pytest.mark.parametrize("bucket_bytes", [0, 2**20])
+def test_any_units_give_the_same(stored, bucket_bytes):
+    expected = plain(MAKE["adamw"]())
+    with sharded(MAKE["adamw"](), stored, bucket_bytes=bucket_bytes, algorithm="auto", split="tensors") as training:
+        for step in range(STEPS):
+            training.step(gradients(step))
+        for x, y in zip(whole(training), expected, strict=True):
+            np.testing.assert_allclose(x, y, rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("stage", [1, 2])
+def test_the_callers_arrays_are_trained_in_place(stage):
+    mine = start(seed=3 + RANK)  # rank 0's are given to all
+    mine[0] = np.asfortranarray(mine[0])
+    kept = list(mine)
+    with mpiagg.Sharded(mine, MAKE["sgd"](), stage=stage, bucket_bytes=600, algorithm="direct") as training:
+        for step in range(STEPS):
+            training.step(gradients(step))
+        assert all(x is y for x, y in zip(mine, kept, strict=True))
+        assert equal(mine, plain(MAKE["sgd"]()))
+
+
+def test_sums_and_other_divisors():
+    expected = plain(MAKE["sgd"](), op="sum")
+    for keywords in ({"op": "sum"}, {"denom": 1}):
+        with sharded(MAKE["sgd"](), "stage 2", **keywords) as training:
+            for step in range(STEPS):
+                training.step(gradients(step))
+            assert equal(whole(training), expected)
+
+
+@pytest.mark.parametrize("stored", STORED)
+def test_gradients_are_clipped_by_the_norm_of_all(stored):
+    weights, optimizer = start(), MAKE["adamw"]()
+    with sharded(MAKE["adamw"](), stored, clip_norm=0.5) as training:
+        for step in range(STEPS):
+            mean = [sum(x) / SIZE for x in zip(*(gradients(step, rank) for rank in range(SIZE)), strict=True)]
+            norm = np.sqrt(sum((g * g).sum() for g in mean))
+            assert norm > 0.5
+            np.testing.assert_allclose(training.step(gradients(step)), norm, rtol=1e-12)
+            optimizer.step(weights, [np.asarray(g * (0.5 / (norm + 1e-6))) for g in mean])
+        for x, y in zip(whole(training), weights, strict=True):
+            np.testing.assert_allclose(x, y, rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("stored", STORED)
+def test_missing_gradients(stored):
+    """Missing on some ranks they are zeros; missing on all, the tensor and its state stay as they are."""
+    weights, optimizer = start(), MAKE["adam"]()
+    with sharded(MAKE["adam"](), stored) as training:
+        for step in range(STEPS):
+            given = gradients(step)
+            given[0] = None if RANK else given[0]
+            given[2] = None if step == 1 else given[2]
+            training.step(given)
+            mean = [
+                sum(x if i or not rank else x * 0 for rank, x in enumerate(each)) / SIZE
+                for i, each in enumerate(zip(*(gradients(step, rank) for rank in range(SIZE)), strict=True))
+            ]
+            optimizer.step(weights, [None if i == 2 and step == 1 else np.asarray(g) for i, g in enumerate(mean)])
+        for x, y in zip(whole(training), weights, strict=True):
+            np.testing.assert_allclose(x, y, rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("stored", STORED)
+@pytest.mark.parametrize("half", ["float16", "bfloat16"])
+def test_half_precision_is_trained_in_float32(stored, half):
+    half = np.dtype(half) if half == "float16" else np.dtype(pytest.importorskip("ml_dtypes").bfloat16)
+    stage, share = STORED[stored]
+    masters, optimizer = [np.asarray(x.astype(np.float32)) for x in start(half)], MAKE["adamw"]()
+    with mpiagg.Sharded(
+        start(half), MAKE["adamw"](), stage=stage, share=share, master_dtype=np.float32, algorithm="direct"
+    ) as training:
+        for step in range(STEPS):
+            given = gradients(step, dtype=half)
+            training.step(given)
+            each = [gradients(step, rank, half) for rank in range(SIZE)]
+            mean = [sum(np.float32(x) for x in xs) / np.float32(SIZE) for xs in zip(*each, strict=True)]
+            optimizer.step(masters, [np.asarray(g, np.float32) for g in mean])
+        for x, y in zip(whole(training), masters, strict=True):
+            assert x.dtype == half
+            assert x.tobytes() == y.astype(half).tobytes()
+
+
+# -- memory
+
+
+@pytest.mark.parametrize("stored", STORED)
+def test_a_rank_has_its_part_of_everything(stored):
+    shapes = [(1000,), (500, 3), (7,), (2000,)]
+    weights = [np.zeros(shape, np.float32) for shape in shapes]
+    nbytes, longest = sum(x.nbytes for x in weights), 8000
+    stage, share = STORED[stored]
+    with mpiagg.Sharded(
+        weights, optimizers.Adam(), stage=stage, share=share, bucket_bytes=longest, prefetch=0
+    ) as training:
+        training.step([np.ones(shape, np.float32) for shape in shapes])
+        held, part, spare = training.memory(), nbytes / SIZE, 4 * 4
+    assert held["state"] <= 2 * (part + spare)
+    assert held["gradients"] <= part + spare
+    assert held["buckets"] == (nbytes if stage == 1 else longest)
+    wanted = {"stage 1": longest, "stage 2": longest, "divided": part + spare + longest, "once on a node": part + spare}
+    alone = SIZE == 1 and stored == "once on a node"
+    assert held["parameters"] <= (nbytes if alone else wanted[stored])
+
+
+def test_a_node_has_the_parameters_once(comm):
+    """What one rank writes to its part, others see, where all are on one node."""
+    with sharded(optimizers.SGD(1.0), "once on a node") as training:
+        with training.gathered(0) as before:
+            held = before[0]
+            old = held.copy()
+            comm.Barrier()
+        training.step([np.ones(shape) for shape in SHAPES])
+        np.testing.assert_array_equal(held, old - 1)
+
+
+# -- layers
+
+
+@pytest.mark.parametrize("stored", STORED)
+def test_gradients_are_given_layer_by_layer(stored):
+    expected = plain(MAKE["adamw"]())
+    layers = [[0, 1], [2, 3, 4], [5], [6, 7]]
+    with sharded(MAKE["adamw"](), stored, layers=layers) as training:
+        assert training.layers == layers
+        for step in range(STEPS):
+            given = gradients(step)
+            seen = []
+            for layer, weights in training.in_order():
+                assert [x.shape for x in weights] == [SHAPES[i] for i in layers[layer]]
+                seen.append(layer)
+            assert seen == [0, 1, 2, 3]
+            for layer, weights in training.in_order(reverse=True):
+                assert [x.shape for x in weights] == [SHAPES[i] for i in layers[layer]]
+                if layer:
+                    training.reduce(layer, [given[i] for i in layers[layer]])
+            training.step([*given[:2], *[None] * 6])
+        assert equal(whole(training), expected)
+
+
+@pytest.mark.parametrize("stored", STORED)
+def test_layers_hold_what_training_has_made_of_them(stored):
+    with sharded(optimizers.SGD(0.5), stored, layers=[[1, 0], [2, 3, 4, 5, 6, 7]]) as training:
+        for _ in range(2):
+            with training.gathered(0) as (first, second), training.gathered(1) as others:
+                assert first.shape == SHAPES[0]
+                assert second.shape == SHAPES[1]
+                assert len(others) == 6
+            training.step([np.ones(shape) for shape in SHAPES])
+        with training.gathered(0) as (first, _):
+            np.testing.assert_array_equal(first, start()[0] - 0.5 - 0.5)
+            assert first.flags.writeable == (training.stage < 3)
+        refused(ValueError, "layer must be from 0 to 1", training.gathered(2).__enter__)
+
+
+def test_more_layers_than_there_is_room_for_are_refused():
+    with sharded(optimizers.SGD(0.5), "divided", layers=[[i] for i in range(8)], prefetch=0) as training:
+        with training.gathered(0):
+            refused(mpiagg.PlanError, "at the same time", training.gathered(1).__enter__)
+        with training.gathered(1) as (second,):
+            np.testing.assert_array_equal(second, start()[1])
+
+
+def test_views_of_buckets_need_no_copy():
+    expected = plain(MAKE["sgd"]())
+    with sharded(MAKE["sgd"](), "stage 1") as training:
+        views = training.gradient_views()
+        for step in range(STEPS):
+            for view, gradient in zip(views, gradients(step), strict=True):
+                view[...] = gradient
+            training.step(views)
+        assert equal(whole(training), expected)
+    with sharded(MAKE["sgd"](), "stage 2") as training:
+        refused(mpiagg.PlanError, "no place of their own", training.gradient_views)
+
+
+# -- errors
+
+
+@pytest.mark.parametrize("stored", STORED)
+@pytest.mark.parametrize(
+    ("error", "words", "spoil"),
+    [
+        (TypeError, "gradient 1 must be a NumPy array", lambda g: [g[0], "no", *g[2:]]),
+        (TypeError, "gradient 1 has dtype", lambda g: [g[0], g[1].astype(np.float32), *g[2:]]),
+        (ValueError, "gradient 1 has shape", lambda g: [g[0], g[1][1:], *g[2:]]),
+        (ValueError, "one for each of 8", lambda g: g[1:]),
+        (ValueError, "are missing", lambda _: None),
+    ],
+)
+def test_a_bad_gradient_of_one_rank_is_an_error_on_all(stored, error, words, spoil):
+    with sharded(MAKE["adam"](), stored) as training:
+        training.step(gradients(0))
+        before = whole(training)
+        given, other = gradients(1), (mpiagg.MismatchError, "rank 0 raised")
+        refused(*((error, words) if RANK == 0 else other), training.step, spoil(given) if RANK == 0 else given)
+        assert equal(whole(training), before)
+        for step in range(1, STEPS):
+            training.step(gradients(step))
+        assert equal(whole(training), plain(MAKE["adam"]()))
+
+
+def test_layers_out_of_turn_are_an_error_of_the_step():
+    with sharded(MAKE["sgd"](), "stage 2", layers=[[0, 1, 2, 3], [4, 5, 6, 7]]) as training:
+        training.reduce(0, gradients(0)[:4])
+        refused(ValueError, "not the turn of layer 0", training.step, gradients(0))
+        training.reduce(1, gradients(0)[:4])
+        refused(ValueError, "has shape", training.step, [*gradients(0)[:4], *[None] * 4])
+        training.reduce(1, gradients(0)[4:])
+        refused(ValueError, "given twice", training.step, gradients(0))
+        training.reduce(5, [])
+        refused(ValueError, "not the turn of layer 5", training.step, gradients(0))
+        for step in range(STEPS):
+            training.reduce(1, gradients(step)[4:])
+            training.reduce(0, gradients(step)[:4])
+            training.step()
+        assert equal(whole(training), plain(MAKE["sgd"]()))
+
+
+@pytest.mark.parametrize(
+    ("error", "words", "arguments"),
+    [
+        (TypeError, "a list of arrays", {"module": np.zeros(3)}),
+        (TypeError, "a list of arrays", {"module": []}),
+        (TypeError, "parameter 0 must be a NumPy array", {"module": [3]}),
+        (TypeError, "real numbers", {"module": [np.zeros(3, np.int32)]}),
+        (TypeError, "real numbers", {"module": [np.zeros(3, np.complex64)]}),
+        (ValueError, "share memory", {"module": [np.zeros(3)] * 2}),
+        (TypeError, "must be one of mpiagg.optimizers", {"optimizer": "adam"}),
+        (ValueError, "stage must be", {"stage": 4}),
+        (ValueError, "bucket_bytes must be", {"bucket_bytes": -1}),
+        (ValueError, "prefetch must be", {"prefetch": -1}),
+        (ValueError, "unknown op", {"op": "max"}),
+        (ValueError, "denom is for op", {"op": "sum", "denom": 2}),
+        (ValueError, "clip_norm must be", {"clip_norm": 0}),
+        (TypeError, "master_dtype must be", {"master_dtype": np.float16}),
+        (ValueError, "unknown split", {"split": "rows"}),
+        (ValueError, "needs whole tensors", {"optimizer": optimizers.Muon(), "split": "elements"}),
+        (ValueError, "layers must be", {"layers": [[0], [0]]}),
+        (ValueError, "unknown algorithm", {"algorithm": "nonsense"}),
+    ],
+)
+def test_bad_arguments(error, words, arguments):
+    given = {"module": start(), "optimizer": optimizers.SGD(0.1), **arguments}
+    refused(error, words, lambda: mpiagg.Sharded(**given))
+
+
+@pytest.mark.skipif(SIZE == 1, reason="one rank agrees with itself")
+@pytest.mark.parametrize(
+    "arguments",
+    [{"stage": 1 + RANK % 2}, {"optimizer": optimizers.SGD(0.1 + RANK)}, {"module": start()[: 7 + (RANK == 0)]}],
+)
+def test_ranks_that_disagree(arguments):
+    given = {"module": start(), "optimizer": optimizers.SGD(0.1), **arguments}
+    refused(mpiagg.MismatchError, "ranks disagree", lambda: mpiagg.Sharded(**given))
+
+
+def test_it_is_freed_once():
+    training = sharded(MAKE["sgd"](), "once on a node")
+    training.free()
+    training.free()
+    refused(mpiagg.PlanError, "is freed", training.step, gradients(0))
+    refused(mpiagg.PlanError, "is freed", training.weights)
+
+
+# -- states
+
+
+@pytest.mark.parametrize("stored", STORED)
+def test_training_goes_on_from_a_checkpoint(stored, tmp_path):
+    folder = COMM.bcast(str(tmp_path / "saved"))
+    with sharded(MAKE["adamw"](), stored) as training:
+        for step in range(2):
+            training.step(gradients(step))
+        mpiagg.save_checkpoint(folder, {"training": training.state_dict()})
+    with sharded(optimizers.AdamW(0.5), stored) as training:
+        training.load_state_dict(mpiagg.load_checkpoint(folder)["training"])
+        for step in range(2, STEPS):
+            training.step(gradients(step))
+        assert equal(whole(training), plain(MAKE["adamw"]()))
+    COMM.Barrier()
+
+
+def by_halves():
+    """Return a communicator of some of the ranks, or of others for the rest; there is a number of them less."""
+    return COMM.Split(RANK < (SIZE + 1) // 2, RANK)
+
+
+@pytest.mark.parametrize("name", ["adam", "muon"])
+@pytest.mark.parametrize("stored", STORED)
+def test_a_checkpoint_is_for_any_number_of_ranks_stage_and_units(stored, name, tmp_path):
+    folder = COMM.bcast(str(tmp_path / "saved"))
+    with sharded(MAKE[name](), stored) as training:
+        for step in range(2):
+            training.step(gradients(step))
+        mpiagg.save_checkpoint(folder, training.state_dict())
+        saved = whole(training)
+    few = by_halves()
+    other = {"stage 1": "once on a node", "stage 2": "divided", "once on a node": "stage 2", "divided": "stage 1"}
+    stage, share = STORED[other[stored]]
+    keywords = {"bucket_bytes": 0} if few.size != SIZE else {}  # what one rank has saved is enough as it was divided
+    with mpiagg.Sharded(
+        start(seed=9), MAKE[name](), stage=stage, share=share, comm=few, **{"bucket_bytes": 600, **keywords}
+    ) as training:
+        training.load_state_dict(mpiagg.load_checkpoint(folder, few))
+        assert equal(whole(training), saved)
+        state = training.state_dict()["tensors"]
+        mine = {key: each for key, each in state.items() if each["stop"] > each["start"]}
+        assert all(int(each["kept"]["step"]) == 2 for each in mine.values())
+        alone, optimizer = start(), MAKE[name]()
+        for step in range(2):
+            each = [gradients(step, rank) for rank in range(SIZE)]
+            optimizer.step(alone, [np.asarray(sum(x) / SIZE) for x in zip(*each, strict=True)])
+        given = gradients(7, rank=0)
+        training.step(given)
+        optimizer.step(alone, given)
+        for x, y in zip(whole(training), alone, strict=True):
+            np.testing.assert_allclose(x, y, rtol=1e-9, atol=1e-12)
+    few.Free()
+    COMM.Barrier()
+
+
+def test_states_that_do_not_fit_are_refused_and_change_nothing():
+    with sharded(MAKE["adam"](), "stage 2") as training:
+        training.step(gradients(0))
+        before, state = whole(training), training.state_dict()
+        named = {**state["tensors"], "0": {**state["tensors"]["0"], "shape": [8, 4]}}
+        lacking = {key: {**each, "stop": each["start"]} for key, each in state["tensors"].items()}
+        for wrong, words in [
+            ({}, "a state has the keys"),
+            ({**state, "tensors": {}}, "is not of the tensors"),
+            ({**state, "ranks": 0}, "ranks of the state"),
+            ({**state, "tensors": named}, "has shape"),
+            ({**state, "tensors": lacking}, "lacks elements"),
+            ({**state, "optimizer": optimizers.SGD(0.1).hyperparameters()}, "the state is not one of Adam"),
+        ]:
+            refused(ValueError, words, training.load_state_dict, wrong)
+        assert equal(whole(training), before)
