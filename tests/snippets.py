@@ -88,11 +88,24 @@ gradients_of = lambda weights, batch: [0.1 * w for w in weights]
 loop_run, mpiagg.Loop.run = mpiagg.Loop.run, lambda loop, steps: loop_run(loop, 20)  # of 100,000
 """
 
+SHARDED = """
+import os, tempfile
+weights, x = [np.ones((3, 4)), np.zeros(4), np.ones((4, 2)), np.zeros(2)], np.ones((5, 3))
+batches = [(x, np.zeros((5, 2)))] * 2
+gradients_of = lambda weights, x, y: [0.1 * w for w in weights]
+forward = lambda layer, x, matrix, bias: x @ matrix + bias
+backward = lambda layer, x, matrix, bias: ([0.1 * matrix, 0.1 * bias], x @ matrix.T)
+optimizer, step = mpiagg.optimizers.SGD(lr=0.1), 3
+sharded = mpiagg.Sharded([w.copy() for w in weights], mpiagg.optimizers.SGD(lr=0.1))
+os.chdir(comm.bcast(tempfile.mkdtemp() if comm.rank == 0 else None))
+"""
+
 AROUND = {
     "docs/aggregations.md": ARRAYS,
     "docs/checkpoints.md": ARRAYS + CHECKPOINTS,
     "docs/failures.md": ARRAYS + LOOP,
     "docs/guide.md": ARRAYS,
+    "docs/sharded.md": ARRAYS + SHARDED,
     "docs/torch.md": TORCH,
     "docs/from-torch-ddp.md": TORCH,
 }
