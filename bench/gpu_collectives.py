@@ -19,7 +19,7 @@ from mpiagg.arrays import Array
 from mpiagg.benchmarks.competitors import Competitor, registered_zeros
 from mpiagg.benchmarks.on_device import DeviceTask
 from mpiagg.errors import DeviceError
-from mpiagg.plans import binding, bound
+from mpiagg.plans import binding, bound, on_node, slots
 from mpiagg.plans import choices as tuning
 from mpiagg.schedules import Collective
 from mpiagg.transport import channel_of
@@ -43,18 +43,22 @@ QUICK = [KIB, 128 * KIB]
 
 NEVER, ALWAYS = -1, 2**62
 
+MODULES = (binding, bound, tuning, on_node, slots)
+"""Those of which something is given another value."""
+
 Builder = Callable[[DeviceTask], Competitor]
 
 
 def allreduce(setting: Setting) -> None:
-    """Measure all sizes: staged, by CUDA IPC, by hand, and the limit of the device's memory."""
+    """Measure all sizes: staged, by slots, by CUDA IPC, by hand, and the limit of the device's memory."""
     ways = Ways(setting, aware=False)
     # Those that the goals are about first: there may be no time for all.
     sizes = sorted(setting.sizes(SIZES, QUICK), key=lambda nbytes: (nbytes < LONG, nbytes))
     ways.measure(
         sizes,
         {
-            "staged": auto,
+            "staged": staged,
+            "slots": auto,
             "ipc": ways.mapped(max(sizes)),
             "native": DeviceTask.native,
             "by hand": DeviceTask.by_hand,
@@ -81,11 +85,11 @@ def _of_device_memory(setting: Setting, builders: Mapping[str, Builder]) -> None
         return
     other = Ways(setting, aware=False)
 
-    def staged(task: DeviceTask) -> Competitor:
+    def elsewhere(task: DeviceTask) -> Competitor:
         own = replace(task, comm=other.comm, aware=False)
-        return auto(own)._replace(task=own)
+        return staged(own)._replace(task=own)
 
-    Ways(setting, aware=True).measure(setting.sizes(SIZES, QUICK), {"staged": staged, **builders})
+    Ways(setting, aware=True).measure(setting.sizes(SIZES, QUICK), {"staged": elsewhere, **builders})
 
 
 def threshold(setting: Setting) -> None:
@@ -95,7 +99,8 @@ def threshold(setting: Setting) -> None:
     mapped = ways.mapped(max(sizes))
     builders = {
         "by way of the host": partial(built_with, BY_WAY_OF_HOST=ALWAYS, build=auto),
-        "messages": partial(built_with, BY_WAY_OF_HOST=NEVER, build=auto),
+        "messages": partial(built_with, BY_WAY_OF_HOST=NEVER, build=staged),
+        "slots": partial(built_with, BY_WAY_OF_HOST=NEVER, build=auto),
         "ipc": partial(built_with, BY_WAY_OF_HOST=NEVER, build=mapped),
     }
     ways.measure(sizes, builders, seconds=1.0)
@@ -107,11 +112,11 @@ def pieces(setting: Setting) -> None:
     ways = Ways(setting, aware=False)
     lengths = [64 * KIB, 256 * KIB] if setting.quick else PIECES
     builders: dict[str, Builder] = {
-        f"pieces of {length // KIB} KiB": partial(built_with, piece_bytes=always(length), build=auto)
+        f"pieces of {length // KIB} KiB": partial(built_with, piece_bytes=always(length), build=staged)
         for length in lengths
     }
-    builders["in one piece"] = partial(built_with, piece_bytes=always(ALWAYS), build=auto)
-    builders |= {"pieces as they are": auto, "by hand": DeviceTask.by_hand, "by hand, mpiagg": by_hand}
+    builders["in one piece"] = partial(built_with, piece_bytes=always(ALWAYS), build=staged)
+    builders |= {"pieces as they are": staged, "by hand": DeviceTask.by_hand, "by hand, mpiagg": by_hand}
     sizes = [nbytes for nbytes in PIECED if nbytes * setting.comm.size <= MOST_PIECED]
     ways.measure(setting.sizes(sizes, [MIB]), builders, seconds=3.0)
 
@@ -239,6 +244,11 @@ def auto(task: DeviceTask) -> Competitor:
     return task.ours("auto", None, planned=True)
 
 
+def staged(task: DeviceTask) -> Competitor:
+    """Return what such a user gets where ranks have no slots to go by, and messages do not reach the device."""
+    return built_with(task, by_slots=lambda *_: False, build=auto)
+
+
 def by_hand(task: DeviceTask, memory: Array | None = None) -> Competitor:
     """Return a copy to the host, this package's all-reduce there, and a copy back, one after the other."""
     device, vector = task.device, task.vector.view(np.uint8)
@@ -274,9 +284,9 @@ def pin(kind: str, memory: Array) -> None:
 
 
 @contextmanager
-def constants(**values: int) -> Iterator[None]:
-    """Let some constants of the package have other values."""
-    kept = {(m, name): getattr(m, name) for m in (binding, bound, tuning) for name in values if hasattr(m, name)}
+def constants(**values: object) -> Iterator[None]:
+    """Let some constants and functions of the package be others."""
+    kept = {(m, name): getattr(m, name) for m in MODULES for name in values if hasattr(m, name)}
     try:
         for module, name in kept:
             setattr(module, name, values[name])
@@ -287,7 +297,7 @@ def constants(**values: int) -> Iterator[None]:
 
 
 @contextmanager
-def unknown(comm: MPI.Intracomm, **values: int) -> Iterator[None]:
+def unknown(comm: MPI.Intracomm, **values: object) -> Iterator[None]:
     """Let some constants have other values, and let no call know what was worked out with those it had."""
     calls = channel_of(comm).calls
     calls.free()

@@ -216,7 +216,7 @@ def _microseconds(row: Record, way: str) -> str:
 
 
 _RATIOS = {
-    "allreduce": (("staged", "ipc"), ("limit", "ipc"), ("by hand", "staged")),
+    "allreduce": (("staged", "ipc"), ("staged", "slots"), ("limit", "ipc"), ("by hand", "staged")),
     "messages": (("staged", "aware"),),
     "library": (("staged", "mpi"),),
     "folds": (("limit", "fold"),),

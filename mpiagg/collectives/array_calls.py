@@ -27,10 +27,9 @@ from mpiagg.collectives.mpi_ops import resolve as resolve_op
 from mpiagg.common.arguments import check_flag, check_root
 from mpiagg.plans.bound import prepare
 from mpiagg.plans.calls import Call
-from mpiagg.plans.choices import NATIVE, Choice, pick, takes_native
+from mpiagg.plans.choices import NATIVE, SHARED, Choice, pick, takes_native
 from mpiagg.plans.learning import choose, resolve
 from mpiagg.plans.native import KNOWN_TO_MPI
-from mpiagg.plans.on_node import SHARED
 from mpiagg.plans.operation import Operation, even_counts
 from mpiagg.plans.plan import Plan
 from mpiagg.schedules import Collective

@@ -99,6 +99,7 @@ def shared_vector(channel: Channel, length: int, dtype: np.dtype[Any], device: D
         return registered_vector(channel, length, dtype, device)
     except (MemoryError, DeviceError) as error:
         if device is not HOST:  # which costs more there: what is plain memory goes by messages, over the bus
+            channel.memory.do_without_slots(str(error))
             warnings.warn(
                 f"{length * dtype.itemsize} bytes on {device.name} are plain memory, which ranks do not share: {error}",
                 RuntimeWarning,

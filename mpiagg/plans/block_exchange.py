@@ -15,7 +15,7 @@ import numpy as np
 
 from mpiagg.arrays import HOST, Array, Device, cuts_of, flat
 from mpiagg.errors import MismatchError
-from mpiagg.plans.on_node import SHARED
+from mpiagg.plans.choices import SHARED
 from mpiagg.plans.one_shot import box_of
 from mpiagg.plans.operation import Operation
 from mpiagg.plans.program import BoundRound, Call, Deferred, Once, Program, in_turn

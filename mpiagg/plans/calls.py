@@ -330,6 +330,7 @@ class _Place(_WithPlan):
         """Carry the operation out; see :meth:`Call.run`."""
         del x, out
         self._run(timeout)
+        self.channel.memory.warn_of_slots()  # which may be an error, and must not leave a run in the middle
 
 
 def _place_of(array: Array | None) -> object:

@@ -21,6 +21,9 @@ ENCODING_ONCE: Final = "direct"
 NCCL: Final = "nccl"
 """The algorithm that is the collective of NVIDIA's library, for vectors on its devices."""
 
+SHARED: Final = "shared"
+"""The algorithm of one stage within one node, in which owners read inputs and write results, wherever they lie."""
+
 PLANNED_NATIVE: Final = 8 * 2**10
 """Bytes up to which plans and requests are the MPI library's own where its blocking collective would be taken: its
 persistent and nonblocking ones may be far slower than that. Open MPI's persistent reduce of 16 MiB took 1.9 seconds."""
@@ -72,7 +75,7 @@ def choose(case: Case, device: Device = HOST) -> Choice:
         return settings().found(case._replace(library=None)).choice
     messages = settings().found(case._replace(memory=Memory.NONE, library=None)).choice
     together = case.memory is Memory.TOGETHER and len(case.layout.nodes) == 1
-    return messages._replace(algorithm="shared", elsewhere=messages.algorithm) if together else messages
+    return messages._replace(algorithm=SHARED, elsewhere=messages.algorithm) if together else messages
 
 
 def pick(name: str, lanes: int | None, case: Case, wire: str | None = None, device: Device | None = None) -> Choice:

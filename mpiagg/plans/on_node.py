@@ -5,19 +5,19 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Final
 
 from mpiagg.arrays import Accelerator, Array, accelerator_of, convert, device_of
-from mpiagg.plans.binding import bind, scratch_length
-from mpiagg.plans.choices import NATIVE, NCCL, SEGMENT
+from mpiagg.plans.binding import Lane, bind, scratch_length
+from mpiagg.plans.choices import NATIVE, NCCL, SEGMENT, SHARED
 from mpiagg.plans.moves import bind_moves
 from mpiagg.plans.native import bind_native, called_at_once
 from mpiagg.plans.one_shot import ONE_SHOT, box_of
 from mpiagg.plans.operation import Operation
-from mpiagg.plans.places import Places
+from mpiagg.plans.places import Found, Places, told_by_all
 from mpiagg.plans.ports import Asking
 from mpiagg.plans.program import Arrival, Call, Copying, Deferred, Program, in_turn
 from mpiagg.plans.sharing import (
+    InTurn,
     Mail,
     Task,
     Vectors,
@@ -27,12 +27,10 @@ from mpiagg.plans.sharing import (
     owner_work,
     rounds_in_place,
 )
+from mpiagg.plans.slots import by_slots, slot_rounds, slots_for
 from mpiagg.schedules import Action, Collective, Round, algorithm
 from mpiagg.tables import ANNOUNCED
-from mpiagg.transport import LINE, NOWHERE, SHARED_TAG, Block, Channel, Gate, Position, Positions, SignedGate
-
-SHARED: Final = "shared"
-"""The algorithm of one stage within one node, in which owners read inputs and write results, wherever they lie."""
+from mpiagg.transport import LINE, NOWHERE, SHARED_TAG, Block, Channel, Gate, Positions, SignedGate
 
 
 def serves(channel: Channel, operation: Operation, device: Accelerator | None) -> bool:
@@ -44,8 +42,8 @@ def serves(channel: Channel, operation: Operation, device: Accelerator | None) -
         return False
     if o.entry.in_step:  # with all ranks, in the host's memory
         return len(o.layout.nodes) == 1 and device is None
-    if device is not None and channel.memory.device is None:
-        return False  # nobody has any device memory that others map
+    if device is not None and channel.memory.device is None and not by_slots(channel, o):
+        return False  # nobody has any device memory that others map, or would need it
     # What knows nothing of nodes has rounds in which some of a node's ranks meet others, and some do not.
     return len(o.layout.nodes) == 1 or (o.choice.algorithm != SHARED and o.nbytes > ANNOUNCED)
 
@@ -99,8 +97,7 @@ class OnNode:
         # Of a chunk for each rank, two elements at least go through memory at a time.
         self.segment = max(o.choice.segment or SEGMENT, 2 * o.size * o.reduction.dtype.itemsize)
         # Gates, and blocks for them, are in the host's memory; the vectors may be in a device's.
-        shared = channel.memory.host if self.device is None else channel.memory.device
-        assert shared is not None  # or else this way does not serve
+        shared = channel.memory.host if self.device is None else channel.memory.known(self.device)
         # Within one node there is nothing but what its ranks share; across nodes there are messages.
         self.all_here = self.node.size == o.size
         short = o.nbytes <= min(ONE_SHOT, self.segment)
@@ -132,28 +129,38 @@ class OnNode:
         made = self._made = self._buffer() if self._made is None else self._made
         return made
 
+    @property
+    def _positions(self) -> Positions:
+        apart = self.device is not None and self.channel.memory.apart_from_slots(self.device)
+        return self.places.positions(apart=apart)
+
     # -- made by all ranks together
 
     def planned(self) -> Program:
         """Return the program for arrays that stay where they are."""
         memory, busy = self.channel.memory.host, self.channel.busy
-        positions = self._tell(self.places.positions())
+        positions = told_by_all(memory, self._positions)
         mapped = self.places.reached(positions)
         by_mail = self.one_shot or (self.mailed and not mapped)
-        if not (by_mail or mapped):
+        ask_for = partial(slots_for, self.channel, self.operation, self.device, positions, together=True)
+        slots = None if by_mail or mapped else ask_for()
+        if not (by_mail or mapped or slots):
             return self.by_messages()
         try:
             block = memory.take(LINE + (2 * self._box() if by_mail else 0), busy=busy)
         except MemoryError:
+            self.channel.memory.give_back_slots(slots)
             return self.by_messages()
-        gate = Gate(block, self.node.place, self.node.ranks)
-        program = self.by_mail(gate, block) if by_mail else in_turn(self._ready(), self.in_place(gate, positions))
-        back = Program((), (partial(memory.give_back, block),), block.nbytes)
+        gate, brought = Gate(block, self.node.place, self.node.ranks), self.first is not None
+        if by_mail:
+            program = self.by_mail(gate, block)
+        elif slots is None:
+            program = in_turn(self._ready(), self.in_place(gate, positions))
+        else:
+            program = in_turn(self._ready(), self.through_slots(gate, slots, brought=brought))
+        give_back = partial(memory.give_back, block), partial(self.channel.memory.give_back_slots, slots)
+        back = Program((), give_back, block.nbytes + (0 if slots is None else slots.nbytes))
         return replace(in_turn(program, back), sent_bytes=self.messages.sent_bytes)
-
-    def _tell(self, mine: Positions) -> tuple[Positions, ...]:
-        told = self.channel.memory.host.tell((*mine.source, *mine.target), "tell where their arrays lie")
-        return tuple(Positions(Position(*words[:2]), Position(*words[2:])) for words in told)
 
     # -- made by each rank for itself
 
@@ -199,9 +206,9 @@ class OnNode:
             return self.by_messages()
         gate, block = ground
         met = gate_round(gate, self.operation.label, 0)
-        announced = gate.in_short(self.places.positions())
+        announced = gate.in_short(self._positions)
         announce = met._replace(starts=(partial(gate.announce, announced), *met.starts))
-        found = _Found(gate, partial(self._where_they_lie, gate, block))
+        found = Found(gate, partial(self._where_they_lie, gate, block))
         program = self._within(gate, Program((announce, Deferred(found.program).as_round()), (), 0))
         rounds = (*self._ready().rounds, *program.rounds)
         return Program(rounds, (found.release,), self._scratch_bytes(), self.messages.sent_bytes, self.device)
@@ -214,7 +221,12 @@ class OnNode:
         if self.places.reached(positions):
             return self.in_place(gate, positions, first=False)
         brought = self.first is not None
-        return self.by_mail(gate, block, brought=brought) if self.mailed else self.by_messages(brought=brought)
+        if self.mailed:
+            return self.by_mail(gate, block, brought=brought)
+        slots = slots_for(self.channel, self.operation, self.device, positions, together=False)
+        if slots is None:
+            return self.by_messages(brought=brought)
+        return self.through_slots(gate, slots, brought=brought)
 
     def _scratch_bytes(self) -> int:
         """Return the memory that messages would need."""
@@ -230,7 +242,7 @@ class OnNode:
         name = "one_shot" if self.one_shot else o.choice.algorithm
         return algorithm(name).schedule(o.collective, o.rank, o.layout, o.root)
 
-    # -- three ways; to bring an input once more would be wrong where it lies partly in the output
+    # -- four ways; to bring an input once more would be wrong where it lies partly in the output
 
     def _copying(self, *, brought: bool) -> Copying:
         return self.copying._replace(load=None) if brought else self.copying
@@ -283,6 +295,21 @@ class OnNode:
         rounds = mail_rounds(self._schedule(), Task(made.buffer, lanes, o.reduction), mail, o.label)
         return made.around(Program(tuple(rounds), (), 0))
 
+    def through_slots(self, gate: Gate, slots: Block, *, brought: bool = False) -> Program:
+        """Return the program that copies to slots in memory of devices, and from there, a piece after the other."""
+        o, asking = self.operation, self.asking
+        assert asking is not None
+        assert o.entry.owned is not None
+        owned = o.entry.owned(o.rank, o.layout)
+        vectors, made = self.places.in_pieces(brought=brought), None
+        if vectors is None:
+            made = self._copying(brought=brought)
+            x, out = (None if part is None else made.buffer[part] for part in (o.source, o.target))
+            vectors = x, out
+        memory, work = dict(zip(self.node.ranks, slots.parts, strict=True)), partial(self._work, o.schedule(), owned)
+        program = Program(tuple(slot_rounds(o, vectors, memory, gate, asking, work)), (), 0, device=self.device)
+        return program if made is None else made.around(in_turn(Program((asking.follow(),), (), 0), program))
+
     def in_place(self, gate: Gate, positions: Sequence[Positions], *, first: bool = True) -> Program:
         """Return the program for vectors that all ranks of the node reach; ``first`` if it begins with a gate."""
         vectors = self.places.vectors(positions)
@@ -307,7 +334,9 @@ class OnNode:
         parts: list[Program] = []
         for here, rounds in self._stages(owned):
             if here:
-                before = gate_round(gate, o.label, len(parts), self._work(rounds, owned, vectors))
+                work = self._work(rounds, owned, vectors, o.lanes())
+                work = work if self.asking is None else self.asking.ask(work)
+                before = gate_round(gate, o.label, len(parts), work)
                 done = () if self.asking is None else (self.asking.done(),)
                 after = gate_round(gate, o.label, len(parts) + 1)
                 parts.append(Program((before, *done, after), (), 0, device=self.device))
@@ -324,27 +353,26 @@ class OnNode:
             return in_turn(self.first)
         return replace(in_turn(self.first, Program((self.asking.follow(),), (), 0)), device=self.device)
 
-    def _work(self, rounds: Sequence[Round], owned: range, vectors: Vectors) -> Call:
-        """Return the call that does an owner's part of some rounds."""
+    def _work(self, rounds: Sequence[Round], owned: range, vectors: Vectors, lanes: Sequence[Lane]) -> Call:
+        """Return the call that does an owner's part of some rounds, on some lanes of vectors in reach."""
         o = self.operation
         if o.collective is Collective.ALLTOALL:
-            work = exchange_work(vectors, o.counts, o.rank)
-            return work if self.asking is None else self.asking.ask(work)
-        if self.asking is None or self.device is None:
-            return owner_work(rounds, owned, o.lanes(), o.reduction, vectors, self.segment)
+            return exchange_work(vectors, o.counts, o.rank)
+        if self.device is None:
+            return owner_work(rounds, owned, lanes, o.reduction, vectors, self.segment)
         if o.collective is Collective.ALLREDUCE and self.all_here:
             # What an owner does with its chunk then is one kernel: a fold of all ranks' in their order, and copies.
-            return self.asking.ask(
-                *(
+            return InTurn(
+                [
                     self.device.fold(
                         [vectors.targets[rank].block(start, stop) for rank in self.node.ranks], o.reduction
                     )
-                    for lane in o.lanes()
+                    for lane in lanes
                     for start, stop in [(lane[owned.start][0], lane[owned.stop - 1][1])]
                     if start < stop
-                )
+                ]
             )
-        return self.asking.ask(owner_work(rounds, owned, o.lanes(), o.reduction, vectors, max(o.nbytes, 1)))
+        return owner_work(rounds, owned, lanes, o.reduction, vectors, max(o.nbytes, 1))
 
     def _stages(self, owned: range) -> list[tuple[bool, list[Round]]]:
         """Return the rounds of this node alone, and those in which messages are sent, in turn.
@@ -365,26 +393,3 @@ class OnNode:
         """Whether a round is about this node alone; a round without messages is about what was there before."""
         peers = [steps[0].peer for steps in a_round.messages]
         return all(peer in self.node.ranks for peer in peers) if peers else self.all_here
-
-
-class _Found:
-    """The program that was made for what ranks announced last; they mostly announce the same again."""
-
-    def __init__(self, gate: SignedGate, make: Callable[[tuple[Positions, ...]], Program]) -> None:
-        self._gate, self._make = gate, make
-        self._announced: tuple[int, ...] = ()
-        self._program = Program((), (), 0)
-
-    def program(self) -> Program:
-        """Return the program for what they have just announced."""
-        announced = self._gate.announced()
-        if announced != self._announced:
-            self.release()
-            self._announced, self._program = announced, self._make(self._gate.positions(announced))
-        return self._program
-
-    def release(self) -> None:
-        """Release what the program holds."""
-        program, self._announced, self._program = self._program, (), Program((), (), 0)
-        for release in program.releases:
-            release()

@@ -185,10 +185,11 @@ class Operation:
     def lanes(self, lanes: int | None = None) -> list[Lane]:
         """Return the ranges of the chunks of every lane; there are as many as the choice says, or ``lanes``.
 
-        Where ranks own chunks, every chunk is cut into lanes; elsewhere the buffer is, and every lane into chunks.
+        Where ranks own chunks, every chunk is cut into lanes; elsewhere the buffer is, and every lane into chunks. Of
+        an all-to-all these are the chunks of the input, which lie in the output alike where all are of one length.
         """
         lanes = self.choice.lanes if lanes is None else lanes
-        if self.collective.chunks(self.size) == self.size:
+        if self.received or self.collective.chunks(self.size) == self.size:
             parts = [even_ranges(start, stop, lanes) for start, stop in ranges(cuts_of(self.counts))]
             return [[part[lane] for part in parts] for lane in range(lanes)]
         chunks = self.entry.chunks(self.collective, self.layout)

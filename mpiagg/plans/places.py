@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -10,10 +10,10 @@ import numpy as np
 
 from mpiagg.arrays import HOST, Array, accelerator_of, convert, cuts_of, device_of, flat, overlap, same_memory
 from mpiagg.plans.operation import Operation
-from mpiagg.plans.program import Call
+from mpiagg.plans.program import Call, Program
 from mpiagg.plans.sharing import Part, Vectors
 from mpiagg.schedules import Collective
-from mpiagg.transport import NOWHERE, Node, Positions, SharedMemory
+from mpiagg.transport import NOWHERE, Node, Position, Positions, SharedMemory, SignedGate
 
 
 class Places:
@@ -100,10 +100,24 @@ class Places:
         lies = self.source if self.target is None else self.target
         return self._operation.reduction.dtype if lies is None else lies.dtype
 
-    def positions(self) -> Positions:
-        """Return where this rank's vectors lie, for the others."""
-        lies = (NOWHERE if part is None else self._memory.position(part) for part in (self.source, self.target))
-        return Positions(*lies)
+    def positions(self, *, apart: bool) -> Positions:
+        """Return where this rank's vectors lie, for the others; ``apart`` if on another device than its slots."""
+        source, target = (
+            NOWHERE if part is None else self._memory.position(part) for part in (self.source, self.target)
+        )
+        return Positions(source, target, apart)
+
+    def in_pieces(self, *, brought: bool) -> tuple[Array | None, Array | None] | None:
+        """Return the input and the output as vectors for who reads and writes them piece by piece.
+
+        None, where they lie in each other's way, or are no vectors of one dtype; ``brought`` if the input has been
+        brought to where others read it.
+        """
+        o, (x, out) = self._operation, self.given
+        x = self.source if brought else x
+        missing = (x is None and o.source is not None) or (out is None and o.target is not None)
+        clash = x is not None and out is not None and (x.dtype != out.dtype or not _stay_apart(o, x, out))
+        return None if missing or clash else (x, out)
 
     def reached(self, positions: Sequence[Positions]) -> bool:
         """Whether all vectors that other ranks must reach lie in memory that they map."""
@@ -111,7 +125,7 @@ class Places:
         if self._in_place or o.collective is Collective.ALLGATHER:
             return all(told.target != NOWHERE for told in positions)
         if o.collective is Collective.ALLREDUCE:
-            return all(NOWHERE not in told for told in positions)
+            return all(NOWHERE not in told[:2] for told in positions)
         if o.collective is Collective.ALLTOALL:
             return all(told.source != NOWHERE for told in positions)
         root = positions[self._node.ranks.index(o.root)] if o.collective.rooted else None
@@ -129,7 +143,7 @@ class Places:
         parted = 0 if o.collective in gathers else 1 if o.collective in scatters else None
         found: list[dict[int, Part]] = [{}, {}]
         for place, (rank, told) in enumerate(zip(self._node.ranks, positions, strict=True)):
-            for kind, position in enumerate(told):
+            for kind, position in enumerate(told[:2]):
                 start, stop = (0, sum(o.counts)) if kind != parted or self._in_place else (cuts[rank], cuts[rank + 1])
                 own = (self.source, self.target)[kind] if rank == o.rank else None
                 if own is not None:
@@ -162,3 +176,32 @@ def _stay_apart(operation: Operation, source: Array, target: Array) -> bool:
     if o.collective is Collective.REDUCE_SCATTER:
         return same_memory(source[o.own_chunk], target)
     return o.collective is Collective.ALLGATHER and same_memory(source, target[o.own_chunk])
+
+
+def told_by_all(memory: SharedMemory, mine: Positions) -> tuple[Positions, ...]:
+    """Return where the vectors of all ranks of the node lie; collective there."""
+    told = memory.tell((*mine.source, *mine.target, mine.apart), "tell where their arrays lie")
+    return tuple(Positions(Position(*words[:2]), Position(*words[2:4]), bool(words[4])) for words in told)
+
+
+class Found:
+    """The program that was made for what ranks announced last; they mostly announce the same again."""
+
+    def __init__(self, gate: SignedGate, make: Callable[[tuple[Positions, ...]], Program]) -> None:
+        self._gate, self._make = gate, make
+        self._announced: tuple[int, ...] = ()
+        self._program = Program((), (), 0)
+
+    def program(self) -> Program:
+        """Return the program for what they have just announced."""
+        announced = self._gate.announced()
+        if announced != self._announced:
+            self.release()
+            self._announced, self._program = announced, self._make(self._gate.positions(announced))
+        return self._program
+
+    def release(self) -> None:
+        """Release what the program holds."""
+        program, self._announced, self._program = self._program, (), Program((), (), 0)
+        for release in program.releases:
+            release()

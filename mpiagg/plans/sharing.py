@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from mpiagg.arrays import Array, Reduction, device_of
+from mpiagg.arrays import Array, Reduction, cuts_of, device_of, ranges
 from mpiagg.plans.binding import Lane, Run
 from mpiagg.plans.program import Arrival, BoundRound, Call, Program
 from mpiagg.schedules import Action, Round, Step
@@ -125,23 +125,30 @@ def owner_work(  # noqa: PLR0917 - what there is to be said of them
         start, stop = lane[owned.start][0], lane[owned.stop - 1][1]
         for first in range(start, stop, length):
             calls += _block_work(steps, reduction, vectors, (first, min(first + length, stop)), aside)
-    return _InTurn(calls)
+    return InTurn(calls)
 
 
 def exchange_work(vectors: Vectors, counts: Sequence[int], rank: int) -> Call:
-    """Return the call that takes what is for this rank from the inputs of all, in an all-to-all.
+    """Return the call that takes what is for this rank from the inputs of all, in an all-to-all."""
+    target, own = vectors.target, slice(*ranges(cuts_of(counts))[rank])
+    assert target is not None
+    blocks = [target.block(*run) for run in ranges(cuts_of(counts))]
+    return taking(blocks, [vectors.sources[source].block(own.start, own.stop) for source in range(len(counts))], rank)
+
+
+def taking(blocks: Sequence[Array], found: Sequence[Array], rank: int) -> Call:
+    """Return the call that copies to some blocks, one from each rank, what is found for them.
 
     It begins with its own, and goes on with the rank after it, so that the ranks read from different ones.
     """
-    target, start = vectors.target, sum(counts[:rank])
-    assert target is not None
-    convert = device_of(target.elements).convert
-    cuts = [0, *accumulate(counts)]
-    calls: list[Call] = []
-    for source in [*range(rank, len(counts)), *range(rank)]:
-        found = vectors.sources[source].block(start, start + counts[rank])
-        calls.append(partial(convert, target.block(cuts[source], cuts[source + 1]), found))
-    return _InTurn(calls)
+    convert = device_of(blocks[rank]).convert
+    return InTurn(
+        [
+            partial(convert, blocks[source], found[source])
+            for source in [*range(rank, len(blocks)), *range(rank)]
+            if blocks[source].size
+        ]
+    )
 
 
 def _block_work(
@@ -291,7 +298,7 @@ def rounds_in_place(  # noqa: PLR0917 - what there is to be said of them
                     )
         sources = {step.peer for step in done if step.action.receives}
         met = gate.among(sources | readers) if number else gate
-        yield gate_round(met, label, number, _InTurn(calls))
+        yield gate_round(met, label, number, InTurn(calls))
         readers = {step.peer for step in steps if step.action is Action.SEND}
     yield gate_round(gate, label, len(exchanges))
 
@@ -323,13 +330,14 @@ def _run(lane: Lane, step: Step) -> Run:
     return runs[0][0], runs[-1][1]
 
 
-class _InTurn:
+class InTurn:
     """Calls made one after the other."""
 
     def __init__(self, calls: Sequence[Call]) -> None:
         self._calls = calls
 
     def __call__(self) -> None:
+        """Make them."""
         for call in self._calls:
             call()
 

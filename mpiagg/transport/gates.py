@@ -36,7 +36,10 @@ IN_ORDER: Final = machine() in {"x86_64", "AMD64"}
 """Whether processors of this kind keep stores in their order, and loads in theirs."""
 
 _OFFSET_BITS: Final = 48
-"""An announcement is the number of a window, and behind it these bits of an offset."""
+"""An announcement is the number of a window, from 1, and behind it these bits of an offset."""
+
+_APART: Final = 1 << 62
+"""The bit of an announcement's first word that says whether the arrays lie on another device than the slots."""
 
 _ANNOUNCED: Final = (1, 3)
 """Where announcements lie in a rank's line, in words; its counter is the first."""
@@ -224,8 +227,8 @@ class SignedGate(Gate):
     @staticmethod
     def in_short(positions: Positions) -> tuple[int, int]:
         """Return positions as they are announced."""
-        source, target = (window << _OFFSET_BITS | offset for window, offset in positions)
-        return source, target
+        source, target = ((window + 1) << _OFFSET_BITS | offset for window, offset in positions[:2])
+        return source | (_APART if positions.apart else 0), target
 
     def announced(self) -> tuple[int, ...]:
         """Return what all announced before they came to the gate that is now passed, as :meth:`positions` reads it."""
@@ -235,8 +238,9 @@ class SignedGate(Gate):
     @staticmethod
     def positions(announced: Sequence[int]) -> tuple[Positions, ...]:
         """Return where the arrays of all lie by what they announced."""
-        found = [Position(word >> _OFFSET_BITS, word & (1 << _OFFSET_BITS) - 1) for word in announced]
-        return tuple(map(Positions, found[::2], found[1::2]))
+        whole = [word & ~_APART for word in announced]
+        found = [Position((word >> _OFFSET_BITS) - 1, word & (1 << _OFFSET_BITS) - 1) for word in whole]
+        return tuple(map(Positions, found[::2], found[1::2], [bool(word & _APART) for word in announced[::2]]))
 
 
 class Signatures:

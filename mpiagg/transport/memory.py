@@ -121,10 +121,11 @@ NOWHERE: Final = Position(-1, 0)
 
 
 class Positions(NamedTuple):
-    """Where the input of a rank lies, and where its result goes."""
+    """Where the input of a rank lies, and where its result goes; and whether on another device than its slots."""
 
     source: Position
     target: Position
+    apart: bool = False
 
 
 class Block(NamedTuple):

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
+from typing import Final
 
 from mpiagg.arrays import HOST, Accelerator, Device
 from mpiagg.errors import DeviceError, Error
@@ -11,6 +13,9 @@ from mpiagg.transport.device_memory import warn_of_sharing
 from mpiagg.transport.gates import WRITTEN, Signatures, SignedGate
 from mpiagg.transport.memory import LINE, Block, SharedMemory
 from mpiagg.transport.nodes import Node
+
+SLOT: Final = 2**25
+"""Bytes of a slot of device memory: each rank has two for its blocking calls, and two no longer ones for each plan."""
 
 
 class NodeMemory:
@@ -38,6 +43,10 @@ class NodeMemory:
         self._node, self._busy, self._disagreement = node, busy, disagreement
         self._for_calls: tuple[SignedGate, Block] | None = None
         self._signatures = Signatures()
+        self._slots: SharedMemory | None = None
+        self._slots_for_calls: Block | None = None
+        self._no_slots: str | None = None
+        self._untold = False
 
     def for_calls(self) -> tuple[SignedGate, Block] | None:
         """Return the gate of blocking calls, and the block of memory that they share; None if there is not as much.
@@ -89,8 +98,62 @@ class NodeMemory:
                 warn_of_sharing(self._node, device)
         return self.device
 
+    # -- slots: device memory that all ranks map, through which they copy what others cannot map
+
+    def known(self, device: Accelerator) -> SharedMemory:
+        """Return what ranks share on their devices, which may be nothing yet."""
+        return SharedMemory(self._node, device) if self.device is None else self.device
+
+    def apart_from_slots(self, device: Accelerator) -> bool:
+        """Whether slots of this rank lie, or would lie, on another device."""
+        shared = self.device if self._slots is None else self._slots
+        return shared is not None and shared.device is not device
+
+    def slots_for_calls(self, device: Accelerator) -> Block | None:
+        """Return the slots that blocking calls use in turn, or None as :meth:`slots` does; at first collective."""
+        if self._slots_for_calls is None and self._no_slots is None:
+            self._slots_for_calls = self.slots(device, SLOT)
+        return self._slots_for_calls
+
+    def slots(self, device: Accelerator, nbytes: int) -> Block | None:
+        """Return a block of two slots, for vectors of so many bytes on all ranks of the node; collective among them.
+
+        None, if they have no such memory: they have not asked for any since, and :meth:`warn_of_slots` says so.
+        """
+        if self._no_slots is None:
+            if self._slots is None:
+                self._slots = SharedMemory(self._node, device)
+            try:
+                enough = min(1 << (nbytes - 1).bit_length(), SLOT)  # of few lengths, that one serves another plan, too
+                return self._slots.take(2 * enough, busy=self._busy())
+            except (DeviceError, MemoryError) as error:
+                self._no_slots, self._untold = str(error), True
+        return None
+
+    def do_without_slots(self, reason: str) -> None:
+        """Do not try to make any, since the ranks have found, and said, that they cannot share such memory."""
+        if self._slots is None:
+            self._no_slots = reason
+
+    def give_back_slots(self, block: Block | None) -> None:
+        """Take slots back, if there are any, of which this rank has no more use."""
+        if self._slots is not None and block is not None:
+            self._slots.give_back(block)
+
+    def warn_of_slots(self) -> None:
+        """Warn, once, if ranks have asked for slots in vain; all of them have then."""
+        if self._untold:
+            self._untold = False
+            warnings.warn(
+                "arrays on devices that are not of mpiagg.empty(device=...) go by messages on this communicator, since "
+                f"the ranks of a node share no memory of their devices for them: {self._no_slots}",
+                RuntimeWarning,
+                stacklevel=2,
+            )
+
     def free(self, *, running: bool) -> None:
         """Give the memory back, if no rank still has an array or (``running``) a plan in it; collective on the node."""
         self.host.free(running=running)
-        if self.device is not None:
-            self.device.free(running=running)
+        for shared in (self.device, self._slots):
+            if shared is not None:
+                shared.free(running=running)

@@ -63,10 +63,10 @@ def test_everything_is_measured_and_saved(gpu, tmp_path):
     assert "measured: allreduce, 2 ranks; " in done.stdout
     assert "not measured: tests: --no-tests" in done.stdout
     ways = {
-        "allreduce": {"staged", "ipc", "native", "by hand", "by hand, mpiagg", "limit"},
+        "allreduce": {"staged", "slots", "ipc", "native", "by hand", "by hand, mpiagg", "limit"},
         "messages": {"staged", "aware"},
         "library": {"staged", "mpi"},
-        "threshold": {"by way of the host", "messages", "ipc"},
+        "threshold": {"by way of the host", "messages", "slots", "ipc"},
         "pieces": {
             "pieces of 64 KiB",
             "pieces of 256 KiB",

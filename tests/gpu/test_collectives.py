@@ -173,6 +173,53 @@ def test_mapped_vectors_are_moved(comms, device, bits, collective):
         assert_same(device.to_host(mpiagg.broadcast(vector, out=vector, comm=comm)), wanted, bits)
 
 
+@pytest.fixture
+def unstaged(comms, device, monkeypatch):
+    """A communicator whose messages would be staged, and on which nothing is: what goes to the host is an error."""
+    from mpiagg.transport import node_memory
+
+    monkeypatch.setattr(node_memory, "SLOT", 2**16)  # that there are several pieces
+    monkeypatch.setattr(device, "pinned", None)
+    return comms[0]
+
+
+@pytest.mark.parametrize("collective", [*COLLECTIVES, "gather", "scatter", "alltoall"])
+def test_vectors_of_any_memory_go_by_slots(unstaged, device, bits, collective):
+    comm = unstaged
+    function, prepare = getattr(mpiagg, collective), getattr(mpiagg, f"{collective}_init")
+    for dtype in map(np.dtype, "dfq"):
+        x = irregular((comm.size, LONG) if collective in ("scatter", "alltoall") else LONG, comm.rank, dtype)
+        wanted = function(x, comm=comm, algorithm="shared")
+        there = device.from_host(x)
+        for _ in range(2):
+            found = function(there, comm=comm)
+            assert_same(None if found is None else device.to_host(found), wanted, bits)
+        with prepare(there, comm=comm) as plan:
+            for _ in range(2):
+                found = plan()
+                assert_same(None if found is None else device.to_host(found), wanted, bits)
+        assert_same(device.to_host(there), x, bits)
+
+
+@pytest.mark.parametrize("dtype", [np.dtype(np.float16), *checks.BFLOATS])
+def test_half_precision_by_slots(unstaged, device, bits, dtype):
+    x = irregular(2 * LONG, unstaged.rank, dtype)
+    there = device.from_host(x)
+    wanted = mpiagg.allreduce(x, op="avg", comm=unstaged, algorithm="shared")
+    assert_same(device.to_host(mpiagg.allreduce(there, op="avg", comm=unstaged)), wanted, bits)
+
+
+def test_vectors_by_slots_again_and_again_and_some_mapped(unstaged, device, bits):
+    comm = unstaged
+    memory, plain = mapped(device, comm, np.zeros(LONG)), device.empty(LONG, float)
+    for step in range(20):
+        vector = memory if (comm.rank + step) % 2 else plain
+        x = irregular(LONG, (comm.rank, step))
+        device.convert(vector, device.from_host(x))
+        wanted = mpiagg.allreduce(x, comm=comm, algorithm="shared")
+        assert_same(device.to_host(mpiagg.allreduce(vector, out=vector, comm=comm)), wanted, bits)
+
+
 def test_mapped_vectors_again_and_again_and_parts_of_them(comms, device, bits):
     comm = comms[0]
     vector = mapped(device, comm, np.zeros(5 * LONG, np.float32))
