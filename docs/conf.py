@@ -38,6 +38,7 @@ nitpicky = True
 myst_heading_anchors = 4
 napoleon_google_docstring = False
 napoleon_use_rtype = False
+napoleon_use_ivar = True  # attributes of a class are a list, and described once
 napoleon_preprocess_types = True
 # Types in words, what other packages document, and what is below the interfaces.
 nitpick_ignore_regex = [("py:.*", r"(?!mpiagg\b).*|mpiagg\.(plans|horovod\.torch\.compression)\..*")]

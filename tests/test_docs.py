@@ -40,6 +40,13 @@ def test_algorithms_page_is_up_to_date():
     assert (TOP / "docs" / "algorithms.md").read_text() == made["page"](), "run: python docs/make_algorithms.py"
 
 
+def test_pictures_for_students_are_up_to_date():
+    made = runpy.run_path(str(TOP / "docs" / "make_how_it_works.py"))
+    text = (TOP / "docs" / "how-it-works.md").read_text()
+    assert text == made["page"](), "run: python docs/make_how_it_works.py"
+    assert text.count("```text\nround") == 2
+
+
 def test_table_of_aggregations_is_up_to_date():
     made = runpy.run_path(str(TOP / "docs" / "make_aggregations.py"))
     assert (TOP / "docs" / "aggregations.md").read_text() == made["page"](), "run: python docs/make_aggregations.py"
