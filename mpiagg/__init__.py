@@ -40,6 +40,7 @@ if TYPE_CHECKING:
         NeighborAverage,
         ParameterServer,
         PowerSGD,
+        SparseLoCo,
         Sparsified,
     )
     from mpiagg.checkpoints import load_checkpoint, save_checkpoint
@@ -110,6 +111,7 @@ __all__ = [
     "RankFailedError",
     "ScheduleError",
     "Sharded",
+    "SparseLoCo",
     "Sparsified",
     "StallError",
     "algorithms",
@@ -164,6 +166,7 @@ _HOMES = {
         "NeighborAverage",
         "ParameterServer",
         "PowerSGD",
+        "SparseLoCo",
         "Sparsified",
     ),
     "mpiagg.checkpoints": ("load_checkpoint", "save_checkpoint"),

@@ -64,6 +64,7 @@ EXPORTED = {
     "NeighborAverage",
     "LowPrecisionDecentralized",
     "LocalSGD",
+    "SparseLoCo",
     "DDP",
     "Sharded",
     "optimizers",

@@ -9,6 +9,7 @@ from mpiagg.aggregation.low_precision import LowPrecisionDecentralized
 from mpiagg.aggregation.neighbor_average import NeighborAverage
 from mpiagg.aggregation.parameter_server import ParameterServer
 from mpiagg.aggregation.power_sgd import PowerSGD
+from mpiagg.aggregation.sparse_loco import SparseLoCo
 from mpiagg.aggregation.sparsified import Sparsified
 
 __all__ = [
@@ -21,5 +22,6 @@ __all__ = [
     "NeighborAverage",
     "ParameterServer",
     "PowerSGD",
+    "SparseLoCo",
     "Sparsified",
 ]

@@ -9,7 +9,7 @@ from typing import Final, NamedTuple
 import numpy as np
 from mpi4py import MPI
 
-from mpiagg.arrays import HOST, Array, Device, Reduction, accelerator_of, cuts_of, device_of, ranges, scratch
+from mpiagg.arrays import HOST, Array, Codec, Device, Reduction, accelerator_of, cuts_of, device_of, ranges, scratch
 from mpiagg.errors import MismatchError
 from mpiagg.plans.bound import bind_operation
 from mpiagg.plans.choices import Memory, pick
@@ -20,6 +20,9 @@ from mpiagg.transport import Channel
 
 INDEX: Final = np.dtype(np.int64)
 """How coordinates travel."""
+
+SHORT_INDEX: Final = np.dtype(np.uint16)
+"""How coordinates within a chunk travel."""
 
 
 class Exchange(ABC):
@@ -186,6 +189,67 @@ class CountedGather(Gather):
             room[...] = own
         self.more_bytes = program.sent_bytes
         return program
+
+
+class CodedGather(Exchange):
+    """An all-gather of as many values from each rank, by a codec, with short coordinates: counted within a chunk.
+
+    What a codec loses of the values stays where they were taken from.
+
+    Parameters
+    ----------
+    starts, stops : numpy.ndarray
+        For each value that is sent, where the chunk that it is from begins and ends in the vector; on the host.
+    codec : Codec, optional
+        How values travel; as they are without one.
+    """
+
+    def __init__(  # noqa: PLR0917 - those of an exchange, then its own
+        self, channel: Channel, how: Reduction, device: Device, starts: Array, stops: Array, codec: Codec | None
+    ) -> None:
+        super().__init__(channel, how, device)
+        self._codec, count = codec, len(starts)
+        self._starts, self._stops = device.from_host(starts), device.from_host(stops)
+        self._values = device.empty(count, how.dtype)
+        unit = max(8, how.dtype.itemsize)  # where a device can read values
+        cut = -(-SHORT_INDEX.itemsize * count // unit) * unit
+        length = count * how.dtype.itemsize if codec is None else codec.nbytes(count)
+        nbytes = cut + -(-length // unit) * unit
+        image = device.empty(nbytes * channel.size, np.uint8)
+        image.fill(0)
+        self._messages = [
+            _Message(part[:cut].view(SHORT_INDEX)[:count], part[cut : cut + length])
+            for part in (image[begin : begin + nbytes] for begin in range(0, nbytes * channel.size, nbytes or 1))
+        ] or [_Message(image[:0].view(SHORT_INDEX), image[:0])] * channel.size
+        self.program = self._all_gather((nbytes,) * channel.size, image)
+
+    def take(self, starts: Array, kept: Array) -> None:
+        """Write this rank's message; ``starts`` are coordinates, as many of each chunk as were said."""
+        own = self._messages[self._channel.rank]
+        own.starts[...] = starts - self._starts
+        self._values[...] = kept[starts]
+        if self._codec is None:
+            own.values.view(self._how.dtype)[...] = self._values
+        else:
+            self._codec.encode(self._values, own.values)
+        lost = kept[starts] - self._decoded(own)
+        lost[~np.isfinite(lost)] = 0  # what is not finite was not lost, but sent as such; it would come back for ever
+        kept[starts] = lost
+
+    def give(self, vector: Array) -> None:
+        """Add up the values of all messages, in the order of the ranks."""
+        for rank, message in enumerate(self._messages):
+            coordinates = self._starts + message.starts
+            if not (coordinates < self._stops).all().item():
+                raise MismatchError(f"rank {rank} has sent coordinates outside of their chunks")
+            vector[coordinates] += self._decoded(message)
+        self._how.finish(vector)
+
+    def _decoded(self, message: _Message) -> Array:
+        if self._codec is None:
+            return message.values.view(self._how.dtype)
+        self._codec.decode(message.values, self._values)
+        return self._values
 
 
 def _taken(coordinates: Array, kept: Array) -> Array:

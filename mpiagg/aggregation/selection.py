@@ -46,6 +46,34 @@ def top_k(values: Array, k: int, spare: Array) -> Array:
     return np.sort(np.concatenate([larger, equal[: k - len(larger)]]))
 
 
+def top_k_of_rows(rows: Array, k: int, spare: Array) -> Array:
+    """Return where the k largest magnitudes of each row are, in ascending order; of equal ones those that come first.
+
+    Parameters
+    ----------
+    rows : numpy.ndarray
+        A contiguous matrix.
+    k : int
+        From 1 to the length of a row.
+    spare : numpy.ndarray
+        A vector like the matrix, which is overwritten.
+
+    Returns
+    -------
+    numpy.ndarray
+        A row of k places for each row.
+    """
+    count, length = rows.shape
+    magnitudes = _magnitudes(rows.reshape(-1), spare).reshape(rows.shape)
+    magnitudes.partition(length - k, axis=1)
+    least = magnitudes[:, length - k : length - k + 1].copy()
+    magnitudes = _magnitudes(rows.reshape(-1), spare).reshape(rows.shape)
+    larger, equal = magnitudes > least, magnitudes == least
+    room = k - np.count_nonzero(larger, axis=1)
+    chosen = larger | (equal & (np.cumsum(equal, axis=1) <= room[:, None]))
+    return np.nonzero(chosen)[1].reshape(count, k)
+
+
 def at_least(values: Array, threshold: float, spare: Array) -> Array:
     """Return where magnitudes reach a threshold, in ascending order; ``spare`` is as for :func:`top_k`."""
     return np.flatnonzero(_magnitudes(values, spare) >= threshold)

@@ -110,6 +110,11 @@ AGGREGATORS: Final[Mapping[str, Aggregator]] = {
         "the same in 8 bits, with an outer optimizer",
         learning_rate=0.1,
     ),
+    "sparse-loco": Aggregator(
+        lambda comm, _: mpiagg.SparseLoCo(comm, period=8),
+        "weights, by the largest 3 % of what they have moved in 8 steps, in 2 bits",
+        learning_rate=0.1,
+    ),
     "streaming-diloco": Aggregator(
         lambda comm, _: mpiagg.LocalSGD(
             comm,

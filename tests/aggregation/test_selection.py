@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-from mpiagg.aggregation.selection import at_least, how_many, random_block, random_k, top_k
+from mpiagg.aggregation.selection import at_least, how_many, random_block, random_k, top_k, top_k_of_rows
 
 
 def largest(values, k):
@@ -32,6 +32,18 @@ def test_top_k_is_its_restatement(dtype, data):
     before = values.copy()
     assert top_k(values, k, np.empty_like(values)).tolist() == largest(values, k)
     assert values.tobytes() == before.tobytes()
+
+
+@given(data=st.data())
+def test_top_k_of_rows_is_that_of_each(data):
+    elements = st.sampled_from([0.0, -0.0, 1.0, -1.0, 2.0, -3.5, np.inf, -np.inf, np.nan])
+    shape = st.tuples(st.integers(0, 4), st.integers(1, 9))
+    rows = data.draw(arrays.arrays(np.float32, shape, elements=elements))
+    k = data.draw(st.integers(1, rows.shape[1]))
+    before = rows.copy()
+    found = top_k_of_rows(rows, k, np.empty(rows.size, np.float32))
+    assert found.tolist() == [largest(row, k) for row in rows]
+    assert rows.tobytes() == before.tobytes()
 
 
 def test_of_equal_magnitudes_the_first_are_taken():

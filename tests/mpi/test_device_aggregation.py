@@ -37,6 +37,8 @@ AGGREGATIONS = {
         comm, neighbors=sorted({(comm.rank - 1) % comm.size, (comm.rank + 1) % comm.size} - {comm.rank})
     ),
     "LocalSGD": lambda comm: mpiagg.LocalSGD(comm, period=2),
+    "SparseLoCo": lambda comm: mpiagg.SparseLoCo(comm, period=1, ratio=0.1, chunk=100),
+    "SparseLoCo, in parts": lambda comm: mpiagg.SparseLoCo(comm, period=3, chunk=7, fragments=2, delay=1, wire=None),
     "Streaming DiLoCo": lambda comm: mpiagg.LocalSGD(
         comm, period=3, fragments=2, delay=1, mixing=0.5, outer_momentum=0.9, wire="u4", error_feedback=True
     ),

@@ -56,6 +56,7 @@ AGGREGATIONS = {
         "delay",
         "mixing",
     ),
+    "SparseLoCo": ("comm", "period", "ratio", "chunk", "decay", "outer_learning_rate", "wire", "fragments", "delay"),
     "ErrorFeedback": ("reduction",),
 }
 

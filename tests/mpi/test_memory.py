@@ -21,6 +21,7 @@ MAKERS = {
     "power sgd": lambda: mpiagg.PowerSGD(rank=1),
     "low precision": mpiagg.LowPrecisionDecentralized,
     "local sgd": lambda: mpiagg.LocalSGD(period=1),
+    "sparse loco": lambda: mpiagg.SparseLoCo(period=1),
 }
 
 
@@ -102,7 +103,7 @@ def made_from(aggregation):
         return (aggregation.reduction,)
     if isinstance(aggregation, mpiagg.Sparsified):
         return (None, aggregation.ratio)
-    return (None, aggregation.period) if isinstance(aggregation, mpiagg.LocalSGD) else ()
+    return (None, aggregation.period) if isinstance(aggregation, mpiagg.LocalSGD | mpiagg.SparseLoCo) else ()
 
 
 def test_a_refused_resume_leaves_nothing_behind(aggregation):
