@@ -47,7 +47,11 @@ autodoc_member_order = "bysource"
 add_module_names = False
 copybutton_exclude = ".linenos, .gp, .go"
 
+smartquotes_action = "qe"  # leave the dashes of options alone
+
 html_theme = "furo"
+html_static_path = ["_static"]
+html_css_files = ["site.css"]
 html_title = f"mpiagg {version}"
 html_show_sourcelink = False
 html_theme_options = {"source_repository": SOURCE, "source_branch": "main", "source_directory": "docs/"}
@@ -65,6 +69,8 @@ def link_to_repository(_app: Sphinx, docname: str, content: list[str]) -> None:
         kind = "tree" if path.is_dir() else "blob"
         return f"]({SOURCE}/{kind}/main/{path.relative_to(TOP)}{anchor})"
 
+    # A link whose text is the file's name has the page's title here.
+    content[0] = re.sub(r"\[([\w-]+\.md)\]\(\1(#[^)]*)?\)", r"[](\1\2)", content[0])
     # Not of pictures, which the site copies.
     link = r"(?<!\!\[)(?P<text>)\]\((?P<name>[^)#:\s]+)(?P<anchor>#[^)]*)?\)"
     content[0] = re.sub(link, lambda match: match[0] if match["name"].endswith(".png") else target(match), content[0])

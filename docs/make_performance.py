@@ -41,6 +41,11 @@ def _saved(name: str) -> list[dict[str, Any]]:
     return rows
 
 
+def _beside(ours: float, theirs: float) -> str:
+    """Return two times that no line break separates."""
+    return "\u00a0/\u00a0".join(f"{us:.3g}" if us < 1000 else f"{us:,.0f}" for us in (ours, theirs))
+
+
 def _calls() -> str:
     lines = []
     for name in [f"calls-{ranks}-{library}" for ranks in ("n2", "n4", "more-n2") for library in CALLS]:
@@ -51,11 +56,9 @@ def _calls() -> str:
             for kind in ("plain", "registered"):
                 found = {row["bytes"]: row["us"] for row in rows if (row["verb"], row["arrays"]) == (verb, kind)}
                 if 0 in found and kind == "plain":
-                    lines.append(
-                        f"| {verb} | {found[0]['comm']:.3g} / {found[0]['mpi']:.3g} |" + " |" * (len(sizes) - 1)
-                    )
+                    lines.append(f"| {verb} | {_beside(found[0]['comm'], found[0]['mpi'])} |" + " |" * (len(sizes) - 1))
                 elif 0 not in found:
-                    cells = (f"{found[size]['comm']:.3g} / {found[size]['mpi']:.3g}" for size in sizes)
+                    cells = (_beside(found[size]["comm"], found[size]["mpi"]) for size in sizes)
                     lines.append(f"| {verb}, {kind} | {' | '.join(cells)} |")
         lines[-1] += "\n"
     return "\n".join(lines)
@@ -116,7 +119,7 @@ def _auto() -> str:
                 auto = us.pop("auto")
                 best = min(us, key=us.__getitem__)
                 within += auto <= 1.1 * us[best]
-                cells.append(f"{auto:.3g} / {us[best]:.3g} {best}")
+                cells.append(f"{_beside(auto, us[best])} {best}")
             lines.append(f"| {verb}, {kind} | {' | '.join(cells)} |")
         lines[-1] += f"\n\n{within} of {len(rows)} are within 1.1 of the best.\n"
     return "\n".join(lines)
