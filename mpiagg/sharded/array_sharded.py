@@ -168,7 +168,7 @@ class ArraySharded(Sharded):
             raise PlanError("at stages 2 and 3 gradients have no place of their own")
         return [self._gradients.views[index] for index in range(len(self._forms))]
 
-    def _check_gradient(self, index: int, gradient: Any) -> None:
+    def _checked_gradient(self, index: int, gradient: Any) -> Array:
         form, work = self._forms[index], self._work[self._unit_of[index]]
         if not is_array(gradient):
             raise TypeError(f"gradient {index} must be a NumPy array or None, not {type(gradient).__name__}")
@@ -178,6 +178,8 @@ class ArraySharded(Sharded):
             raise TypeError(f"gradient {index} has dtype {gradient.dtype}, its parameter {form.dtype}")
         if gradient.shape != form.shape:
             raise ValueError(f"gradient {index} has shape {gradient.shape}, its parameter {form.shape}")
+        found: Array = gradient
+        return found
 
     def _update(self, present: Sequence[bool]) -> None:
         here = dict(zip(self._flag, present, strict=True))

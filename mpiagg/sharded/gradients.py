@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -29,6 +29,8 @@ class Vectors:
         Of the vector of each.
     turns : int
         How many units may have a vector at the same time; of each dtype there are as many vectors.
+    alone : collection of int
+        Units that have a vector for themselves.
 
     Attributes
     ----------
@@ -38,17 +40,24 @@ class Vectors:
         What is equal for units that have a vector in turn.
     """
 
-    def __init__(self, traffic: Traffic, units: Sequence[Unit], dtypes: Sequence[np.dtype[Any]], turns: int) -> None:
-        kinds: dict[tuple[np.dtype[Any], Device], list[int]] = {}
+    def __init__(
+        self,
+        traffic: Traffic,
+        units: Sequence[Unit],
+        dtypes: Sequence[np.dtype[Any]],
+        turns: int,
+        alone: Collection[int] = (),
+    ) -> None:
+        kinds: dict[tuple[np.dtype[Any], Device, int | None], list[int]] = {}
         for number, (unit, dtype) in enumerate(zip(units, dtypes, strict=True)):
-            kinds.setdefault((dtype, unit.form.device), []).append(number)
+            kinds.setdefault((dtype, unit.form.device, number if number in alone else None), []).append(number)
         found: dict[int, tuple[Any, Array]] = {}
         self.nbytes = 0
-        for kind, (key, numbers) in enumerate(kinds.items()):
+        for kind, ((dtype, device, _), numbers) in enumerate(kinds.items()):
             for turn in range(min(turns, len(numbers))):
                 sharing = numbers[turn::turns]
                 longest = max(units[number].length for number in sharing)
-                vector = shared_vector(traffic.channel, longest, *key)
+                vector = shared_vector(traffic.channel, longest, dtype, device)
                 vector.fill(0)
                 settle(vector)
                 self.nbytes += vector.nbytes

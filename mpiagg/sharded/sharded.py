@@ -11,14 +11,15 @@ import numpy.typing as npt
 from mpi4py import MPI
 
 from mpiagg.aggregation.packing import layout_in_words
-from mpiagg.arrays import Array, Form, reduction, working_dtype
+from mpiagg.arrays import Array, Form, load, reduction, to_host, working_dtype
 from mpiagg.common.arguments import check_integer, check_number
+from mpiagg.ddp.adapters import is_torch
 from mpiagg.ddp.ddp import BUCKET_BYTES
 from mpiagg.errors import PlanError
 from mpiagg.plans.choices import pick
 from mpiagg.schedules import Collective
 from mpiagg.sharded.division import SPLITS, units_of
-from mpiagg.sharded.states import Shard, checked_state, shard_state, write_shards
+from mpiagg.sharded.states import Shard, checked_buffers, checked_state, shard_state, write_shards
 from mpiagg.sharded.storage import copy_out
 from mpiagg.sharded.traffic import Traffic
 from mpiagg.sharded.training import Training
@@ -38,11 +39,13 @@ class Sharded(Training):
 
     Parameters
     ----------
-    module : list of numpy.ndarray
+    module : list of numpy.ndarray, or torch.nn.Module
         The parameters: arrays of real numbers, the same shapes and dtypes on all ranks; no two share memory. Those of
-        rank 0 are given to all.
-    optimizer : mpiagg.optimizers.Optimizer
-        As ``mpiagg.optimizers.AdamW(lr=1e-3)``; this then uses it alone.
+        rank 0 are given to all. A module of torch's is trained as :class:`mpiagg.sharded.torch_sharded.TorchSharded`
+        says, which this then is.
+    optimizer : mpiagg.optimizers.Optimizer, or callable
+        For arrays an optimizer, as ``mpiagg.optimizers.AdamW(lr=1e-3)``; this then uses it alone. For a module
+        ``lambda params: torch.optim.AdamW(params, lr=1e-3)``.
     stage : {1, 2, 3}
         What is divided: the optimizer's state; the gradients, too; the parameters, too.
     comm : MPI.Intracomm, optional
@@ -129,7 +132,7 @@ class Sharded(Training):
         self._channel = channel_of(self.comm)
         self._freed = False
         self._open = []
-        self._turns, self._share = prefetch, share
+        self._cap, self._turns, self._share = bucket_bytes, prefetch, share
 
         def check() -> str:
             check_integer("stage", stage, 1, 3)
@@ -180,7 +183,8 @@ class Sharded(Training):
         -------
         dict
             ``"ranks"``, ``"optimizer"`` (how it steps), and ``"tensors"``: for each the shape, from which of its
-            elements to which the rank has it, its values there, and what the optimizer keeps for them.
+            elements to which the rank has it, its values there, and what the optimizer keeps for them; ``"buffers"``,
+            those of a module of torch's, as this rank has them.
         """
         self._require_open()
         tensors = {}
@@ -189,7 +193,13 @@ class Sharded(Training):
             for part in unit.parts(self._channel.rank):
                 kept = self._kept(part.tensor, k) if trained and part.start < part.stop else {}
                 tensors[self._names[part.tensor]] = shard_state(part, unit, values, kept)
-        return {"ranks": self._channel.size, "optimizer": self._hyperparameters(), "tensors": tensors}
+        buffers = {name: to_host(x) for name, x in self._buffers().items()}
+        return {
+            "ranks": self._channel.size,
+            "optimizer": self._hyperparameters(),
+            "tensors": tensors,
+            "buffers": buffers,
+        }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from what :meth:`state_dict` has returned, on any number of ranks, of any stage or split; collective.
@@ -217,6 +227,7 @@ class Sharded(Training):
         def check() -> str:
             before = self._hyperparameters()
             shards.append(checked_state(state, {name: part for name, (part, _) in parts.items()}, shapes))
+            shards.append(checked_buffers(state["buffers"], self._buffers()))
             try:
                 self._load_hyperparameters(state["optimizer"])
             except Exception:
@@ -228,6 +239,8 @@ class Sharded(Training):
         with self._channel.one_thread:
             for k, unit in enumerate(self._units):
                 self._load(k, {index: shards[0][self._names[index]] for index in unit.members})
+            for name, x in self._buffers().items():
+                load(x, shards[1][name])
             self._flags.share(lambda: [False] * len(self._flag))
 
     def _load(self, k: int, shards: Mapping[int, Shard]) -> None:
@@ -295,8 +308,12 @@ class Sharded(Training):
             raise PlanError("Sharded is freed")
 
 
-def _kind(_: Any) -> type[Sharded]:
+def _kind(module: Any) -> type[Sharded]:
     """Return the class for a module."""
+    if is_torch(module):
+        from mpiagg.sharded.torch_sharded import TorchSharded  # noqa: PLC0415 - torch is an extra
+
+        return TorchSharded
     from mpiagg.sharded.array_sharded import ArraySharded  # noqa: PLC0415 - it is a Sharded
 
     return ArraySharded

@@ -100,13 +100,30 @@ def checked_state(state: Any, parts: Mapping[str, Part], shapes: Mapping[str, tu
     ValueError
         If it is none for these tensors, or has not all of the parts.
     """
-    if not isinstance(state, Mapping) or state.keys() != {"ranks", "optimizer", "tensors"}:
-        raise ValueError("a state has the keys 'ranks', 'optimizer' and 'tensors'")
+    if not isinstance(state, Mapping) or state.keys() != {"ranks", "optimizer", "tensors", "buffers"}:
+        raise ValueError("a state has the keys 'ranks', 'optimizer', 'tensors' and 'buffers'")
     tensors = state["tensors"]
     if not isinstance(tensors, Mapping) or tensors.keys() != parts.keys():
         raise ValueError(f"the state is not of the tensors {', '.join(parts)}")
     ranks = check_integer("ranks of the state", state["ranks"], 1)
     return {name: _shard(name, tensors[name], part, shapes[name], ranks) for name, part in parts.items()}
+
+
+def checked_buffers(given: Any, own: Mapping[str, Array]) -> dict[str, Array]:
+    """Return what is to be loaded into buffers: where ranks had different ones, rank 0's.
+
+    Raises
+    ------
+    ValueError
+        If these are other buffers.
+    """
+    if not isinstance(given, Mapping) or given.keys() != own.keys():
+        raise ValueError(f"the state has not the buffers {', '.join(own)}")
+    found = {name: of_rank(x, 0) for name, x in given.items()}
+    for name, x in found.items():
+        if not isinstance(x, np.ndarray) or (x.shape, x.dtype) != (own[name].shape, own[name].dtype):
+            raise ValueError(f"buffer {name} is {own[name].dtype} {own[name].shape}, in the state something else")
+    return found
 
 
 class _Saved:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from contextlib import suppress
 from typing import Any, Protocol
 
@@ -193,11 +193,20 @@ class Divided:
     ----------
     turns : int
         How many units may be gathered at the same time.
+    alone : collection of int
+        Units that have a vector for themselves.
     """
 
     gathers = True
 
-    def __init__(self, traffic: Traffic, units: Sequence[Unit], arrays: Sequence[Array], turns: int) -> None:
+    def __init__(
+        self,
+        traffic: Traffic,
+        units: Sequence[Unit],
+        arrays: Sequence[Array],
+        turns: int,
+        alone: Collection[int] = (),
+    ) -> None:
         self._units, rank = units, traffic.channel.rank
         dtypes = [unit.form.dtype for unit in units]
         self._own = [
@@ -205,7 +214,7 @@ class Divided:
         ]
         for unit, own in zip(units, self._own, strict=True):
             fill_part(unit, rank, own, arrays)
-        vectors = Vectors(traffic, units, dtypes, turns)
+        vectors = Vectors(traffic, units, dtypes, turns, alone)
         self._vector, self._slot = vectors.of, vectors.slot
         self._flights = [
             InBackground(traffic.gathering(unit, own, vector))
@@ -253,11 +262,27 @@ class Divided:
 
     def views(self, k: int) -> dict[int, Array]:
         """Return the tensors of a unit, gathered; see :meth:`Storage.views`."""
+        self.bring(k)
+        self._used.add(k)
+        return self._views[k]
+
+    def bring(self, k: int) -> None:
+        """Have a unit gathered, until another one takes its vector."""
         self.start(k)
         if k in self._under_way:
             self._arrive(k)
-        self._used.add(k)
+
+    def has(self, k: int) -> bool:
+        """Return whether a unit is gathered."""
+        return self._has.get(self._slot[k]) == k and k not in self._under_way
+
+    def place(self, k: int) -> dict[int, Array]:
+        """Return where the tensors of a unit lie when it is gathered."""
         return self._views[k]
+
+    def take_turns(self, k: int, other: int) -> bool:
+        """Return whether two units have the same vector, in turn."""
+        return bool(self._slot[k] == self._slot[other])
 
     def release(self, k: int) -> None:
         """Use a unit no more: others may be gathered in its place."""
@@ -277,7 +302,13 @@ def fill_part(unit: Unit, rank: int, own: Array, arrays: Sequence[Array]) -> Non
 
 
 def storage_for(
-    traffic: Traffic, units: Sequence[Unit], arrays: Sequence[Array], turns: int, *, share: bool
+    traffic: Traffic,
+    units: Sequence[Unit],
+    arrays: Sequence[Array],
+    turns: int,
+    alone: Collection[int] = (),
+    *,
+    share: bool,
 ) -> Once | Divided:
     """Return where divided parameters lie: once on the node, if all ranks are there and it has room; collective."""
     channel = traffic.channel
@@ -285,7 +316,7 @@ def storage_for(
     if share and on_host and channel.node.size == channel.size:
         with suppress(MemoryError):
             return Once(traffic, units, arrays)
-    return Divided(traffic, units, arrays, turns)
+    return Divided(traffic, units, arrays, turns, alone)
 
 
 def copy_out(storage: Storage, ks: Sequence[int]) -> dict[int, Array]:

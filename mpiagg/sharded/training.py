@@ -72,6 +72,10 @@ class Training:
     def _load_hyperparameters(self, given: Any) -> None:
         """Let the optimizer step as this says; ValueError if it cannot."""
 
+    def _buffers(self) -> dict[str, Array]:
+        """Return what is saved beside the parameters."""
+        return {}
+
     # -- making
 
     def _take_up(self, storage: Storage, trained: Sequence[int], names: Sequence[str]) -> None:
@@ -100,14 +104,14 @@ class Training:
 
     # -- steps
 
-    def _send(self, k: int, gradients: Mapping[int, Array | None], *, background: bool) -> None:
+    def _send(self, k: int, gradients: Mapping[int, Any], *, background: bool) -> None:
         """Send the gradients of the next unit; what is wrong with them is raised when all ranks can learn of it."""
         given: dict[int, Array | None] = {}
         for index in self._units[k].members:
             gradient = gradients.get(index)
             try:
                 if gradient is not None:
-                    self._check_gradient(index, gradient)
+                    gradient = self._checked_gradient(index, gradient)
                 self._present[index] = gradient is not None
             except Exception as error:  # noqa: BLE001 - whatever it is, the other ranks must not wait for this one
                 self._fault, gradient = self._fault or error, None
@@ -115,8 +119,9 @@ class Training:
         self._gradients.bring_in(k, given)
         self._gradients.start(background=background)
 
-    def _check_gradient(self, index: int, gradient: Any) -> None:
-        raise NotImplementedError
+    @abstractmethod
+    def _checked_gradient(self, index: int, gradient: Any) -> Array:
+        """Return a parameter's gradient as an array; raise TypeError or ValueError if it is none."""
 
     def _finish(self) -> float | None:
         """Update the parts with the gradients that have been sent; return their norm, if they are clipped."""

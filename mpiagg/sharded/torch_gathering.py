@@ -1,0 +1,173 @@
+"""Parameters of a module of torch's that are divided: gathered before a submodule computes with them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch.utils._pytree import tree_flatten
+
+from mpiagg.arrays import Array
+from mpiagg.ddp.torch_modules import tensor_of
+from mpiagg.errors import PlanError
+from mpiagg.sharded.storage import Divided
+
+Owners = Sequence[tuple[torch.nn.Module, Sequence[int]]]
+"""Submodules with the numbers of the parameters that they have of their own."""
+
+
+def owners_of(module: torch.nn.Module, tensors: Sequence[torch.nn.Parameter]) -> Owners:
+    """Return the submodules that have parameters of their own, each with the numbers of these."""
+    number = {id(tensor): index for index, tensor in enumerate(tensors)}
+    found = list[tuple[torch.nn.Module, Sequence[int]]]()
+    for each in module.modules():
+        own = [number[id(x)] for x in each.parameters(recurse=False) if id(x) in number]
+        if own:
+            found.append((each, own))
+    return found
+
+
+def layers_of(
+    module: torch.nn.Module, tensors: Sequence[torch.nn.Parameter], cap: int, given: Sequence[torch.nn.Module] | None
+) -> tuple[list[list[int]], set[int]]:
+    """Return which parameters are gathered together, and the numbers of the layers that stay gathered for a while.
+
+    Parameters
+    ----------
+    module : torch.nn.Module
+        The whole.
+    tensors : sequence of torch.nn.Parameter
+        Its parameters.
+    cap : int
+        How many bytes a layer has at most, where submodules are put together.
+    given : sequence of torch.nn.Module, optional
+        Submodules whose parameters are gathered together.
+
+    Notes
+    -----
+    A module that has parameters of its own, and others within, computes with its own before and after theirs. So these
+    are a layer for themselves, and so are those that several submodules have.
+    """
+    taken: set[int] = set()
+    layers: list[list[int]] = []
+    kept: set[int] = set()
+
+    def add(members: Sequence[int], *, keep: bool = False) -> None:
+        for trains in (True, False):  # what has no gradient is never reduced
+            part = [i for i in members if i not in taken and tensors[i].requires_grad == trains]
+            if part:
+                kept.update({len(layers)} if keep else ())
+                layers.append(part)
+        taken.update(members)
+
+    owners = owners_of(module, tensors)
+    uses = [index for _, own in owners for index in own]
+    outer = [own for each, own in owners if any(True for child in each.modules() if child is not each and _has(child))]
+    add(sorted({i for own in outer for i in own} | {i for i in uses if uses.count(i) > 1}), keep=True)
+    number = {id(tensor): index for index, tensor in enumerate(tensors)}
+    for each in given or ():
+        add([number[id(x)] for x in each.parameters() if id(x) in number])
+    filling: list[int] = []
+    for _, own in owners:
+        more = [i for i in own if i not in taken]
+        if filling and sum(_nbytes(tensors[i]) for i in (*filling, *more)) > cap:
+            add(filling)
+            filling = []
+        filling += more
+    add(filling)
+    order = sorted(range(len(layers)), key=lambda layer: min(layers[layer]))
+    return [sorted(layers[layer]) for layer in order], {place for place, layer in enumerate(order) if layer in kept}
+
+
+def _has(module: torch.nn.Module) -> bool:
+    return next(module.parameters(), None) is not None
+
+
+def _nbytes(tensor: torch.Tensor) -> int:
+    nbytes: int = tensor.numel() * tensor.element_size()
+    return nbytes
+
+
+class Gathering:
+    """Gathers units before submodules compute with them, forward and backward, and the next one meanwhile.
+
+    The parameters' tensors always lie in the same memory, which units take in turn. So what autograd has saved of a
+    parameter is right again when its unit is gathered for the backward pass.
+
+    Parameters
+    ----------
+    storage : Divided
+        Where the parameters are.
+    owners : sequence of (torch.nn.Module, list of int)
+        The submodules that have parameters, with the numbers of these.
+    unit_of : dict of int to int
+        For each parameter its unit.
+    ahead : bool
+        Whether the unit that followed the last time is gathered while one is in use.
+    """
+
+    def __init__(
+        self,
+        storage: Divided,
+        owners: Owners,
+        unit_of: Mapping[int, int],
+        *,
+        ahead: bool,
+    ) -> None:
+        self._storage, self._ahead = storage, ahead
+        self._following: dict[tuple[bool, int], int] = {}
+        self._last: tuple[bool, int] | None = None
+        self._handles: list[Any] = []
+        for module, own in owners:
+            units = list(dict.fromkeys(unit_of[index] for index in own))
+            self._handles.append(module.register_forward_pre_hook(self._before(units)))
+            self._handles.append(module.register_forward_hook(self._after(units)))
+
+    def _before(self, units: Sequence[int]) -> Any:
+        def hook(*_: Any) -> None:
+            self.bring(units, backward=False)
+
+        return hook
+
+    def _after(self, units: Sequence[int]) -> Any:
+        def gather(_: torch.Tensor) -> None:
+            self.bring(units, backward=True)
+
+        def hook(_: Any, __: Any, found: Any) -> None:
+            if torch.is_grad_enabled():
+                for x in tree_flatten(found)[0]:
+                    if isinstance(x, torch.Tensor) and x.grad_fn is not None:
+                        x.register_hook(gather)
+
+        return hook
+
+    def bring(self, units: Sequence[int], *, backward: bool) -> None:
+        """Have units gathered; begin with the one that followed them the last time."""
+        for k in reversed(units) if backward else units:
+            self._storage.bring(k)
+            here = backward, k
+            if self._last is not None and self._last != here and self._last[0] == backward:
+                self._following[self._last] = k
+            self._last = here
+        following = self._following.get(self._last) if self._ahead and self._last else None
+        if following is not None and not any(self._storage.take_turns(following, k) for k in units):
+            self._storage.start(following)
+
+    def check(self, k: int, name: str) -> None:
+        """Raise PlanError if a unit is not there, at the moment at which a gradient of it has been computed."""
+        if not self._storage.has(k):
+            raise PlanError(
+                f"{name} made room for other parameters before its gradient was computed: submodules are not used in "
+                "one order; make Sharded with more prefetch, or with layers that are used together"
+            )
+
+    def remove(self) -> None:
+        """Gather no more."""
+        while self._handles:
+            self._handles.pop().remove()
+
+
+def placed_in(tensor: torch.nn.Parameter, array: Array) -> None:
+    """Let a parameter lie in the memory of an array."""
+    tensor.data = tensor_of(array)

@@ -1,0 +1,326 @@
+"""Sharded training of modules of torch's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import partial
+from typing import Any, Final
+from weakref import WeakMethod
+
+import numpy as np
+import torch
+
+from mpiagg.arrays import Array, Form, form_of
+from mpiagg.collectives.moving_functions import broadcast
+from mpiagg.ddp.torch_modules import array_of, tensor_of
+from mpiagg.errors import PlanError
+from mpiagg.sharded.sharded import Sharded, check_split
+from mpiagg.sharded.states import write_shards
+from mpiagg.sharded.storage import Divided, Storage, Whole, storage_for
+from mpiagg.sharded.torch_gathering import Gathering, layers_of, owners_of, placed_in
+
+WHOLE: Final = ("Muon", "Adafactor")
+"""The optimizers of torch's that need whole tensors."""
+
+
+class TorchSharded(Sharded):
+    """Sharded training of a ``torch.nn.Module`` on the CPU; ``mpiagg.Sharded(module, ...)`` is one.
+
+    Gradients set out while the backward pass runs, as with :class:`mpiagg.DDP`; :meth:`step` takes the place of
+    ``optimizer.step()`` and ``optimizer.zero_grad()``. After the backward pass the parameters' ``grad`` is None.
+
+    Parameters
+    ----------
+    module : torch.nn.Module
+        Rank 0's parameters and buffers are given to all. Its parameters stay the same objects, and their ``data`` lies
+        in other memory. At stage 3 it is theirs while their submodule computes, where not all ranks are on one node.
+    optimizer : callable
+        ``lambda params: torch.optim.AdamW(params, lr=1e-3)``: is given a parameter for each of the module's that
+        requires a gradient, in the order of ``module.parameters()``, which is this rank's part of it: a vector, which
+        may have no elements; with ``split="tensors"`` the whole or a vector of no elements. So groups can be made
+        by place in the list. It returns a ``torch.optim.Optimizer``, which is ``sharded.optimizer``.
+    split : {"elements", "tensors"}, optional
+        ``"elements"``, the default, is for optimizers that update each element by itself (SGD, Adam, AdamW, RMSprop,
+        Adagrad); whatever looks at a whole tensor (Muon, Adafactor, LAMB) needs ``"tensors"``.
+    layers : list of torch.nn.Module, optional
+        Submodules whose parameters are gathered together at stage 3, as the blocks of a transformer. What is in none of
+        them, and by default all, is put together by submodules up to ``bucket_bytes``.
+    others
+        As for :class:`Sharded`.
+
+    Raises
+    ------
+    TypeError, ValueError, MismatchError
+        As for :class:`Sharded`; TypeError for a module that is not on the CPU, or what the function returns; ValueError
+        for an optimizer that needs whole tensors and is to have parts.
+
+    Notes
+    -----
+    Parameters that require no gradient are only gathered, at stage 3; those that several submodules share are there
+    once. Buffers are each rank's own after the start. At stage 3, where not all ranks are on one node, a parameter is
+    there in the ``forward`` of the submodule that has it, and in its backward pass; submodules are called in one order
+    on all ranks. A gradient that was computed with a parameter that had made room is an error of :meth:`step`.
+
+    Examples
+    --------
+    >>> sharded = mpiagg.Sharded(model, lambda params: torch.optim.AdamW(params, lr=1e-3), stage=2)
+    >>> for x, y in batches:
+    ...     loss_of(sharded(x), y).backward()
+    ...     sharded.step()
+    """
+
+    optimizer: torch.optim.Optimizer
+
+    def _check(self, module: torch.nn.Module, optimizer: Any, layers: Any) -> list[Form]:
+        if not callable(optimizer) or isinstance(optimizer, torch.optim.Optimizer):
+            kind = type(optimizer).__name__
+            raise TypeError(f"optimizer must be a function that makes one of parameters, not {kind}")
+        named = [(name, x) for name, x in module.named_parameters() if self.stage == 3 or x.requires_grad]
+        if not any(x.requires_grad for _, x in named):
+            raise ValueError("the module has no parameters that require a gradient")
+        for name, x in (*module.named_parameters(), *module.named_buffers()):
+            if torch.nn.parameter.is_lazy(x):
+                raise ValueError(f"{name} is not initialised; run the module once first")
+            if x.device.type != "cpu":
+                raise TypeError(f"{name} is on {x.device}; Sharded trains modules on the CPU")
+        self._make = optimizer
+        self._names_of = [name for name, _ in named]
+        self._tensors = [x for _, x in named]
+        self._resident: set[int] = set()
+        self._syncing, self._sent = True, set[int]()
+        inside = {id(each) for each in module.modules()}
+        if layers is not None and not all(isinstance(x, torch.nn.Module) and id(x) in inside for x in layers):
+            raise ValueError("layers must be submodules of the module")
+        if self.stage == 3:
+            self._layers_asked, self._resident = layers_of(module, self._tensors, self._cap, layers)
+        return [form_of(array_of(x, f"parameter {name}")) for name, x in named]
+
+    def _split_for(self, split: str | None) -> str:
+        self._whole = check_split(split, "elements") == "tensors"
+        return "tensors" if self._whole else "elements"
+
+    def _optimizer_in_words(self) -> str:
+        trained = [x.requires_grad for x in self._tensors]
+        return f"an optimizer of torch's, of {self._names_of}, of which {trained} are trained"
+
+    def _lay_out(self) -> None:
+        module: torch.nn.Module = self.module
+        for name, x in (*module.named_parameters(), *module.named_buffers()):
+            array = array_of(x.view(torch.uint8) if x.dtype == torch.bool else x, name)
+            broadcast(array, root=0, out=array, comm=self.comm)
+        arrays = [array_of(x, name) for name, x in zip(self._names_of, self._tensors, strict=True)]
+        units = self._units
+        trained = [k for k, unit in enumerate(units) if self._tensors[unit.members[0]].requires_grad]
+        storage: Storage
+        if self.stage < 3:
+            storage = Whole(self._traffic, units, arrays)
+        else:
+            alone = {k for layer in self._resident for k in self._layers[layer]}
+            storage = storage_for(self._traffic, units, arrays, self._turns, alone, share=self._share)
+        unit_of = {index: k for k, unit in enumerate(units) for index in unit.members}
+        for index, x in enumerate(self._tensors):
+            k = unit_of[index]
+            place = storage.place(k) if isinstance(storage, Divided) else storage.views(k)
+            placed_in(x, place[index])
+        self._gathering = None
+        if isinstance(storage, Divided):
+            owners = owners_of(module, self._tensors)
+            self._gathering = Gathering(storage, owners, unit_of, ahead=self._turns > 1)
+            self._open.append(self._gathering.remove)
+        self._take_up(storage, trained, self._names_of)
+        for index in self._flag:
+            told = partial(_arrived, WeakMethod(self._arrive), index)
+            hook = self._tensors[index].register_post_accumulate_grad_hook(told)
+            self._open.append(hook.remove)
+        self._channel.agree_on(self._make_optimizer)
+
+    def _make_optimizer(self) -> str:
+        """Make the optimizer of this rank's parts, and return in words how it steps."""
+        self._shards: dict[int, torch.nn.Parameter] = {}
+        for index in self._flag:
+            k = self._unit_of[index]
+            part, values = self._parts[k][index], self._values(k)
+            own = self._shaped(index, values[part.within])
+            self._shards[index] = torch.nn.Parameter(own)
+        self.optimizer = self._make(list(self._shards.values()))
+        if not isinstance(self.optimizer, torch.optim.Optimizer):
+            raise TypeError(f"the function has made a {type(self.optimizer).__name__}, and no optimizer of torch's")
+        name = type(self.optimizer).__name__
+        if name in WHOLE and not self._whole:
+            raise ValueError(f"{name} needs whole tensors: split='tensors'")
+        return f"{self._hyperparameters()}"
+
+    def _shaped(self, index: int, own: Array) -> torch.Tensor:
+        shape = self._tensors[index].shape
+        return tensor_of(own.reshape(tuple(shape)) if self._whole and own.size else own)
+
+    # -- steps
+
+    def __call__(self, *inputs: Any, **keywords: Any) -> Any:
+        """Call the module."""
+        return self.module(*inputs, **keywords)
+
+    @contextmanager
+    def no_sync(self) -> Iterator[None]:
+        """Let gradients of backward passes in this block add up, whole, on this rank; the next one sends all."""
+        before, self._syncing = self._syncing, False
+        try:
+            yield
+        finally:
+            self._syncing = before
+
+    def _arrive(self, index: int) -> None:
+        """Take note of a gradient that a backward pass has computed, and send the units whose turn has come."""
+        k = self._unit_of[index]
+        try:
+            if self._gathering is not None:
+                self._gathering.check(k, self._names_of[index])
+        except PlanError as error:
+            self._fault = self._fault or error
+        if not self._syncing:
+            return
+        if index in self._sent:
+            self._fault = self._fault or PlanError(
+                f"{self._names_of[index]} got a gradient twice before step(); to add up those of several backward "
+                "passes, run all but the last inside no_sync()"
+            )
+        self._sent.add(index)
+        waiting = self._gradients.waiting
+        while waiting and all(member in self._sent for member in self._units[waiting[-1]].members):
+            if len(waiting) == 1:  # the last has nothing left to hide behind
+                break
+            self._send_unit(background=True)
+        self._gradients.drive()
+
+    def _send_unit(self, *, background: bool) -> None:
+        k = self._gradients.waiting[-1]
+        given: dict[int, Any] = {}
+        for index in self._units[k].members:
+            gradient, self._tensors[index].grad = self._tensors[index].grad, None
+            given[index] = gradient
+        self._send(k, given, background=background)
+
+    def _checked_gradient(self, index: int, gradient: torch.Tensor) -> Array:
+        return array_of(gradient.resolve_conj().resolve_neg(), f"the gradient of {self._names_of[index]}")
+
+    def step(self) -> float | None:
+        """Update the parameters with the gradients of all ranks; collective.
+
+        Returns
+        -------
+        float or None
+            The norm of all gradients before it was clipped, with ``clip_norm``.
+
+        Raises
+        ------
+        PlanError
+            If it is freed; on a rank where a parameter got a gradient twice, or made room too early.
+        TypeError
+            On the ranks where a gradient is sparse.
+        MismatchError
+            On the other ranks then; the parameters are as they were, and the gradients are lost.
+        StallError
+            If a message does not complete within the timeout.
+        """
+        self._require_open()
+        with self._channel.one_thread:
+            while self._gradients.waiting:
+                self._send_unit(background=False)
+            self._sent.clear()
+            try:
+                return self._finish()
+            finally:
+                for x in self._tensors:
+                    x.grad = None
+
+    def _update(self, present: Sequence[bool]) -> None:
+        here = dict(zip(self._flag, present, strict=True))
+        for index, shard in self._shards.items():
+            k = self._unit_of[index]
+            own = self._gradients.own[k][self._parts[k][index].within]
+            shard.grad = self._shaped(index, own) if here[index] and own.size else None
+        fault: Exception | None = None
+        try:
+            self.optimizer.step()
+        except Exception as error:  # noqa: BLE001 - raised when all have been given what they wait for
+            fault = error
+        for k in self._trained:
+            if any(here[index] for index in self._units[k].members):
+                self._publish(k)
+        if fault is not None:
+            raise fault
+
+    # -- states
+
+    def _buffers(self) -> dict[str, Array]:
+        named = self.module.named_buffers()
+        return {name: array_of(x.view(torch.uint8) if x.dtype == torch.bool else x, name) for name, x in named}
+
+    def _kept(self, index: int, k: int) -> dict[str, Any]:
+        del k
+        shard, found = self._shards[index], dict[str, Any]()
+        for name, x in self.optimizer.state.get(shard, {}).items():
+            if isinstance(x, torch.Tensor):
+                array = array_of(x, name)
+                found[name] = array.reshape(-1) if x.shape == shard.shape and name != "step" else array
+            else:
+                found[name] = x
+        return found
+
+    def _keep(self, index: int, k: int, kept: Mapping[str, Any]) -> None:
+        del k
+        shard = self._shards[index]
+        self.optimizer.state.pop(shard, None)
+        for name, value in kept.items():
+            state = self.optimizer.state[shard]
+            if isinstance(value, list):
+                dtype = value[0].read().dtype
+                array: Array = np.zeros(shard.numel(), dtype)
+                write_shards(array, value)
+                state[name] = tensor_of(array).reshape(shard.shape)
+            else:
+                state[name] = torch.tensor(value) if isinstance(value, np.ndarray) else value
+
+    def _hyperparameters(self) -> Any:
+        groups = [
+            {key: _plain(value) for key, value in group.items() if key != "params"}
+            for group in self.optimizer.param_groups
+        ]
+        return {"name": type(self.optimizer).__name__, "groups": groups}
+
+    def _load_hyperparameters(self, given: Any) -> None:
+        own = self._hyperparameters()
+        if not isinstance(given, Mapping) or given.keys() != own.keys() or given["name"] != own["name"]:
+            raise ValueError(f"the state is not one of {own['name']}: its optimizer is {given!r}")
+        groups = given["groups"]
+        good = isinstance(groups, list) and all(isinstance(group, Mapping) for group in groups)
+        if not good or len(groups) != len(own["groups"]):
+            raise ValueError(f"the optimizer has {len(own['groups'])} groups of parameters, the state others")
+        for group, saved in zip(self.optimizer.param_groups, groups, strict=True):
+            for key, value in saved.items():
+                if key == "params":
+                    raise ValueError("parameters are in no group of a state")
+                before = group.get(key)
+                if isinstance(before, torch.Tensor):
+                    before.fill_(value)
+                else:
+                    group[key] = tuple(value) if isinstance(before, tuple) else value
+
+    def _close(self) -> None:
+        super()._close()
+        if self.stage == 3:
+            for x in self._tensors:
+                x.data = torch.empty(0, dtype=x.dtype)
+
+
+def _arrived(arrive: WeakMethod[Callable[[int], None]], index: int, _: torch.Tensor) -> None:
+    if (method := arrive()) is not None:
+        method(index)
+
+
+def _plain(value: Any) -> Any:
+    """Return a setting of an optimizer's as it is saved."""
+    if isinstance(value, torch.Tensor):
+        return value.item()
+    return [_plain(each) for each in value] if isinstance(value, tuple | list) else value

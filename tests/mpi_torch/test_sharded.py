@@ -1,0 +1,445 @@
+"""Sharded training of modules of torch's: the result of DDP and the same optimizer on every rank."""
+
+import gc
+import weakref
+
+import numpy as np
+import pytest
+import torch
+from mpi4py import MPI
+from support import refused
+
+import mpiagg
+
+pytestmark = pytest.mark.mpi
+
+COMM = MPI.COMM_WORLD
+RANK, SIZE = COMM.Get_rank(), COMM.Get_size()
+STORED = {"stage 1": (1, True), "stage 2": (2, True), "once on a node": (3, True), "divided": (3, False)}
+STEPS, WORDS = 3, 11
+
+
+class Language(torch.nn.Module):
+    """A small model of words: the last weight is the embedding's, a layer is frozen, and a parameter is its own."""
+
+    def __init__(self, frozen=True):
+        super().__init__()
+        self.embedding = torch.nn.Embedding(WORDS, 8)
+        self.places = torch.nn.Parameter(torch.randn(5, 8))
+        self.blocks = torch.nn.ModuleList(
+            torch.nn.Sequential(torch.nn.Linear(8, 13), torch.nn.Tanh(), torch.nn.Linear(13, 8)) for _ in range(3)
+        )
+        self.between = torch.nn.Linear(8, 8).requires_grad_(not frozen)
+        self.norm = torch.nn.BatchNorm1d(5)
+        self.head = torch.nn.Linear(8, WORDS, bias=False)
+        self.head.weight = self.embedding.weight
+
+    def forward(self, x, blocks=3):
+        x = self.embedding(x) + self.places
+        for block in self.blocks[:blocks]:
+            x = x + block(x)
+        return self.head(self.norm(self.between(x)) + self.places)
+
+
+def made(seed=0, dtype=torch.float64):
+    torch.manual_seed(seed)
+    return Language().to(dtype)
+
+
+def batch(step, rank=RANK):
+    generator = torch.Generator().manual_seed(100 * step + rank)
+    return torch.randint(WORDS, (4, 5), generator=generator), torch.randint(WORDS, (4, 5), generator=generator)
+
+
+def loss(found, wanted):
+    return torch.nn.functional.cross_entropy(found.reshape(-1, WORDS).double(), wanted.reshape(-1))
+
+
+def adamw(parameters):
+    return torch.optim.AdamW(parameters, lr=1e-2)
+
+
+OPTIMIZERS = {
+    "sgd": lambda parameters: torch.optim.SGD(parameters, lr=0.1, momentum=0.9),
+    "adamw": adamw,
+    "rmsprop": lambda parameters: torch.optim.RMSprop(parameters, lr=1e-2),
+}
+
+
+def plain(make=adamw, steps=STEPS, clip=None, blocks=3):
+    module = made()
+    optimizer = make(list(module.parameters()))
+    norms = []
+    with (
+        mpiagg.AllReduce(algorithm="direct") as aggregation,
+        mpiagg.DDP(module, aggregation=aggregation, broadcast_buffers=False) as ddp,
+    ):
+        for step in range(steps):
+            x, y = batch(step)
+            optimizer.zero_grad()
+            loss(ddp(x, blocks), y).backward()
+            if clip is not None:
+                norms.append(float(torch.nn.utils.clip_grad_norm_(module.parameters(), clip)))
+            optimizer.step()
+    return {name: x.detach().numpy().copy() for name, x in module.named_parameters()}, norms
+
+
+def sharded(stored, make=adamw, module=None, **keywords):
+    stage, share = STORED[stored]
+    given = {"bucket_bytes": 2000, "algorithm": "direct", **keywords}
+    return mpiagg.Sharded(made(seed=RANK) if module is None else module, make, stage=stage, share=share, **given)
+
+
+def train(training, steps=range(STEPS), blocks=3):
+    norms = []
+    for step in steps:
+        x, y = batch(step)
+        loss(training(x, blocks), y).backward()
+        norms.append(training.step())
+    return norms
+
+
+def equal(found, expected):
+    return all(found[name].tobytes() == expected[name].tobytes() for name in found)
+
+
+def close(found, expected):
+    for name in found:
+        np.testing.assert_allclose(found[name], expected[name], rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("stored", STORED)
+@pytest.mark.parametrize(("name", "split"), [("sgd", "tensors"), ("adamw", "elements"), ("rmsprop", "elements")])
+def test_the_result_is_that_of_ddp(name, stored, split):
+    expected, _ = plain(OPTIMIZERS[name])
+    with sharded(stored, OPTIMIZERS[name], split=split) as training:
+        same = list(training.module.parameters())
+        assert train(training) == [None] * STEPS
+        found = training.weights()
+        assert all(x is y for x, y in zip(same, training.module.parameters(), strict=True))
+        assert all(x.grad is None for x in same)
+        assert found.keys() == (
+            expected.keys() if training.stage == 3 else expected.keys() - {"between.weight", "between.bias"}
+        )
+        assert equal(found, expected)
+    assert not equal(found, {name: x.detach().numpy() for name, x in made().named_parameters()})
+
+
+@pytest.mark.parametrize("stored", STORED)
+@pytest.mark.parametrize("prefetch", [0, 3])
+def test_how_many_are_gathered_ahead_changes_nothing(stored, prefetch):
+    expected, _ = plain()
+    with sharded(stored, prefetch=prefetch) as training:
+        train(training)
+        assert equal(training.weights(), expected)
+
+
+@pytest.mark.parametrize("stored", STORED)
+def test_blocks_are_gathered_together(stored):
+    expected, _ = plain()
+    module = made()
+    with sharded(stored, module=module, layers=list(module.blocks)) as training:
+        train(training)
+        assert equal(training.weights(), expected)
+
+
+@pytest.mark.parametrize("stored", STORED)
+def test_the_module_computes_with_what_was_trained(stored):
+    expected, _ = plain()
+    whole = made()
+    with torch.no_grad():
+        for name, x in whole.named_parameters():
+            x.copy_(torch.from_numpy(expected[name]))
+    x, _ = batch(7)
+    with sharded(stored) as training:
+        train(training)
+        training.module.eval()
+        whole.eval()
+        whole.load_state_dict(dict(training.module.named_buffers()), strict=False)
+        with torch.no_grad():
+            np.testing.assert_allclose(training(x).numpy(), whole(x).numpy(), rtol=1e-12)
+
+
+@pytest.mark.parametrize("stored", STORED)
+def test_gradients_are_clipped_by_the_norm_of_all(stored):
+    expected, norms = plain(clip=0.1)
+    assert min(norms) > 0.1
+    with sharded(stored, clip_norm=0.1) as training:
+        np.testing.assert_allclose(train(training), norms, rtol=1e-9)
+        close(training.weights(), expected)
+
+
+@pytest.mark.parametrize("stored", STORED)
+def test_what_no_rank_has_used_stays_as_it_is(stored):
+    expected, _ = plain(blocks=2)
+    with sharded(stored) as training:
+        train(training, blocks=2)
+        assert equal(training.weights(), expected)
+        before, other = training.weights(), 3 if RANK == 0 or stored == "divided" else 2
+        loss(training(batch(9)[0], other), batch(9)[1]).backward()  # if it may be, one rank alone has a gradient
+        training.step()
+        after = training.weights()
+        assert (before["blocks.2.0.weight"] != after["blocks.2.0.weight"]).any()
+
+
+@pytest.mark.parametrize("stored", STORED)
+def test_gradients_of_several_passes_add_up(stored):
+    module = made()
+    optimizer = adamw(module.parameters())
+    for step in range(2):
+        optimizer.zero_grad()
+        for rank in range(SIZE):
+            for half in range(2):
+                x, y = batch(10 * step + half, rank)
+                (loss(module(x), y) / SIZE).backward()
+        optimizer.step()
+    expected = {name: x.detach().numpy() for name, x in module.named_parameters()}
+    with sharded(stored) as training:
+        for step in range(2):
+            with training.no_sync():
+                x, y = batch(10 * step)
+                loss(training(x), y).backward()
+            x, y = batch(10 * step + 1)
+            loss(training(x), y).backward()
+            training.step()
+        close(training.weights(), expected)
+
+
+@pytest.mark.parametrize("stored", STORED)
+@pytest.mark.parametrize("half", [torch.float16, torch.bfloat16])
+def test_half_precision_is_trained_in_float32(stored, half):
+    if half == torch.bfloat16:
+        pytest.importorskip("ml_dtypes")
+    with sharded(stored, module=made(dtype=half), master_dtype="float32") as training:
+        assert all(x.dtype == torch.float32 for x in training.optimizer.param_groups[0]["params"])
+        train(training)
+        assert training.memory()["masters"] > 0
+        state, found = training.state_dict()["tensors"], training.weights()
+    for name, part in state.items():
+        assert part["values"].dtype == (np.float32 if not name.startswith("between") else found[name].dtype)
+        own = found[name].reshape(-1)[part["start"] : part["stop"]]
+        assert part["values"].astype(own.dtype).tobytes() == own.tobytes()
+        assert np.isfinite(own.astype(np.float32)).all()
+    assert (found["places"] != made(dtype=half).places.detach().float().numpy().astype(found["places"].dtype)).any()
+
+
+def test_activation_checkpoints_gather_again():
+    class Checkpointed(Language):
+        def forward(self, x, blocks=3):
+            x = self.embedding(x) + self.places
+            for block in self.blocks[:blocks]:
+                x = x + torch.utils.checkpoint.checkpoint(block, x, use_reentrant=False)
+            return self.head(self.norm(self.between(x)) + self.places)
+
+    expected, _ = plain()
+    torch.manual_seed(0)
+    with sharded("divided", module=Checkpointed().double()) as training:
+        train(training)
+        close(training.weights(), expected)
+
+
+def test_groups_are_made_by_place():
+    def make(parameters):
+        return torch.optim.AdamW([{"params": parameters[:2], "lr": 0.1}, {"params": parameters[2:], "lr": 0.01}])
+
+    expected, _ = plain(lambda parameters: make([x for x in parameters if x.requires_grad]))
+    with sharded("stage 2", make) as training:
+        scheduler = torch.optim.lr_scheduler.StepLR(training.optimizer, 10)
+        for step in range(STEPS):
+            train(training, [step])
+            scheduler.step()
+        assert equal(training.weights(), expected)
+
+
+def test_muon_has_whole_matrices():
+    if not hasattr(torch.optim, "Muon"):
+        pytest.skip("this torch has no Muon")
+    torch.manual_seed(0)
+    module, other = (torch.nn.Sequential(*(torch.nn.Linear(6, 6, bias=False) for _ in range(3))) for _ in range(2))
+    other.load_state_dict(module.state_dict())
+    x = torch.ones(4, 6)
+
+    def make(parameters):
+        return torch.optim.Muon([x for x in parameters if x.numel()] or [torch.nn.Parameter(torch.zeros(1, 1))], lr=0.1)
+
+    refused(
+        ValueError, "Muon needs whole tensors", mpiagg.Sharded, other, lambda _: torch.optim.Muon([module[0].weight])
+    )
+    optimizer = torch.optim.Muon(module.parameters(), lr=0.1)
+    with mpiagg.Sharded(other, make, stage=2, split="tensors") as training:
+        for _ in range(2):
+            for each in module, training:
+                each(x).square().sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            training.step()
+        for y, z in zip(module.parameters(), other.parameters(), strict=True):
+            np.testing.assert_allclose(y.detach().numpy(), z.detach().numpy(), rtol=1e-4, atol=1e-5)
+
+
+# -- states
+
+
+@pytest.mark.parametrize("stored", STORED)
+def test_a_checkpoint_is_for_any_number_of_ranks_stage_and_units(stored, tmp_path):
+    folder = COMM.bcast(str(tmp_path / "saved"))
+    with sharded(stored) as training:
+        train(training, range(2))
+        mpiagg.save_checkpoint(folder, training.state_dict())
+        saved = training.weights()
+    with sharded(stored, lambda parameters: torch.optim.AdamW(parameters, lr=0.5, betas=(0.5, 0.5))) as training:
+        training.load_state_dict(mpiagg.load_checkpoint(folder))
+        train(training, range(2, STEPS))
+        assert equal(training.weights(), plain()[0])
+    if training.stage < 3:
+        saved |= {name: x.detach().numpy() for name, x in made().named_parameters() if name not in saved}
+    few = COMM.Split(RANK < (SIZE + 1) // 2, RANK)
+    stage, share = STORED[
+        "divided" if stored == "once on a node" else "once on a node" if stored == "divided" else "stage 2"
+    ]
+    units = {"bucket_bytes": 0} if few.size != SIZE else {"bucket_bytes": 2000}
+    module = made()
+    with mpiagg.Sharded(module, adamw, stage=stage, share=share, comm=few, algorithm="direct", **units) as training:
+        training.load_state_dict(mpiagg.load_checkpoint(folder, few))
+        found = training.weights()
+        assert equal(found, saved)
+        for index, shard in training._shards.items():
+            if shard.numel():
+                assert float(training.optimizer.state[shard]["step"]) == 2, index
+        assert int(module.norm.num_batches_tracked) == 2
+    few.Free()
+    COMM.Barrier()
+
+
+def test_states_that_do_not_fit_are_refused():
+    with sharded("stage 2") as training:
+        train(training, range(1))
+        before, state = training.weights(), training.state_dict()
+        optimizer = state["optimizer"]
+        short = {**state["buffers"], "norm.running_mean": np.zeros(1)}
+        for wrong, words in [
+            ({**state, "buffers": {}}, "has not the buffers"),
+            ({**state, "buffers": short}, "buffer norm.running_mean is"),
+            ({**state, "optimizer": {**optimizer, "name": "SGD"}}, "the state is not one of AdamW"),
+            ({**state, "optimizer": {**optimizer, "groups": []}}, "groups of parameters"),
+        ]:
+            refused(ValueError, words, training.load_state_dict, wrong)
+        assert equal(training.weights(), before)
+
+
+# -- errors
+
+
+@pytest.mark.parametrize("stored", ["stage 1", "stage 2", "once on a node"])
+def test_two_passes_before_a_step_are_an_error_on_all(stored):
+    with sharded(stored) as training:
+        before = training.weights()
+        for _ in range(1 + (RANK == 0)):
+            loss(training(batch(0)[0]), batch(0)[1]).backward()
+        error = (mpiagg.PlanError, "got a gradient twice") if RANK == 0 else (mpiagg.MismatchError, "rank 0 raised")
+        refused(*error, training.step)
+        assert equal(training.weights(), before)
+        train(training)
+        assert equal(training.weights(), plain()[0])
+
+
+def test_a_parameter_that_has_made_room_too_early_is_an_error():
+    """Two layers are computed, and their gradients come in the order of the forward pass."""
+
+    class Crossed(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first, self.second = torch.nn.Linear(4, 4), torch.nn.Linear(4, 4)
+
+        def forward(self, x):
+            return self.first(x), self.second(x)
+
+    with mpiagg.Sharded(Crossed(), adamw, stage=3, share=False, bucket_bytes=0, prefetch=0) as training:
+        first, second = training(torch.ones(2, 4))
+        gathered = training._gathering
+        (first.sum() + second.sum()).backward()  # the last one's first: in order
+        training.step()
+        first, second = training(torch.ones(2, 4))
+        first = first.sum()
+        gathered.bring([1], backward=True)
+        gathered.bring = lambda *_, **__: None  # as if nobody had gathered it again
+        first.backward()
+        del gathered.bring
+        refused(mpiagg.PlanError, "made room for other parameters", training.step)
+
+
+@pytest.mark.parametrize(
+    ("error", "words", "arguments"),
+    [
+        (TypeError, "must be a function", {"optimizer": None}),
+        (TypeError, "has made a list", {"optimizer": list}),
+        (ValueError, "no parameters that require", {"module": torch.nn.Linear(2, 2).requires_grad_(False)}),
+        (ValueError, "is not initialised", {"module": torch.nn.LazyLinear(2)}),
+        (TypeError, "trains modules on the CPU", {"module": torch.nn.Linear(2, 2, device="meta")}),
+        (ValueError, "layers must be submodules", {"layers": [torch.nn.Linear(1, 1)], "stage": 3}),
+        (ValueError, "unknown split", {"split": "rows"}),
+        (TypeError, "real numbers", {"module": torch.nn.Linear(2, 2, dtype=torch.complex64)}),
+    ],
+)
+def test_bad_arguments(error, words, arguments):
+    given = {"module": torch.nn.Linear(2, 2), "optimizer": adamw, **arguments}
+    refused(error, words, lambda: mpiagg.Sharded(**given))
+
+
+@pytest.mark.skipif(SIZE == 1, reason="one rank agrees with itself")
+def test_ranks_that_disagree():
+    def make(parameters):
+        return torch.optim.SGD(parameters, lr=0.1 + RANK)
+
+    refused(mpiagg.MismatchError, "ranks disagree", mpiagg.Sharded, torch.nn.Linear(2, 2), make)
+    refused(mpiagg.MismatchError, "ranks disagree", mpiagg.Sharded, torch.nn.Linear(2, 2 + RANK), adamw)
+
+
+def test_an_optimizer_that_fails_on_one_rank_is_an_error_on_all():
+    with sharded("stage 2") as training:
+        step = training.optimizer.step
+
+        def fails():
+            step()
+            if RANK == 0:
+                raise RuntimeError("no more")
+
+        training.optimizer.step = fails
+        loss(training(batch(0)[0]), batch(0)[1]).backward()
+        error = (RuntimeError, "no more") if RANK == 0 else (mpiagg.MismatchError, "rank 0 raised RuntimeError")
+        refused(*error, training.step)
+
+
+# -- memory
+
+
+@pytest.mark.parametrize("stored", STORED)
+def test_a_rank_has_its_part_of_everything(stored):
+    module = torch.nn.Sequential(*(torch.nn.Linear(50, 50) for _ in range(6)))
+    nbytes = sum(4 * x.numel() for x in module.parameters())
+    one, part = 4 * 51 * 50, nbytes / SIZE + 6 * 4
+    stage, share = STORED[stored]
+    with mpiagg.Sharded(module, adamw, stage=stage, share=share, bucket_bytes=one, prefetch=0) as training:
+        module(torch.ones(2, 50)).sum().backward()
+        training.step()
+        held = training.memory()
+    assert held["state"] <= 2 * part
+    assert held["gradients"] <= part
+    assert held["buckets"] == (nbytes if stage == 1 else one)
+    wanted = {"stage 1": nbytes, "stage 2": nbytes, "once on a node": part, "divided": part + one}
+    assert held["parameters"] <= wanted[stored]
+    if stage == 3:
+        assert all(x.numel() == 0 for x in module.parameters())
+
+
+def test_the_module_outlives_it():
+    module = torch.nn.Linear(2, 2)
+    training = mpiagg.Sharded(module, adamw)
+    gone = weakref.ref(training)
+    training.free()
+    training.free()
+    del training
+    gc.collect()
+    assert gone() is None
+    module(torch.ones(1, 2)).sum().backward()
+    assert module.weight.grad is not None
