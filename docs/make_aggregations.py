@@ -25,8 +25,9 @@ def page() -> str:
 
 WORDS = """\
 `mpiagg demo` with each aggregator: a perceptron on handwritten digits (1348 to train with, 449 to test), float64,
-{ranks} ranks, batches of {batch_size}, {epochs} epochs, momentum 0.9, {mpi}. The rate is 0.2, or a lower one where that
-fails. One run, saved in `bench/results/convergence-n4.json`; `python bench/convergence.py` repeats it. Accuracy is that
+{ranks} ranks, batches of {batch_size}, {epochs} epochs, momentum 0.9 (of the aggregation where that has it), {mpi}.
+The rate is 0.2, or a lower one where that fails. One run, saved in `bench/results/convergence-n4.json`;
+`python bench/convergence.py` repeats it. Accuracy is that
 of the worst rank; fewer bytes are those of `allreduce` over those of the row. The time is what a step spends in
 aggregating and waiting, on average over the ranks, which share {cores} cores here and no network: it says what the
 arithmetic costs, on 4810 weights.

@@ -64,6 +64,10 @@ class Exchange(ABC):
             A vector.
         """
 
+    def coordinates(self, starts: Array) -> Array:
+        """Return the coordinates of all values that are taken from ``starts`` on."""
+        return starts
+
     @abstractmethod
     def give(self, vector: Array) -> None:
         """Combine in a vector of zeros what all ranks have taken.
@@ -140,7 +144,8 @@ class Gather(Exchange):
             self._messages.append(_Message(coordinates[:starts], numbers[:values]))
         return self._all_gather(nbytes, image)
 
-    def _coordinates(self, starts: Array) -> Array:
+    def coordinates(self, starts: Array) -> Array:
+        """Return the coordinates of all values that are taken from ``starts`` on."""
         if self._widths is None:
             return starts
         before = np.cumsum(self._widths) - self._widths
@@ -152,12 +157,12 @@ class Gather(Exchange):
         """Write this rank's message."""
         own = self._messages[self._channel.rank]
         own.starts[...] = starts
-        own.values[...] = _taken(self._coordinates(starts), kept)
+        own.values[...] = _taken(self.coordinates(starts), kept)
 
     def give(self, vector: Array) -> None:
         """Add up the values of all messages, in the order of the ranks."""
         for rank, (starts, values) in enumerate(self._messages):
-            coordinates = self._coordinates(starts)
+            coordinates = self.coordinates(starts)
             if not ((coordinates >= 0) & (coordinates < len(vector))).all().item():
                 raise MismatchError(f"rank {rank} has sent coordinates outside of the {len(vector)} that there are")
             vector[coordinates] += values

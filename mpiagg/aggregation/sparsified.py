@@ -49,6 +49,10 @@ class Sparsified(Remembering["_Memory"]):
         rank for ``"blockk"``; there is no other random state.
     op : {"avg", "sum"}
         How values are combined; ``"avg"`` is the sum divided by the number of ranks.
+    momentum : float
+        From 0 to less than 1: the momentum of the optimizer, taken here and not there. Each rank keeps a velocity, u <-
+        momentum u + gradient, and adds it to its memory in place of the gradient; where values are sent, the velocity
+        becomes zero, too. The optimizer steps without momentum then.
 
     Raises
     ------
@@ -65,14 +69,18 @@ class Sparsified(Remembering["_Memory"]):
 
     The learning rate is not in the memory: gradients are kept as they are, and what is sent late is applied with the
     learning rate of that time. As long as the rate is constant, that is the same as keeping ``lr * gradient`` like
-    Stich et al.; once it has fallen, what was kept from before counts less. Apply momentum and weight decay after
-    the aggregation.
+    Stich et al.; once it has fallen, what was kept from before counts less. Apply weight decay after the aggregation.
+
+    An optimizer with momentum must not be used after it: what was kept for t steps comes at once, and momentum goes on
+    with it for as long again, in a direction that is old by then. Training ended worse than without communication that
+    way, with a ratio of 0.05. Give the momentum to the aggregation: then it acts where and when gradients arise.
 
     Cost: for n ranks and K chosen values of s bytes, a rank sends (n-1) K (8 + s) bytes by ``"topk"``; by ``"blockk"``
     (n-1) K s and 8 (n-1) a tensor; by ``"randomk"`` what an all-reduce of K s bytes sends; by ``"threshold"`` about as
     much as ``"topk"`` with the average K of the ranks, in one exchange more, for the counts, and with new requests in
-    each step. Memory: two vectors as long as the tensors, and n messages; while a rank chooses, up to a byte (8 by
-    ``"randomk"`` for ratios above 0.02, or where many magnitudes are equal) for each element of a tensor more.
+    each step. Memory: two vectors as long as the tensors, one more with momentum, and n messages; while a rank chooses,
+    up to a byte (8 by ``"randomk"`` for ratios above 0.02, or where many magnitudes are equal) for each element of a
+    tensor more.
 
     It is wrong for weights; and a waste by ``"topk"`` for a ratio above 2 s / (n (8 + s)), where an all-reduce of
     everything sends less. A threshold must suit the gradients, which shrink in training: else all is sent, or nothing.
@@ -80,10 +88,12 @@ class Sparsified(Remembering["_Memory"]):
     Sources: S. U. Stich, J.-B. Cordonnier, M. Jaggi, "Sparsified SGD with memory", NeurIPS 2018: SGD with a memory
     converges at the rate of SGD by any selection that takes a fixed part of the memory's square norm on average, as
     the first three do; ranks may choose alike or not. That random choices in common need no indices and can be
-    all-reduced is from T. Vogels, S. P. Karimireddy, M. Jaggi, "PowerSGD", NeurIPS 2019.
+    all-reduced is from T. Vogels, S. P. Karimireddy, M. Jaggi, "PowerSGD", NeurIPS 2019. Momentum is that of Y. Lin, S.
+    Han, H. Mao, Y. Wang, W. J. Dally, "Deep gradient compression", ICLR 2018 (arXiv 1712.01887): its momentum
+    correction and momentum factor masking.
     """
 
-    averaged: ClassVar[tuple[str, ...]] = ("kept",)
+    averaged: ClassVar[tuple[str, ...]] = ("kept", "velocities")
 
     def __init__(
         self,
@@ -94,14 +104,16 @@ class Sparsified(Remembering["_Memory"]):
         threshold: float | None = None,
         seed: int = 0,
         op: Literal["avg", "sum"] = "avg",
+        momentum: float = 0.0,
     ) -> None:
         super().__init__(comm)
         self.ratio, self.selection, self.threshold, self.seed, self.op = ratio, selection, threshold, seed, op
+        self.momentum = momentum
 
         def check() -> str:
             self._check_arguments()
             some = f"ratio {self.ratio}" if threshold is None else f"threshold {self.threshold}"
-            return f"Sparsified by {selection}, {some}, seed {self.seed}, op {op}"
+            return f"Sparsified by {selection}, {some}, seed {self.seed}, op {op}, momentum {self.momentum}"
 
         self._channel.agree_on(check)
 
@@ -116,6 +128,7 @@ class Sparsified(Remembering["_Memory"]):
         if self.threshold is not None:
             self.threshold = check_number("threshold", self.threshold, "a finite number above 0", lambda x: x > 0)
         self.seed = check_integer("seed", self.seed, 0)
+        self.momentum = check_number("momentum", self.momentum, "a number from 0 to less than 1", lambda x: 0 <= x < 1)
 
     def _new_memory(self, layout: Layout, tensors: Sequence[Array]) -> _Memory:
         return _Memory(self, self._channel, layout, tensors, self._plan, place=len(self._entries), worth=self._worth())
@@ -159,14 +172,24 @@ class _Memory:
         self.step += 1
         self.plan.sent_bytes = self._fixed_bytes + sum(part.exchange.more_bytes for part in self._parts)
 
+    @property
+    def _velocities(self) -> list[Array]:
+        return [part.velocity for part in self._parts if part.velocity is not None]
+
     def state(self) -> dict[str, Any]:
         """Return the number of steps done, and what is kept: a vector for each dtype; and what its mean counts for."""
-        return {"step": self.step, "worth": self._worth, "kept": [to_host(part.kept) for part in self._parts]}
+        return {
+            "step": self.step,
+            "worth": self._worth,
+            "kept": [to_host(part.kept) for part in self._parts],
+            "velocities": [to_host(velocity) for velocity in self._velocities],
+        }
 
     def check_state(self, state: Mapping[str, Any]) -> str:
         """Raise ValueError if this is not what :meth:`state` returns; return how far it is in words."""
-        expect_keys(state, ("step", "worth", "kept"))
+        expect_keys(state, ("step", "worth", "kept", "velocities"))
         check_arrays("kept", state["kept"], [part.kept for part in self._parts])
+        check_arrays("velocities", state["velocities"], self._velocities)
         return f"after {check_integer('step', state['step'], 0)} steps"
 
     def load(self, state: Mapping[str, Any]) -> None:
@@ -174,6 +197,8 @@ class _Memory:
         self.step = int(state["step"])
         for part, kept in zip(self._parts, state["kept"], strict=True):
             load(part.kept, kept)
+        for own, velocity in zip(self._velocities, state["velocities"], strict=True):
+            load(own, velocity)
 
 
 class _Part:
@@ -187,6 +212,7 @@ class _Part:
         self._key = (owner.seed, *key, channel.rank if owner.selection == "blockk" else 0)
         self.kept = group.device.empty(sum(group.lengths), group.working)
         self.kept.fill(0)
+        self.velocity: Array | None = np.zeros_like(self.kept) if owner.momentum else None
         # What came in, then scratch, then what goes out.
         self._vector = self.kept[:0]
         filled = [(start, stop) for start, stop in ranges(cuts_of(group.lengths)) if start < stop]
@@ -205,10 +231,16 @@ class _Part:
     def load(self, tensors: Sequence[Array], step: int) -> None:
         """Add tensors to what is kept, and take out what is to be sent."""
         self._vector = self._group.pack(tensors)
-        self.kept += self._vector
+        if self.velocity is not None:
+            self.velocity *= self._owner.momentum
+            self.velocity += self._vector
+        self.kept += self._vector if self.velocity is None else self.velocity
         random = np.random.default_rng((*self._key, step))
         chosen = [start + self._chosen(start, stop, k, random) for start, stop, k in self._pieces]
-        self.exchange.take(np.concatenate([self._group.device.empty(0, INDEX), *chosen]), self.kept)
+        starts = np.concatenate([self._group.device.empty(0, INDEX), *chosen])
+        self.exchange.take(starts, self.kept)
+        if self.velocity is not None:
+            self.velocity[self.exchange.coordinates(starts)] = 0
 
     def _chosen(self, start: int, stop: int, k: int, random: np.random.Generator) -> Array:
         """Return which coordinates of a tensor are sent, or where those in a row start."""

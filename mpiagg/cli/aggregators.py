@@ -26,6 +26,8 @@ class Aggregator(NamedTuple):
         Whether values are aggregated as they are: nothing is rounded, left out or approximated on the way.
     learning_rate : float
         With which the demo learns well: lower where gradients come late or ranks go apart, since momentum adds to that.
+    momentum : float
+        Of the demo's optimizer: none where the aggregation has it.
     """
 
     make: Callable[[MPI.Intracomm, str], mpiagg.Aggregation]
@@ -33,6 +35,7 @@ class Aggregator(NamedTuple):
     exact: bool = False
     full_precision: bool = False
     learning_rate: float = 0.2
+    momentum: float = 0.9
 
 
 def _on_a_ring(comm: MPI.Intracomm, _: str) -> mpiagg.Aggregation:
@@ -70,15 +73,20 @@ AGGREGATORS: Final[Mapping[str, Aggregator]] = {
         "the largest 5 % of each gradient",
         learning_rate=0.1,
     ),
+    "dgc": Aggregator(
+        lambda comm, _: mpiagg.Sparsified(comm, ratio=0.05, momentum=0.9),
+        "the same, with momentum before it is chosen",
+        momentum=0,
+    ),
     "sparsified-randomk": Aggregator(
-        lambda comm, _: mpiagg.Sparsified(comm, ratio=0.25, selection="randomk"),
-        "a quarter of each gradient, at random",
-        learning_rate=0.05,
+        lambda comm, _: mpiagg.Sparsified(comm, ratio=0.25, selection="randomk", momentum=0.9),
+        "a quarter of each gradient, at random, with momentum",
+        momentum=0,
     ),
     "sparsified-blockk": Aggregator(
-        lambda comm, _: mpiagg.Sparsified(comm, ratio=0.25, selection="blockk"),
-        "a run of a quarter of each gradient",
-        learning_rate=0.05,
+        lambda comm, _: mpiagg.Sparsified(comm, ratio=0.25, selection="blockk", momentum=0.9),
+        "a run of a quarter of each gradient, with momentum",
+        momentum=0,
     ),
     "sparsified-threshold": Aggregator(
         lambda comm, _: mpiagg.Sparsified(comm, selection="threshold", threshold=0.01), "what is at least 0.01"

@@ -114,7 +114,8 @@ class Trainer:
         self.losses = np.zeros(settings.epochs)
         self.bytes_by_epoch = np.zeros(settings.epochs)
         self.computing = self.communicating = 0.0
-        self._optimizer = Momentum(self.network.parameters(), settings.learning_rate)
+        momentum = AGGREGATORS[settings.aggregator].momentum
+        self._optimizer = Momentum(self.network.parameters(), settings.learning_rate, momentum)
         self._after_epoch = after_epoch
         random = np.random.default_rng(settings.seed)
         self._orders = [random.permutation(len(digits.labels)) for _ in range(settings.epochs)]

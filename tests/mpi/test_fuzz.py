@@ -38,7 +38,7 @@ OF_NEIGHBORS = {
 AGGREGATIONS = {
     "AllReduce": ("comm", "op", "denom", "divide_before", "algorithm", "wire", "by_layer", "backend"),
     "ParameterServer": ("comm", "root"),
-    "Sparsified": ("comm", "ratio", "selection", "threshold", "seed"),
+    "Sparsified": ("comm", "ratio", "selection", "threshold", "seed", "op", "momentum"),
     "PowerSGD": ("comm", "rank", "seed"),
     "Decentralized": ("comm", "peer_selection", "hierarchical", "communication_interval"),
     "NeighborAverage": ("comm", "neighbors", "weights", "communication_interval"),

@@ -50,8 +50,9 @@ def working(dtype):
 class Restated:
     """All ranks at once, tensor by tensor: what each keeps, and what all get."""
 
-    def __init__(self, way, place=0, op="avg"):
+    def __init__(self, way, place=0, op="avg", momentum=0.0):
         self.way, self.place, self.op, self.step, self.kept = way, place, op, 0, None
+        self.momentum, self.velocities = momentum, None
 
     def chosen(self, values, random):
         how = WAYS[self.way]
@@ -69,7 +70,10 @@ class Restated:
         """Return the tensors that all ranks have after a step."""
         work = [working(x.dtype) for x in everyone[0]]
         if self.kept is None:
-            self.kept = [[np.zeros(x.size, w) for x, w in zip(everyone[0], work, strict=True)] for _ in everyone]
+            self.kept, self.velocities = (
+                [[np.zeros(x.size, w) for x, w in zip(everyone[0], work, strict=True)] for _ in everyone]
+                for _ in range(2)
+            )
         after = [np.zeros(x.size, w) for x, w in zip(everyone[0], work, strict=True)]
         dtypes = list(dict.fromkeys(x.dtype for x in everyone[0]))
         for rank, tensors in enumerate(everyone):
@@ -78,12 +82,14 @@ class Restated:
                 dtype: np.random.default_rng([WAYS[self.way].get("seed", 0), self.place, number, salt, self.step])
                 for number, dtype in enumerate(dtypes)
             }
-            for x, kept, result in zip(tensors, self.kept[rank], after, strict=True):
-                np.add(kept, x.ravel(), out=kept, casting="unsafe")
+            for x, kept, velocity, result in zip(tensors, self.kept[rank], self.velocities[rank], after, strict=True):
+                velocity *= self.momentum  # noqa: PLW2901 - in place
+                np.add(velocity, x.ravel(), out=velocity, casting="unsafe")
+                np.add(kept, velocity, out=kept)
                 if x.size:
                     chosen = self.chosen(kept, randoms[x.dtype])
                     result[chosen] += kept[chosen]
-                    kept[chosen] = 0
+                    kept[chosen] = velocity[chosen] = 0
         self.step += 1
         divisor = len(everyone) if self.op == "avg" else 1
         return [
@@ -126,6 +132,32 @@ def test_whole_numbers_are_as_restated(way, op, dtypes):
         kept = kept_of(aggregation)
         assert [x.dtype for x in kept] == [working(np.dtype(dtype)) for dtype in dtypes]
         same([np.concatenate(kept)], [np.concatenate(restated.kept[RANK])])
+
+
+@each_way
+@pytest.mark.parametrize("momentum", [0.5, 0.75])
+@pytest.mark.parametrize("dtypes", [[np.float64], [np.float16, np.float64]], ids=["one", "mixed"])
+def test_momentum_is_corrected_and_masked(way, momentum, dtypes):
+    """What is sent has been accelerated where it was kept, and is without velocity then: momentum of whole numbers."""
+    restated = Restated(way, momentum=momentum)
+    with make(way, momentum=momentum) as aggregation:
+        train(aggregation, restated, range(6), whole, dtypes)
+        velocities = aggregation.state_dict()["memories"][0]["state"]["velocities"]
+        same([np.concatenate(velocities)], [np.concatenate(restated.velocities[RANK])])
+    without = Restated(way)
+    for step in range(6):
+        without.aggregate([whole(rank, step, dtypes) for rank in range(SIZE)])
+    assert np.abs(np.concatenate(without.kept[RANK]) - np.concatenate(restated.kept[RANK])).max() > 0.1
+
+
+def test_with_a_ratio_of_one_momentum_is_masked_away():
+    """All is sent each time: so nothing has any velocity, and gradients come out as they are."""
+    mine = [np.full((2, 3), float(RANK))]
+    with mpiagg.Sparsified(ratio=1, momentum=0.9) as aggregation:
+        for _ in range(3):
+            mine[0][...] = RANK
+            aggregation.aggregate(mine)
+            assert (mine[0] == (SIZE - 1) / 2).all()
 
 
 @pytest.mark.parametrize("way", ["topk", "blockk", "threshold"])

@@ -92,6 +92,7 @@ def state_after(steps):
         (lambda state: state.update(more=1), "keys"),
         (lambda state: state.update(step=-1), "step must be"),
         (lambda state: state.update(step=1.5), "step must be"),
+        (lambda state: state.update(velocities=[np.zeros(3)]), "velocities must be"),
         (lambda state: state.update(kept=[]), "kept must be"),
         (lambda state: state.update(kept=None), "kept must be"),
         (lambda state: state.update(kept=[np.zeros(4)]), "kept must be"),
