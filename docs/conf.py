@@ -47,8 +47,6 @@ autodoc_member_order = "bysource"
 add_module_names = False
 copybutton_exclude = ".linenos, .gp, .go"
 
-smartquotes_action = "qe"  # leave the dashes of options alone
-
 html_theme = "furo"
 html_static_path = ["_static"]
 html_css_files = ["site.css"]
@@ -76,6 +74,13 @@ def link_to_repository(_app: Sphinx, docname: str, content: list[str]) -> None:
     content[0] = re.sub(link, lambda match: match[0] if match["name"].endswith(".png") else target(match), content[0])
 
 
+def options_as_code(_app: Sphinx, _context: object, lines: list[str]) -> None:
+    """Write options that help texts name as code: two hyphens would become a dash."""
+    for index, line in enumerate(lines):
+        if not line.lstrip().startswith(".. "):
+            lines[index] = re.sub(r"(?<![\w`-])(--[a-z][\w-]*)", r"``\1``", line)
+
+
 def every_public_name(app: Sphinx, _env: BuildEnvironment) -> list[str]:
     """Warn of public names that no page of the reference has: the build is strict, so that it fails."""
     objects: dict[str, Any] = app.env.get_domain("py").objects  # type: ignore[attr-defined]
@@ -89,4 +94,6 @@ def every_public_name(app: Sphinx, _env: BuildEnvironment) -> list[str]:
 def setup(app: Sphinx) -> None:
     """Connect the functions above."""
     app.connect("source-read", link_to_repository)
+    for part in ("description", "options", "epilog"):
+        app.connect(f"sphinx-click-process-{part}", options_as_code)
     app.connect("env-updated", every_public_name)
