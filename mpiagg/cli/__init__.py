@@ -1,4 +1,4 @@
-"""The command line: ``mpiagg demo``, ``bench``, ``tune``, ``simulate``, ``trace`` and ``info``.
+"""The command line: ``mpiagg demo``, ``bench``, ``tune``, ``simulate``, ``plan-training``, ``trace`` and ``info``.
 
 Importing it does not import MPI: only a process that is a rank of a job does.
 """
@@ -9,6 +9,7 @@ import mpiagg
 from mpiagg.cli.bench import bench
 from mpiagg.cli.demo import demo
 from mpiagg.cli.info import info
+from mpiagg.cli.plan_training import command as plan_training
 from mpiagg.cli.simulate import simulate
 from mpiagg.cli.trace import trace
 from mpiagg.cli.tune import tune
@@ -23,6 +24,7 @@ def main() -> None:
 main.add_command(demo)
 main.add_command(bench)
 main.add_command(simulate)
+main.add_command(plan_training, "plan-training")
 main.add_command(tune)
 main.add_command(trace)
 main.add_command(info)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable
 from typing import Any, Final
@@ -74,6 +75,36 @@ def parse_nodes(text: str, ranks: int | None = None) -> Layout:
     if ranks not in (None, sum(sizes)):
         raise ValueError(f"{text!r} is a layout of {sum(sizes)} ranks, not of {ranks}")
     return Layout.by_name([node for node, size in enumerate(sizes) for _ in range(size)])
+
+
+def read_layout(ranks: int | None, nodes: str | None) -> Layout:
+    """Return the layout that -n and --nodes say.
+
+    Raises
+    ------
+    click.UsageError
+        If they say none.
+    """
+    if nodes is None:
+        if ranks is None:
+            raise click.UsageError("how many ranks? Give -n, or --nodes with the ranks of each")
+        return Layout.by_name(range(ranks))
+    try:
+        return parse_nodes(nodes, ranks)
+    except ValueError as error:
+        raise click.UsageError(f"--nodes: {error}") from None
+
+
+def time_in_words(seconds: float) -> str:
+    """Return seconds as people read them."""
+    unit = next((unit for unit, length in TIMES.items() if seconds >= length), "ns")
+    return f"{seconds / TIMES[unit]:,.4g} {unit}" if seconds < 10_000 else f"{seconds:,.0f} s"
+
+
+def size_in_words(nbytes: float) -> str:
+    """Return bytes as people read them."""
+    power = min(4, int(math.log2(nbytes) // 10)) if nbytes >= 1 else 0
+    return f"{nbytes / 2 ** (10 * power):,.4g} {('B', 'KiB', 'MiB', 'GiB', 'TiB')[power]}"
 
 
 class Written(click.ParamType):  # type: ignore[type-arg]  # generic in new releases of click only

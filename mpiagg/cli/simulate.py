@@ -20,14 +20,15 @@ from mpiagg.cli import price_plot
 from mpiagg.cli.progress import progress
 from mpiagg.cli.quantities import (
     MOST_RANKS,
-    TIMES,
     Written,
     parse_network,
-    parse_nodes,
     parse_rate,
     parse_slow,
     parse_stragglers,
     parse_time,
+    read_layout,
+    size_in_words,
+    time_in_words,
 )
 from mpiagg.launch import job
 from mpiagg.schedules import Cluster, Collective, Layout, algorithms
@@ -243,7 +244,7 @@ def _question(
     click.UsageError
         If it is not said how many ranks there are or where, or what is said does not fit together.
     """
-    layout = _layout(ranks, nodes)
+    layout = read_layout(ranks, nodes)
     count = len(layout.nodes)
     if slow and nodes is not None and count == 1:
         raise click.UsageError("--slow-node is about links between nodes, and there is one")
@@ -288,17 +289,6 @@ def _with_network(cluster: Cluster, network: tuple[Groups, ...] | Torus, hop: fl
     return cluster
 
 
-def _layout(ranks: int | None, nodes: str | None) -> Layout:
-    if nodes is None:
-        if ranks is None:
-            raise click.UsageError("how many ranks? Give -n, or --nodes with the ranks of each")
-        return Layout.by_name(range(ranks))
-    try:
-        return parse_nodes(nodes, ranks)
-    except ValueError as error:
-        raise click.UsageError(f"--nodes: {error}") from None
-
-
 def _serving(algorithm: str, collective: str) -> tuple[str, ...]:
     """Return the algorithms that are asked for."""
     serving = algorithms(collective)
@@ -310,24 +300,30 @@ def _serving(algorithm: str, collective: str) -> tuple[str, ...]:
 def _tables(question: Question, found: dict[str, Found]) -> Iterator[Table]:
     """Yield what is told, the fastest first."""
     rows = sorted(found.items(), key=lambda entry: entry[1].prediction.seconds)
-    title = f"{question.collective.value} of {_size(question.nbytes)}, {question.where}"
+    title = f"{question.collective.value} of {size_in_words(question.nbytes)}, {question.where}"
     table = _empty(title, "time", "rounds", "busiest\nlink", "latency", "band-\nwidth", "reduc-\ntion")
     for name, (prediction, _) in rows:
         parts = (prediction.latency, prediction.bandwidth, prediction.reduction)
         shares = [f"{100 * part / prediction.seconds if prediction.seconds else 0:.1f}%" for part in parts]
-        table.add_row(name, _time(prediction.seconds), f"{prediction.rounds:,}", _size(prediction.busiest), *shares)
+        table.add_row(
+            name,
+            time_in_words(prediction.seconds),
+            f"{prediction.rounds:,}",
+            size_in_words(prediction.busiest),
+            *shares,
+        )
     yield table
     if len(question.layout.nodes) > 1 and (question.cluster.network or question.cluster.node_alpha is not None):
         table = _empty("bytes that cross, in all", *_levels(question.cluster.network))
         for name, (prediction, _) in rows:
-            table.add_row(name, *map(_size, prediction.crossing))
+            table.add_row(name, *map(size_in_words, prediction.crossing))
         yield table
     if question.noise.jitter or question.noise.stragglers:
         table = _empty(f"{RUNS} runs with chance, from seed {question.seed}", "median", "longest", "of the\nquiet time")
         for name, (prediction, sample) in rows:
             typical = statistics.median(sample)
             ratio = typical / prediction.seconds if prediction.seconds else 1.0
-            table.add_row(name, _time(typical), _time(max(sample)), f"{ratio:.3g}")
+            table.add_row(name, time_in_words(typical), time_in_words(max(sample)), f"{ratio:.3g}")
         yield table
 
 
@@ -346,16 +342,6 @@ def _levels(network: tuple[Groups, ...] | Torus) -> list[str]:
     return ["between\nnodes", *(f"groups of\n{groups.nodes:,}" for groups in network)]
 
 
-def _time(seconds: float) -> str:
-    unit = next((unit for unit, length in TIMES.items() if seconds >= length), "ns")
-    return f"{seconds / TIMES[unit]:,.4g} {unit}" if seconds < 10_000 else f"{seconds:,.0f} s"
-
-
-def _size(nbytes: float) -> str:
-    power = min(4, int(math.log2(nbytes) // 10)) if nbytes >= 1 else 0
-    return f"{nbytes / 2 ** (10 * power):,.4g} {('B', 'KiB', 'MiB', 'GiB', 'TiB')[power]}"
-
-
 def _draw(figure: Any, question: Question) -> None:
     """Draw time against size and against ranks, for all algorithms that can be priced."""
     sizes = [64 * 4**power for power in range(13)]
@@ -371,9 +357,9 @@ def _draw(figure: Any, question: Question) -> None:
                 by_ranks[name] = [each.seconds(question.nbytes) for each in pricings]
             advance()
     left, right = figure.subplots(1, 2)
-    price_plot.draw(left, "size", {size: _size(size) for size in sizes}, by_size, question.where)
+    price_plot.draw(left, "size", {size: size_in_words(size) for size in sizes}, by_size, question.where)
     ranks = [smaller.layout.size for smaller in fewer]
-    price_plot.draw(right, "ranks", {count: f"{count:,}" for count in ranks}, by_ranks, _size(question.nbytes))
+    price_plot.draw(right, "ranks", {count: f"{count:,}" for count in ranks}, by_ranks, size_in_words(question.nbytes))
     figure.suptitle(question.collective.value)
     handles = {
         label: line for axes in (left, right) for line, label in zip(*axes.get_legend_handles_labels(), strict=True)
