@@ -11,6 +11,7 @@ import json
 import subprocess
 import sys
 import tempfile
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from matplotlib.figure import Figure
 from mpiagg.cli.aggregators import AGGREGATORS
 
 RANKS = 4
+EXACT = "allreduce"
 RESULTS = Path(__file__).parent / "results" / f"convergence-n{RANKS}.json"
 
 
@@ -31,19 +33,40 @@ def train(aggregator: str, folder: Path) -> dict[str, Any]:
     return told
 
 
+COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000")
+"""Okabe and Ito's, which people who are colour-blind can tell apart; lines and marks differ as well."""
+MARKS = "osD^vPX"
+MOST = len(COLOURS)
+"""Lines in a panel, beside the one that all panels have."""
+
+
+def panels(names: list[str]) -> list[list[str]]:
+    """Return the aggregators of each panel, in their order: no more than can be told apart, and as many in each."""
+    others = [name for name in names if name != EXACT]
+    count = -(-len(others) // MOST)
+    cuts = [len(others) * panel // count for panel in range(count + 1)]
+    return [others[first:last] for first, last in pairwise(cuts)]
+
+
 def draw(results: list[dict[str, Any]], path: Path) -> None:
-    """Draw the loss of each aggregator over the bytes that a rank has sent."""
-    figure = Figure(figsize=(10, 6), layout="constrained")
-    axes = figure.subplots()
-    for place, result in enumerate(results):
-        style = ("-", "--", ":", "-.")[place // 10]
-        axes.plot(result["bytes_by_epoch"], result["losses"], style, label=result["settings"]["aggregator"])
-    axes.set(
-        xscale="log", yscale="log", xlabel="bytes that a rank has sent, on average", ylabel="mean loss of an epoch"
-    )
-    axes.set_title(f"Handwritten digits on {RANKS} ranks, {results[0]['settings']['epochs']} epochs")
-    figure.legend(loc="outside right upper", fontsize="small")
-    figure.savefig(path, dpi=150)
+    """Draw the loss of each aggregator over the bytes that a rank has sent, beside that of the exact mean."""
+    found = {result["settings"]["aggregator"]: result for result in results}
+    shown = panels(list(found))
+    figure = Figure(figsize=(9, 4 * -(-len(shown) // 2)), layout="constrained")
+    grid = figure.subplots(-(-len(shown) // 2), 2, sharex=True, sharey=True, squeeze=False)
+    for axes in grid.flat[len(shown) :]:
+        axes.set_visible(False)
+    for axes, names in zip(grid.flat, shown, strict=False):
+        for name, colour, mark in zip([EXACT, *names], ("#999999", *COLOURS), "." + MARKS, strict=False):
+            style = {"color": colour, "marker": mark, "markersize": 3.5, "linewidth": 3 if name == EXACT else 1.3}
+            axes.plot(found[name]["bytes_by_epoch"], found[name]["losses"], label=name, **style)
+        axes.set(xscale="log", yscale="log")
+        axes.grid(alpha=0.3)
+        axes.legend(fontsize="small")
+    figure.supxlabel("bytes that a rank has sent, on average")
+    figure.supylabel("mean loss of an epoch")
+    figure.suptitle(f"Handwritten digits on {RANKS} ranks, {results[0]['settings']['epochs']} epochs; a mark an epoch")
+    figure.savefig(path, dpi=120)
 
 
 def main() -> None:

@@ -13,6 +13,7 @@ import click
 import pytest
 import snippets
 
+import mpiagg
 from mpiagg import cli
 from mpiagg.cli.aggregators import AGGREGATORS
 from mpiagg.launch import start as launch
@@ -38,6 +39,11 @@ def test_quick_start_is_two_commands():
 def test_algorithms_page_is_up_to_date():
     made = runpy.run_path(str(TOP / "docs" / "make_algorithms.py"))
     assert (TOP / "docs" / "algorithms.md").read_text() == made["page"](), "run: python docs/make_algorithms.py"
+
+
+def test_the_guide_lists_every_name():
+    listed = (TOP / "docs" / "guide.md").read_text().split("## Every name")[1]
+    assert [name for name in mpiagg.__all__ if f"`{name}`" not in listed] == []
 
 
 def test_pictures_for_students_are_up_to_date():

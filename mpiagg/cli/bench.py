@@ -125,7 +125,9 @@ mpiexec -n 8 mpiagg bench                 is a rank of that job
 
 
 @click.command(epilog=_EXAMPLES)
-@click.argument("collective", type=click.Choice([entry.value for entry in Collective]), default="allreduce")
+@click.argument(
+    "collective", type=click.Choice([entry.value for entry in Collective]), default="allreduce", metavar="[COLLECTIVE]"
+)
 @job.ranks_option(default=2)
 @click.option("-a", "--algorithm", multiple=True, help="What to measure; repeatable.  [default: auto and all]")
 @click.option("--beside", multiple=True, type=click.Choice(PEERS), help="A peer to measure, too; needs torch.")

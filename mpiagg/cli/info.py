@@ -6,6 +6,7 @@ import json
 import sys
 from collections.abc import Callable
 from dataclasses import asdict
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import click
@@ -36,16 +37,27 @@ MOST_HOSTS: Final = 8
 SICK: Final = 1
 """The exit status where a problem is an error."""
 
+_PRINTED: Final = "-"
+"""The file that stands for the standard output."""
+
 _LINEAR: Final = ("OMP_", "OPENBLAS_", "MKL_")
 _OWN: Final = ("MPIAGG_", "MPI4PY_", "CUDA_")
 _OTHERS: Final = {"MPICH": ("OMPI_MCA_",), "Open MPI": ("MPIR_CVAR_", "MPICH_", "I_MPI_", "MV2_")}
 
 
 @click.command(epilog=_EXAMPLES)
-@click.option("--json", "as_json", is_flag=True, help="Print it as JSON.")
+@click.option(
+    "--json",
+    "json_file",
+    is_flag=False,
+    flag_value=_PRINTED,
+    type=click.Path(dir_okay=False, writable=True, allow_dash=True, path_type=Path),
+    metavar="[FILE]",
+    help="Save the numbers; without a file, print them in place of the tables.",
+)
 @click.option("--probe", is_flag=True, help="Also try it out, between two ranks of this node.")
 @click.option("--memory", type=click.Choice(list(probing.MEMORIES)), default="cuda", hidden=True)
-def info(*, as_json: bool, probe: bool, memory: str) -> None:
+def info(*, json_file: Path | None, probe: bool, memory: str) -> None:
     """Tell what mpiagg finds: the MPI library, launcher, ranks, nodes, shared memory, GPUs; and problems with remedies.
 
     The exit status is 1 where a problem is an error, and 0 otherwise.
@@ -69,7 +81,7 @@ def info(*, as_json: bool, probe: bool, memory: str) -> None:
         if mine.rank:
             sys.exit(0)
         facts.of_mpi(mine, fault)
-        _tell(Report(_standard(), [mine]), as_json=as_json)
+        _tell(Report(_standard(), [mine]), json_file=json_file)
         sys.exit(SICK)
 
     def work(world: MPI.Intracomm) -> int:
@@ -77,7 +89,7 @@ def info(*, as_json: bool, probe: bool, memory: str) -> None:
         report = Report(_standard(), facts.gather(world, mine), probed)
         _check_table(report)
         if world.rank == 0:
-            _tell(report, as_json=as_json)
+            _tell(report, json_file=json_file)
         return SICK * any(problem.level == "error" for problem in problems(report))
 
     from mpi4py import MPI  # noqa: PLC0415 - only a process that is a rank may load MPI
@@ -128,10 +140,13 @@ def as_record(report: Report) -> dict[str, Any]:
     }
 
 
-def _tell(report: Report, *, as_json: bool) -> None:
-    if as_json:
-        click.echo(json.dumps(as_record(report), indent=1))
-        return
+def _tell(report: Report, *, json_file: Path | None) -> None:
+    if json_file is not None:
+        numbers = json.dumps(as_record(report), indent=1)
+        if str(json_file) == _PRINTED:
+            click.echo(numbers)
+            return
+        json_file.write_text(numbers + "\n")
     console = job.console()
     console.print(_overview(report))
     if any(rank.visible for rank in report.ranks):

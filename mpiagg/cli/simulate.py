@@ -110,7 +110,11 @@ mpiagg simulate all -n 512 --network torus:8x8x8 --jitter 1us --stragglers 1:1ms
 @click.argument("algorithm", type=Written("algorithm", _read_algorithm))
 @click.option("-n", "ranks", type=click.IntRange(1, MOST_RANKS), help="How many ranks.")
 @click.option(
-    "--collective", type=click.Choice([entry.value for entry in Collective]), default=Collective.ALLREDUCE.value
+    "--collective",
+    type=click.Choice([entry.value for entry in Collective]),
+    default=Collective.ALLREDUCE.value,
+    metavar="NAME",
+    help=f"Any of {', '.join(entry.value for entry in Collective)}.",
 )
 @click.option(
     "--bytes", "nbytes", type=Written("size", parse_size), default="100M", help="Of the vector; suffixes K, M, G."

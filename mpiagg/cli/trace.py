@@ -85,7 +85,7 @@ def events(timeline: Timeline) -> list[Event]:
     timed: list[Event] = []
     for recording in timeline.recordings:
         pid = recording.rank + 1  # 0 is the idle task's
-        about.append(_about("process_name", pid, pid, name=f"rank {recording.rank} on {recording.host}"))
+        about.append(_about("process_name", pid, pid, name=f"rank {recording.rank} ({recording.host})"))
         about.append(_about("process_sort_index", pid, pid, sort_index=recording.rank))
         for number, (name, slices) in enumerate(_tracks(timeline, recording)):
             tid = pid + number * recording.size

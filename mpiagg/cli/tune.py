@@ -200,7 +200,7 @@ def _printed(settings: Settings, collective: Collective, layout: Layout, lengths
     )
     printed.add_column("bytes", justify="right", no_wrap=True)
     for column in ("memory", "takes", "by", "because"):
-        printed.add_column(column)
+        printed.add_column(column, overflow="fold")
     prices = {memory: Prices(collective, layout, memory) for memory in Memory} if layout.size > 1 else {}
     for nbytes in lengths:
         told: dict[tuple[str, str, str], list[tuple[Memory, bool]]] = {}
@@ -243,15 +243,19 @@ def _reason(found: Found, nbytes: int, prices: Prices | None) -> str:
     if found.row is not None and found.row.times:
         times = found.row.times
         nearest = min(times, key=lambda length: abs(math.log((length + 1) / (nbytes + 1))))
-        return f"measured at {nearest:,} B: {'; '.join(_fastest(times[nearest]))}"
+        return f"measured at {nearest:,} B: {'; '.join(_priced(str(found.choice), times[nearest]))}"
     if found.choice.native:
         return "it was measured on nodes and virtual clusters: docs/performance.md"
     if prices is None:
         return "there is nobody else"
     predicted = {str(choice): taken for choice, taken in prices.seconds(nbytes).items()}
-    return f"the model says {'; '.join(_fastest(predicted))}"
+    return f"the model says {'; '.join(_priced(str(found.choice), predicted))}"
 
 
-def _fastest(times: Mapping[str, float]) -> Iterator[str]:
-    for name in sorted(times, key=times.__getitem__)[:SHOWN]:
-        yield f"{name} {1e6 * times[name]:,.1f} us"
+def _priced(chosen: str, times: Mapping[str, float]) -> Iterator[str]:
+    """Yield the time of what is chosen, and then those of the fastest others."""
+    if chosen not in times:
+        yield f"{chosen} was not timed"
+    others = sorted((name for name in times if name != chosen), key=times.__getitem__)
+    shown = [chosen, *others[: SHOWN - 1]] if chosen in times else others[:SHOWN]
+    yield from (f"{name} {1e6 * times[name]:,.1f} us" for name in shown)

@@ -48,7 +48,7 @@ def alltoallv(
 
     Returns
     -------
-    numpy.ndarray
+    numpy.ndarray or cupy.ndarray
         The rows from rank 0, then those from rank 1, and so on: ``out`` if it was given.
 
     Raises
@@ -100,7 +100,7 @@ def allgatherv(
 
     Returns
     -------
-    numpy.ndarray
+    numpy.ndarray or cupy.ndarray
         The rows of rank 0, then those of rank 1, and so on: ``out`` if it was given.
 
     Raises

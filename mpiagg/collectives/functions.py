@@ -75,7 +75,7 @@ def allreduce(
 
     Returns
     -------
-    numpy.ndarray
+    numpy.ndarray or cupy.ndarray
         The reduction, of x's shape and dtype, with the same bits on all ranks: ``out`` if it was given.
 
     Raises
@@ -123,7 +123,7 @@ def reduce(
 
     Returns
     -------
-    numpy.ndarray or None
+    numpy.ndarray, cupy.ndarray or None
         On the root the reduction, of x's shape and dtype; None elsewhere.
 
     Raises
@@ -157,7 +157,7 @@ def reduce_scatter(
 
     Returns
     -------
-    numpy.ndarray
+    numpy.ndarray or cupy.ndarray
         On rank r ``numpy.array_split(reduction, size)[r]``: the first axis is cut evenly, and the first
         ``len(x) % size`` ranks get one row more.
 
@@ -194,7 +194,7 @@ def scan(
 
     Returns
     -------
-    numpy.ndarray
+    numpy.ndarray or cupy.ndarray
         The reduction of the arrays of this rank and all before it: ``out`` if it was given.
 
     Raises
@@ -230,7 +230,7 @@ def exscan(
 
     Returns
     -------
-    numpy.ndarray or None
+    numpy.ndarray, cupy.ndarray or None
         The reduction of the arrays of all ranks before this one; None on rank 0, which has none before it.
 
     Raises

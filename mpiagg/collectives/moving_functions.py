@@ -36,7 +36,7 @@ def broadcast(
 
     Returns
     -------
-    numpy.ndarray
+    numpy.ndarray or cupy.ndarray
         The root's values: ``out`` if it was given.
 
     Raises
@@ -71,7 +71,7 @@ def allgather(
 
     Returns
     -------
-    numpy.ndarray
+    numpy.ndarray or cupy.ndarray
         An array of shape ``(size, *x.shape)``; row r is rank r's x.
 
     Raises
@@ -109,7 +109,7 @@ def gather(
 
     Returns
     -------
-    numpy.ndarray or None
+    numpy.ndarray, cupy.ndarray or None
         On the root an array of shape ``(size, *x.shape)``, whose row r is rank r's x; None elsewhere.
 
     Raises
@@ -150,7 +150,7 @@ def scatter(
 
     Returns
     -------
-    numpy.ndarray
+    numpy.ndarray or cupy.ndarray
         This rank's row, of shape ``x.shape[1:]``: ``out`` if it was given.
 
     Raises
@@ -185,7 +185,7 @@ def alltoall(
 
     Returns
     -------
-    numpy.ndarray
+    numpy.ndarray or cupy.ndarray
         An array of x's shape, whose part s is what rank s had for this rank: ``out`` if it was given.
 
     Raises

@@ -58,7 +58,7 @@ def neighbor_allgather(
 
     Returns
     -------
-    numpy.ndarray
+    numpy.ndarray or cupy.ndarray
         An array of shape ``(number of sources, *x.shape)``: part k is the array of ``sources[k]``. It is ``out`` if
         that was given.
 
@@ -114,7 +114,7 @@ def neighbor_allgatherv(
 
     Returns
     -------
-    numpy.ndarray
+    numpy.ndarray or cupy.ndarray
         The rows of the first source, then those of the second, and so on: ``out`` if it was given.
 
     Raises
@@ -159,7 +159,7 @@ def neighbor_alltoall(
 
     Returns
     -------
-    numpy.ndarray
+    numpy.ndarray or cupy.ndarray
         An array with a row for each source: row k came from ``sources[k]``. It is ``out`` if that was given.
 
     Raises
@@ -212,7 +212,7 @@ def neighbor_alltoallv(
 
     Returns
     -------
-    numpy.ndarray
+    numpy.ndarray or cupy.ndarray
         The rows from the first source, then those from the second, and so on: ``out`` if it was given.
 
     Raises

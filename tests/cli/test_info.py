@@ -1,6 +1,7 @@
 """``mpiagg info``: how it tells what it finds, alone, under launchers, and under those of another library."""
 
 import json
+from pathlib import Path
 
 import pytest
 
@@ -26,7 +27,7 @@ def told(capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "200")
 
     def told(*ranks, **more):
-        _tell(Report("5.0", list(ranks), **more), as_json=False)
+        _tell(Report("5.0", list(ranks), **more), json_file=None)
         return " ".join(capsys.readouterr().out.split())
 
     return told
@@ -83,7 +84,7 @@ def test_health_is_told(told):
 
 def test_json_has_the_same(capsys):
     ranks = [rank(0, 0, [A, B]), rank(1, 0, [A, B], troubles=[RAIN])]
-    _tell(Report("5.0", ranks, Probed(able=False, reason="signal 11")), as_json=True)
+    _tell(Report("5.0", ranks, Probed(able=False, reason="signal 11")), json_file=Path("-"))
     saved = json.loads(capsys.readouterr().out)
     assert list(saved) == [
         *("mpiagg", "mpi4py", "mpi", "standard", "threads", "launcher", "nodes", "ranks"),
@@ -123,6 +124,15 @@ def test_without_a_gpu_the_probe_says_so(mpiagg):
     probe = json.loads(done.out)["probe"]
     assert probe["able"] is None
     assert "no CUDA device" in probe["reason"] or "CUDA devices need CuPy" in probe["reason"]
+
+
+def test_the_numbers_are_saved_beside_the_tables(mpiagg, tmp_path):
+    done = mpiagg("info", "--json", str(tmp_path / "info.json"))
+    assert done.status == 0, done.err
+    assert json.loads((tmp_path / "info.json").read_text())["nodes"] == [[0]]
+    assert "mpi4py" in done.out
+    with pytest.raises(json.JSONDecodeError):
+        json.loads(done.out)
 
 
 def test_a_job_is_told_of_by_one_rank(run):

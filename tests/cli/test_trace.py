@@ -180,7 +180,7 @@ def test_processes_are_named_and_operations_say_what_they_are():
         )
     )
     about = [(event["name"], event["pid"], event["args"]) for event in found if event["ph"] == "M"]
-    assert ("process_name", 1, {"name": "rank 0 on a"}) in about
+    assert ("process_name", 1, {"name": "rank 0 (a)"}) in about
     assert ("process_sort_index", 2, {"sort_index": 1}) in about
     assert ("thread_name", 1, {"name": "MainThread"}) in about
     (args,) = [event["args"] for event in found if event["ph"] == "B" and event["pid"] == 1 and "args" in event]

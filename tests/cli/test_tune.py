@@ -88,7 +88,7 @@ def test_what_is_forced_is_shown(invoke):
 @pytest.fixture
 def table(tmp_path):
     """Return the path of a table."""
-    times = {1024: {"ring": 2e-6, "tree": 1e-6, "direct": 3e-6, "circulant": 4e-6}}
+    times = {1024: {"ring": 2e-6, "tree": 1e-6, "direct": 3e-6, "tree, 2 lanes": 4e-6}}
     row = Row(Collective.ALLREDUCE, Choice("tree", 2), 4096, 4, Spread.ONE_NODE, None, times)
     write_table(tmp_path / "t.json", Table("", (row,), Origin(Layout.of([4]), "MPICH", {})))
     return str(tmp_path / "t.json")
@@ -103,8 +103,16 @@ def test_a_table_is_shown_with_its_times(invoke, table, how):
         status, output = invoke(*arguments, MPIAGG_TUNING=table)
     assert status == 0
     assert "2,048 any tree, 2 lanes row 1 of" in output
-    assert "measured at 1,024 B: tree 1.0 us; ring 2.0 us; direct 3.0 us" in output
+    assert "measured at 1,024 B: tree, 2 lanes 4.0 us; tree 1.0 us; ring 2.0 us" in output  # its own time first
     assert re.search(r"32,768 shared shared row \d+ of the default table", output)  # what the table has no row for
+
+
+def test_what_was_not_timed_is_not_explained_by_the_time_of_another(invoke, tmp_path):
+    times = {1024: {"ring": 2e-6, "direct": 3e-6}}
+    row = Row(Collective.ALLREDUCE, Choice("tree"), 4096, 4, Spread.ONE_NODE, None, times)
+    write_table(tmp_path / "t.json", Table("", (row,), Origin(Layout.of([4]), "MPICH", {})))
+    _, output = invoke("--show", "--collective", "allreduce", "-m", "2K:2K", "--table", str(tmp_path / "t.json"))
+    assert "measured at 1,024 B: tree was not timed; ring 2.0 us; direct 3.0 us" in output
 
 
 def test_a_table_is_not_shown_for_another_layout(invoke, table):
