@@ -97,6 +97,7 @@ class Question:
             yield replace(self, layout=layout, cluster=cluster)
 
 
+_VERBS: Final = [collective.value for collective in Collective]
 _EXAMPLES: Final = """\b
 mpiagg simulate ring -n 1024 --bytes 100M --alpha 2us --bandwidth 25GB/s
 mpiagg simulate all -n 1024 --nodes 128 --node-alpha 0.3us --node-bandwidth 50GB/s
@@ -110,11 +111,7 @@ mpiagg simulate all -n 512 --network torus:8x8x8 --jitter 1us --stragglers 1:1ms
 @click.argument("algorithm", type=Written("algorithm", _read_algorithm))
 @click.option("-n", "ranks", type=click.IntRange(1, MOST_RANKS), help="How many ranks.")
 @click.option(
-    "--collective",
-    type=click.Choice([entry.value for entry in Collective]),
-    default=Collective.ALLREDUCE.value,
-    metavar="NAME",
-    help=f"Any of {', '.join(entry.value for entry in Collective)}.",
+    "--collective", type=click.Choice(_VERBS), default=_VERBS[0], metavar="NAME", help=", ".join(_VERBS) + "."
 )
 @click.option(
     "--bytes", "nbytes", type=Written("size", parse_size), default="100M", help="Of the vector; suffixes K, M, G."
