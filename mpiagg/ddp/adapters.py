@@ -24,14 +24,38 @@ class Parameter(Protocol):
         """The values."""
 
 
+class Source(Protocol):
+    """A stream in which a library that is not ours computes gradients on a device; the same object each time."""
+
+    def copy(self, pairs: Sequence[tuple[Any, Any]]) -> None:
+        """Copy gradients to where they go, (to, from) as that library has them, behind what the stream has to do."""
+
+    def inside(self) -> AbstractContextManager[object]:
+        """Return a block in which it is the thread's present stream."""
+
+
 class HookedParameter(Parameter, Protocol):
-    """A parameter that tells when its gradient is complete."""
+    """A parameter that tells when its gradient is complete.
+
+    Attributes
+    ----------
+    on_host : bool
+        Whether it lies on the host.
+    """
+
+    on_host: bool
 
     def on_gradient(self, call: Callable[[], None]) -> Callable[[], None]:
         """Call this whenever a backward pass has completed the gradient; return what ends that."""
 
     def brought_to(self, view: Array) -> Array | None:
         """Return the gradient; if it can be, as the view of a bucket, to which it has been copied."""
+
+    def source(self) -> Source:
+        """Return the stream in which a gradient on a device has just been computed."""
+
+    def pair(self, view: Array) -> tuple[Any, Any] | None:
+        """Return what :meth:`Source.copy` copies to bring the gradient to the view of a bucket; None if it cannot."""
 
 
 @dataclass

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from operator import itemgetter
 from typing import Any, Final
@@ -11,6 +11,7 @@ from typing import Any, Final
 import numpy as np
 
 from mpiagg.arrays import Array, Device, Form, accelerator_of, cuts_of, ranges, same_memory, settle
+from mpiagg.ddp.adapters import Source
 
 FIRST_BUCKET_BYTES: Final = 2**20
 """How long the first bucket is at most: it is full early in the backward pass, so that sending starts early."""
@@ -77,27 +78,45 @@ class Bucket:
         self._pick = picked if len(members) > 1 else lambda gradients: (picked(gradients),)
         accelerator = accelerator_of(self.vector)
         self._brought_in = None if accelerator is None else accelerator.stream()
+        self._source: Source | None = None
+        self._pairs: list[tuple[Any, Any]] = []
         settle(self.vector)
 
     def when_brought_in(self) -> AbstractContextManager[object]:
         """Return a block in which what is asked of a device waits for all gradients, whatever stream they came in."""
         return nullcontext() if self._brought_in is None else self._brought_in
 
-    def place(self, index: int, gradient: Array | None) -> None:
-        """Bring a parameter's gradient in, unless it is there; a missing one counts as zeros."""
-        view = self.views[index]
-        if gradient is None:
-            view.fill(0)
-        elif gradient is not view and (_surely_apart(gradient, view) or not same_memory(gradient, view)):
-            np.copyto(view, gradient)
+    def place(self, gradients: Mapping[int, Array | None]) -> None:
+        """Bring some parameters' gradients in, unless they are there; a missing one counts as zeros."""
+        for index, gradient in gradients.items():
+            view = self.views[index]
+            if gradient is None:
+                view.fill(0)
+            elif gradient is not view and (_surely_apart(gradient, view) or not same_memory(gradient, view)):
+                np.copyto(view, gradient)
         if self._brought_in is not None:
             self._brought_in.follow()
+
+    def take(self, pair: tuple[Any, Any], source: Source) -> None:
+        """Have a gradient copied by its source, together with others that come from there."""
+        if source is not self._source:  # those so far are waited for where they come from
+            self.close()
+            self._source = source
+        self._pairs.append(pair)
+
+    def close(self) -> None:
+        """Have all that was taken copied, and wait for that before the bucket is sent."""
+        if self._source is not None:
+            source, pairs, self._source, self._pairs = self._source, self._pairs, None, []
+            source.copy(pairs)
+            if self._brought_in is not None:
+                with source.inside():
+                    self._brought_in.follow()
 
     def pack(self, gradients: Sequence[Array | None], copied: Collection[int] | None = None) -> None:
         """Bring all the gradients in; those that are ``copied``, where that is known of arrays of NumPy's."""
         if copied is None:
-            for index in self.views:
-                self.place(index, gradients[index])
+            self.place({index: gradients[index] for index in self.views})
         elif len(copied) == len(gradients):
             np.concatenate(self._pick(gradients), axis=None, out=self.vector)
         else:

@@ -11,6 +11,7 @@ from mpiagg.arrays import Array
 from mpiagg.ddp.adapters import HookedParameter
 from mpiagg.ddp.launching import Launcher
 from mpiagg.errors import PlanError
+from mpiagg.plans.background import threads_allowed
 
 
 class Hooks:
@@ -40,6 +41,8 @@ class Hooks:
         begin: WeakMethod[Callable[[], bool]],
     ) -> None:
         self._parameters, self._views, self._launcher, self._begin = parameters, views, launcher, begin
+        # What is left to a thread wherever that may call MPI: a device computes while this thread asks for more.
+        self._drives = not threads_allowed()
         self._ends = [parameter.on_gradient(partial(self._arrive, index)) for index, parameter in enumerate(parameters)]
 
     def _arrive(self, index: int) -> None:
@@ -54,10 +57,18 @@ class Hooks:
                 f"parameter {index} got a gradient twice before sync_gradients(); "
                 "to add up those of several backward passes, run all but the last inside no_sync()"
             )
-        else:
+        elif parameter.on_host:
             self._launcher.place(index, self._gradient(parameter, self._views[index]))
+        else:
+            source, pair = parameter.source(), parameter.pair(self._views[index])
+            if pair is None:
+                with source.inside():
+                    self._launcher.place(index, self._gradient(parameter, self._views[index]))
+            else:
+                self._launcher.take(index, pair, source)
         parameter.grad = None
-        self._launcher.drive()
+        if parameter.on_host or self._drives:
+            self._launcher.drive()
 
     def _gradient(self, parameter: HookedParameter, view: Array) -> Array | None:
         try:

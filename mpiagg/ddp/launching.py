@@ -6,6 +6,7 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any, Protocol
 
 from mpiagg.arrays import Array
+from mpiagg.ddp.adapters import Source
 from mpiagg.ddp.buckets import Bucket
 from mpiagg.ddp.finite import FiniteCheck, unwarned
 
@@ -64,11 +65,22 @@ class Launcher:
     def place(self, index: int, gradient: Array | None) -> None:
         """Bring a gradient in, None being zeros, and start the buckets whose turn has come."""
         number = self._number_of[index]
-        self._buckets[number].place(index, gradient)
+        self._buckets[number].place({index: gradient})
+        self._arrived(index, number)
+
+    def take(self, index: int, pair: tuple[Any, Any], source: Source) -> None:
+        """Bring a gradient in that its source copies, at the latest when it is the last of its bucket."""
+        number = self._number_of[index]
+        self._buckets[number].take(pair, source)
+        self._arrived(index, number)
+
+    def _arrived(self, index: int, number: int) -> None:
         self.placed.add(index)
         self._missing[number] -= 1
-        if len(self.placed) < len(self._number_of):  # the last bucket has nothing left to hide behind
-            self._launch()
+        if not self._missing[number]:
+            self._buckets[number].close()
+            if len(self.placed) < len(self._number_of):  # the last bucket has nothing left to hide behind
+                self._launch()
 
     def _launch(self) -> None:
         """Start the buckets whose turn has come."""
@@ -95,8 +107,10 @@ class Launcher:
         """
         for number, bucket in enumerate(self._buckets):
             if copied is None:
-                for index in bucket.views.keys() - self.placed:
-                    self.place(index, gradients[index])
+                missing = bucket.views.keys() - self.placed
+                bucket.place({index: gradients[index] for index in missing})
+                for index in missing:
+                    self._arrived(index, number)
             else:
                 bucket.pack(gradients, copied)
                 self._missing[number] = 0

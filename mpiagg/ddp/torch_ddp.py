@@ -213,7 +213,8 @@ class TorchDDP(SavedModule, DDP):
             return super()._begin()
         if not (self._pass_syncs and self._steps.begin()):
             return False
-        self._queue()
+        if not self._queued:  # which is asked for each gradient
+            self._queue()
         return True
 
     def _on_gradient(self, _: object) -> None:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
-from functools import lru_cache
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager, nullcontext
 from operator import attrgetter, is_
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 from weakref import WeakMethod, WeakValueDictionary
 
 import numpy as np
@@ -15,6 +14,7 @@ from mpi4py import MPI
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from mpiagg.arrays import HOST, Array, device_of, find_device
+from mpiagg.ddp.torch_streams import TorchSource, is_on_host, present_source, stream_of
 from mpiagg.errors import PlanError
 
 DEVICES: Final = ("cpu", "cuda")
@@ -60,7 +60,7 @@ def array_of(tensor: torch.Tensor, name: str) -> Array:
 
 def _over(tensor: torch.Tensor) -> Array:
     """Return an array over a tensor's memory, of whose dtype NumPy has one."""
-    if tensor.device.type == "cpu":
+    if is_on_host(tensor):
         return np.asarray(tensor.numpy())
     find_device(f"cuda:{tensor.device.index}")  # says what is wrong, if anything is
     import cupy  # noqa: PLC0415 - CuPy is an extra
@@ -78,41 +78,6 @@ def tensor_of(array: Array) -> torch.Tensor:
     return torch.from_numpy(array) if device is HOST else torch.as_tensor(array, device=device.name)
 
 
-@contextmanager
-def stream_of(tensor: torch.Tensor) -> Iterator[None]:
-    """Ask a tensor's device in torch's present stream, in this block, so that it follows torch's work."""
-    if tensor.device.type == "cpu":
-        yield
-        return
-    import cupy  # noqa: PLC0415 - CuPy is an extra
-
-    ordinal = tensor.device.index
-    with cupy.cuda.Device(ordinal), _stream_at(ordinal, torch.cuda.current_stream(tensor.device).cuda_stream):
-        yield
-
-
-@lru_cache(maxsize=256)
-def _stream_at(ordinal: int, pointer: int) -> AbstractContextManager[object]:
-    """Return a stream of torch's as one of CuPy's, for the present device of a number.
-
-    A hook asks for it once a gradient. torch has few streams, which it never gives back; CuPy's object owns nothing.
-    """
-    del ordinal
-    import cupy  # noqa: PLC0415 - CuPy is an extra
-
-    return cupy.cuda.Stream.from_external(_TorchStream(pointer))  # type: ignore[no-any-return]  # CuPy has no types
-
-
-class _TorchStream(NamedTuple):
-    """A stream of torch's, as other libraries take it: torch's own streams say this only in newer versions."""
-
-    pointer: int
-
-    def __cuda_stream__(self) -> tuple[int, int]:
-        """Return the version of the protocol, and the stream."""
-        return 0, self.pointer
-
-
 def _bfloat16() -> np.dtype[Any]:
     try:
         import ml_dtypes  # noqa: PLC0415 - optional
@@ -127,6 +92,7 @@ class TorchParameter:
 
     def __init__(self, name: str, tensor: torch.nn.Parameter) -> None:
         self._name, self.tensor = name, tensor
+        self.on_host, self._ordinal = is_on_host(tensor), tensor.device.index
         # The view of the bucket that was last the gradient, as an array and as a tensor: it mostly comes again.
         self._shown: tuple[Array | None, torch.Tensor | None] = None, None
 
@@ -143,7 +109,7 @@ class TorchParameter:
             return None
         if gradient is self._shown[1]:
             return self._shown[0]
-        usual = gradient.dtype is torch.float32 and gradient.device.type == "cpu"
+        usual = self.on_host and gradient.dtype is torch.float32 and gradient.device.type == "cpu"
         if usual and gradient.layout is torch.strided and not gradient.is_neg():
             return np.asarray(gradient.detach().numpy())
         return array_of(gradient.resolve_conj().resolve_neg(), f"the gradient of parameter {self._name}")
@@ -168,15 +134,21 @@ class TorchParameter:
             into.copy_(gradient.detach())
         return view
 
+    def source(self) -> TorchSource:
+        """Return the stream in which a gradient on a device has just been computed."""
+        return present_source(self._ordinal)
+
+    def pair(self, view: Array) -> tuple[torch.Tensor, torch.Tensor] | None:
+        """Return the view of a bucket and the gradient, both as tensors, where torch can copy the one to the other."""
+        gradient = self.tensor.grad
+        if gradient is None or gradient.device != self.tensor.device or gradient.layout is not torch.strided:
+            return None
+        into: Any = self._shown[1] if view is self._shown[0] else self._tensor_of(view)
+        return into, gradient
+
     def on_gradient(self, call: Callable[[], None]) -> Callable[[], None]:
         """Call this whenever a backward pass has completed the gradient; return what ends that."""
-
-        def called(_: torch.Tensor) -> None:
-            with stream_of(self.tensor):
-                call()
-
-        on_host = self.tensor.device.type == "cpu"
-        handle = self.tensor.register_post_accumulate_grad_hook((lambda _: call()) if on_host else called)
+        handle = self.tensor.register_post_accumulate_grad_hook(lambda _: call())
         _HOOKED[id(self.tensor)] = self.tensor
 
         def end() -> None:
@@ -278,7 +250,7 @@ class TorchAdapter:
         self.sparse = [x for _, x in trained if id(x) in rare]
         self.parameters = [TorchParameter(name, x) for name, x in trained if id(x) not in rare]
         self.hooked = self.parameters
-        self._accelerated = next((x for _, x in self._tensors() if x.device.type != "cpu"), None)
+        self._accelerated = next((x for _, x in self._tensors() if not is_on_host(x)), None)
         self._trained = [x for _, x, *_ in self._known]
         self._states = list(map(_STATE, self._trained))
         self._modules = list(module.modules())

@@ -12,7 +12,7 @@ torch = pytest.importorskip("torch")
 @pytest.fixture
 def made(monkeypatch):
     """Return the streams that were made of torch's, each the pointer that it says."""
-    from mpiagg.ddp import torch_modules
+    from mpiagg.ddp import torch_streams
 
     made = []
 
@@ -24,16 +24,17 @@ def made(monkeypatch):
 
     cuda = SimpleNamespace(Device=lambda _: nullcontext(), Stream=SimpleNamespace(from_external=from_external))
     monkeypatch.setitem(sys.modules, "cupy", SimpleNamespace(cuda=cuda))
-    torch_modules._stream_at.cache_clear()
+    torch_streams._source_at.cache_clear()
     yield made
-    torch_modules._stream_at.cache_clear()
+    torch_streams._source_at.cache_clear()
 
 
 def test_a_stream_is_wrapped_once_and_not_once_a_gradient(made, monkeypatch):
-    from mpiagg.ddp.torch_modules import stream_of
+    from mpiagg.ddp import torch_streams
+    from mpiagg.ddp.torch_streams import stream_of
 
     pointer = [0]
-    monkeypatch.setattr(torch.cuda, "current_stream", lambda _: SimpleNamespace(cuda_stream=pointer[0]))
+    monkeypatch.setattr(torch_streams, "_present_stream", lambda _: pointer[0])
     on = [SimpleNamespace(device=SimpleNamespace(type="cuda", index=index)) for index in range(2)]
     for _ in range(160):
         with stream_of(on[0]):

@@ -57,6 +57,28 @@ def test_ranks_together_train_like_one_on_the_host(comm, side_stream, overlap, c
     assert states == [states[0]] * comm.size
 
 
+@pytest.mark.parametrize("cap", [0, 25 * 2**20])
+def test_gradients_that_come_in_several_streams(comm, cap):
+    layers = torch.nn.ModuleList(torch.nn.Linear(700, 300, dtype=torch.float64) for _ in range(6)).to("cuda")
+    streams, present = [torch.cuda.Stream() for _ in range(2)], torch.cuda.current_stream()
+    ones = torch.ones(5, 700, dtype=torch.float64, device="cuda")
+    with mpiagg.DDP(layers, comm, bucket_bytes=cap) as ddp:
+        for step in range(STEPS):
+            layers.zero_grad(set_to_none=step != 1)
+            found = []
+            for number, layer in enumerate(layers):
+                stream = streams[number % 2]
+                stream.wait_stream(present)
+                with torch.cuda.stream(stream):  # in which autograd computes the gradients, too
+                    found.append(layer(ones * (comm.rank + step)).sum())
+            for stream in streams:
+                present.wait_stream(stream)
+            sum(found).backward()
+            ddp.sync_gradients()
+            mean = 5 * ((comm.size - 1) / 2 + step)
+            assert all((layer.weight.grad == mean).all() and (layer.bias.grad == 5).all() for layer in layers)
+
+
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32], ids=str)
 def test_gradients_of_every_dtype_are_averaged(comm, dtype):
     model = torch.nn.Linear(300, 200, device="cuda", dtype=dtype)

@@ -13,7 +13,7 @@ from mpi4py import MPI
 import mpiagg
 from mpiagg.plans import binding, bound
 from mpiagg.plans import choices as tuning
-from mpiagg.transport import channel_of
+from mpiagg.transport import Gate, channel_of
 
 pytestmark = pytest.mark.mpi
 
@@ -139,6 +139,22 @@ def test_mapped_vectors_are_reduced_by_one_kernel_and_not_copied(comm, rank, siz
 
     call()
     assert counts(log_of(call)) == (Counter(fold=1) if size > 1 else Counter())
+
+
+@pytest.mark.usefixtures("device")
+def test_a_mapped_plan_waits_twice_for_the_device_and_at_two_gates(comm, size, monkeypatch):
+    vector, come, gates = registered(irregular(100_000, comm.rank), comm), Gate.come, []
+    monkeypatch.setattr(Gate, "come", lambda gate: gates.append(gate) or come(gate))
+    with mpiagg.allreduce_init(vector, out=vector, comm=comm) as plan:
+        plan()
+        vector.fill(1)
+        gates.clear()
+        standin.LOG.clear()
+        plan()
+    # For the input, and for the kernel: the four points at which the host has a hand in it.
+    waits = standin.LOG.counts()["done"]
+    assert (waits, len(gates)) == ((2, 2) if size > 1 else (1, 0))
+    assert not standin.LOG.of("synchronise")
 
 
 @pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16])
