@@ -159,7 +159,11 @@ class Sharded(Training):
 
         self._layers_asked: list[list[int]] | None = None
         self._channel.agree_on(check)
-        self._lay_out()
+        try:
+            self._lay_out()
+        except Exception:
+            self._close()
+            raise
 
     # -- states
 

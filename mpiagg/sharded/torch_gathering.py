@@ -8,8 +8,6 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_flatten
 
-from mpiagg.arrays import Array
-from mpiagg.ddp.torch_modules import tensor_of
 from mpiagg.errors import PlanError
 from mpiagg.sharded.storage import Divided
 
@@ -166,8 +164,3 @@ class Gathering:
         """Gather no more."""
         while self._handles:
             self._handles.pop().remove()
-
-
-def placed_in(tensor: torch.nn.Parameter, array: Array) -> None:
-    """Let a parameter lie in the memory of an array."""
-    tensor.data = tensor_of(array)

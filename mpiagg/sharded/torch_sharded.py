@@ -18,7 +18,7 @@ from mpiagg.errors import PlanError
 from mpiagg.sharded.sharded import Sharded, check_split
 from mpiagg.sharded.states import write_shards
 from mpiagg.sharded.storage import Divided, Storage, Whole, storage_for
-from mpiagg.sharded.torch_gathering import Gathering, layers_of, owners_of, placed_in
+from mpiagg.sharded.torch_gathering import Gathering, layers_of, owners_of
 
 WHOLE: Final = ("Muon", "Adafactor")
 """The optimizers of torch's that need whole tensors."""
@@ -110,6 +110,7 @@ class TorchSharded(Sharded):
             array = array_of(x.view(torch.uint8) if x.dtype == torch.bool else x, name)
             broadcast(array, root=0, out=array, comm=self.comm)
         arrays = [array_of(x, name) for name, x in zip(self._names_of, self._tensors, strict=True)]
+        before = [x.data for x in self._tensors]
         units = self._units
         trained = [k for k, unit in enumerate(units) if self._tensors[unit.members[0]].requires_grad]
         storage: Storage
@@ -122,8 +123,8 @@ class TorchSharded(Sharded):
         for index, x in enumerate(self._tensors):
             k = unit_of[index]
             place = storage.place(k) if isinstance(storage, Divided) else storage.views(k)
-            placed_in(x, place[index])
-        self._gathering = None
+            x.data = tensor_of(place[index])
+        self._gathering: Gathering | None = None
         if isinstance(storage, Divided):
             owners = owners_of(module, self._tensors)
             self._gathering = Gathering(storage, owners, unit_of, ahead=self._turns > 1)
@@ -133,7 +134,13 @@ class TorchSharded(Sharded):
             told = partial(_arrived, WeakMethod(self._arrive), index)
             hook = self._tensors[index].register_post_accumulate_grad_hook(told)
             self._open.append(hook.remove)
-        self._channel.agree_on(self._make_optimizer)
+        try:
+            self._channel.agree_on(self._make_optimizer)
+        except Exception:
+            for x, old in zip(self._tensors, before, strict=True):
+                x.data = old
+            self._tensors = []
+            raise
 
     def _make_optimizer(self) -> str:
         """Make the optimizer of this rank's parts, and return in words how it steps."""
@@ -309,6 +316,8 @@ class TorchSharded(Sharded):
 
     def _close(self) -> None:
         super()._close()
+        self._shards = {}
+        self.__dict__.pop("optimizer", None)  # what it has of the parameters lies in memory that is to be given back
         if self.stage == 3:
             for x in self._tensors:
                 x.data = torch.empty(0, dtype=x.dtype)

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from restated import result, same_bits, values
-from support import fill_recorder
+from support import fill_recorder, refused
 
 import mpiagg
 from mpiagg.arrays import address
@@ -365,3 +365,28 @@ def test_memory_that_was_promised_is_there(comm, alone):
     assert resident(x) >= x.nbytes
     with pytest.raises(MemoryError, match="bytes of shared memory each, and"):
         mpiagg.empty(2**45, np.uint8, comm=comm)
+
+
+# -- memory that a node has once
+
+
+def test_memory_that_a_node_has_once(comm):
+    node, memory = channel_of(comm).node, channel_of(comm).memory.host
+    x = memory.once(8 * node.size).view(np.int64)
+    assert (x == 0).all()
+    comm.Barrier()
+    x[node.place] = node.place + 1
+    comm.Barrier()
+    assert x.tolist() == list(range(1, node.size + 1))
+    part = x[:1]
+    del x
+    memory.collect()
+    assert part[0] == 1  # what is still in use stays
+    comm.Barrier()
+    del part
+    memory.collect()
+    assert not memory._common
+
+
+def test_more_than_a_node_has_is_refused_on_all_ranks(comm):
+    refused(MemoryError, "shared memory are wanted", channel_of(comm).memory.host.once, 2**50)

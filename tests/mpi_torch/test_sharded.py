@@ -432,6 +432,19 @@ def test_a_rank_has_its_part_of_everything(stored):
         assert all(x.numel() == 0 for x in module.parameters())
 
 
+@pytest.mark.parametrize("stored", STORED)
+def test_a_function_that_fails_leaves_the_module_as_it_was(stored):
+    def fails(_):
+        raise RuntimeError("no optimizer")
+
+    module = made()
+    refused(RuntimeError, "no optimizer", lambda: sharded(stored, fails, module))
+    for x, y in zip(module.parameters(), made().parameters(), strict=True):
+        assert (x == y).all()
+    loss(module(batch(0)[0]), batch(0)[1]).backward()
+    assert module.places.grad is not None
+
+
 def test_the_module_outlives_it():
     module = torch.nn.Linear(2, 2)
     training = mpiagg.Sharded(module, adamw)
