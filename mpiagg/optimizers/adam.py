@@ -199,4 +199,4 @@ class LAMB(_Moments):
 def square_of(x: Any) -> float:
     """Return the sum of the squares of a block of real numbers, in float64."""
     wide = x.astype(np.float64)
-    return float((wide * wide).sum())
+    return float((wide * wide).sum().item())

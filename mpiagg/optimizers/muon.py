@@ -136,7 +136,7 @@ def orthogonal(matrix: Array, steps: int) -> Any:
     x: Any = matrix.astype(np.float32) if matrix.dtype.itemsize < 4 else matrix
     turned = x.shape[0] > x.shape[1]
     x = x.T if turned else x
-    x = x / max(float(np.sqrt((x * x).sum())), 1e-7)
+    x = x / max(math.sqrt((x * x).sum().item()), 1e-7)
     for _ in range(steps):
         gram = x @ x.T
         x = a * x + (b * gram + c * (gram @ gram)) @ x

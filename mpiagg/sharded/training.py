@@ -13,6 +13,7 @@ from mpi4py import MPI
 from mpiagg.arrays import Array, Form
 from mpiagg.collectives.flags import Flags
 from mpiagg.collectives.functions import allreduce
+from mpiagg.optimizers.adam import square_of
 from mpiagg.sharded.division import Part, Unit
 from mpiagg.sharded.gradients import Gradients
 from mpiagg.sharded.storage import Storage
@@ -151,8 +152,7 @@ class Training:
             return None
         squares = np.zeros(1)
         for own in self._gradients.own.values():
-            wide = own.astype(np.float64, copy=False)
-            squares += float((wide * wide).sum())
+            squares += square_of(own)
         norm = math.sqrt(float(allreduce(squares, comm=self.comm)[0]))
         factor = min(1.0, self.clip_norm / (norm + 1e-6))  # as torch.nn.utils.clip_grad_norm_ has it
         if factor < 1:
