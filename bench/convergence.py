@@ -18,6 +18,7 @@ from typing import Any
 from matplotlib.figure import Figure
 
 from mpiagg.cli.aggregators import AGGREGATORS
+from mpiagg.cli.summary import COLOURS, MARKS
 
 RANKS = 4
 EXACT = "allreduce"
@@ -33,9 +34,6 @@ def train(aggregator: str, folder: Path) -> dict[str, Any]:
     return told
 
 
-COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000")
-"""Okabe and Ito's, which people who are colour-blind can tell apart; lines and marks differ as well."""
-MARKS = "osD^vPX"
 MOST = len(COLOURS)
 """Lines in a panel, beside the one that all panels have."""
 

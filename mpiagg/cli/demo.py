@@ -18,9 +18,13 @@ from mpiagg.schedules import Collective, algorithm
 if TYPE_CHECKING:
     from mpi4py import MPI
 
+MOST: Final = 7
+"""Aggregators in one picture, beside the serial training."""
+
 _EXAMPLES: Final = """\b
 mpiagg demo                starts 4 ranks on this machine
 mpiexec -n 8 mpiagg demo   is a rank of that job
+mpiagg demo --aggregator allreduce --aggregator power-sgd   compares two
 mpiagg demo --kill-rank 2 --at-step 50   goes on without that rank
 """
 
@@ -38,7 +42,13 @@ def _served(name: str) -> str:
 @click.command(epilog=_EXAMPLES)
 @job.ranks_option(default=4)
 @click.option(
-    "--aggregator", type=click.Choice(list(AGGREGATORS)), default="allreduce", help="What averages over the ranks."
+    "--aggregator",
+    "aggregators",
+    type=click.Choice(list(AGGREGATORS)),
+    metavar="NAME",
+    multiple=True,
+    default=("allreduce",),
+    help=f"What averages over the ranks; repeatable, up to {MOST} times, to compare. {', '.join(AGGREGATORS)}.",
 )
 @click.option(
     "--algorithm",
@@ -72,7 +82,7 @@ def demo(
     plot: Path,
     json_file: Path | None,
     learning_rate: float | None,
-    aggregator: str,
+    aggregators: tuple[str, ...],
     kill_rank: int | None,
     at_step: int,
     **options: object,
@@ -87,11 +97,15 @@ def demo(
         raise click.ClickException(
             "the demo learns scikit-learn's digits; install them with: pip install 'mpiagg[demo]'"
         )
-    if learning_rate is None:
-        learning_rate = AGGREGATORS[aggregator].learning_rate
-    settings = Settings(aggregator=aggregator, learning_rate=learning_rate, **options)  # type: ignore[arg-type]  # as declared above
-    if settings.aggregator != "allreduce" and settings.algorithm != "auto":
-        raise click.UsageError(f"--algorithm is for --aggregator allreduce, not for {settings.aggregator}")
+    if len(aggregators) > (MOST if kill_rank is None else 1):
+        raise click.UsageError(f"--aggregator can be given {MOST} times, and with --kill-rank once")
+    every = [
+        Settings(aggregator=name, learning_rate=learning_rate or AGGREGATORS[name].learning_rate, **options)  # type: ignore[arg-type]  # as declared above
+        for name in dict.fromkeys(aggregators)
+    ]
+    for settings in every:
+        if settings.aggregator != "allreduce" and settings.algorithm != "auto":
+            raise click.UsageError(f"--algorithm is for --aggregator allreduce, not for {settings.aggregator}")
 
     if kill_rank is not None and launch.launched_ranks() is None:
         _check_that_ranks_may_die(kill_rank, ranks)
@@ -102,16 +116,17 @@ def demo(
 
         death = None if kill_rank is None else surviving.Death(kill_rank, at_step)
         try:
-            with progress("training", settings.epochs, "epochs", shown=world.rank == 0) as advance:
+            with progress("training", len(every) * every[0].epochs, "epochs", shown=world.rank == 0) as advance:
                 if death is None:
-                    result = training.work(settings, world, after_epoch=advance)
+                    results = [training.work(settings, world, after_epoch=advance) for settings in every]
                 else:
-                    result = surviving.work(settings, world, death, after_epoch=advance)
+                    results = [surviving.work(every[0], world, death, after_epoch=advance)]
         except click.ClickException as error:  # the same on all ranks
             if world.rank == 0:
                 error.show()
             return error.exit_code
-        return 0 if result is None else summary.report(result, plot, json_file)
+        told = [result for result in results if result is not None]
+        return summary.report(told, plot, json_file) if told else 0
 
     job.run(ranks, work, () if kill_rank is None else launch.SURVIVING)
 

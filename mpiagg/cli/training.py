@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
@@ -14,12 +15,15 @@ import mpiagg
 from mpiagg.cli.aggregators import AGGREGATORS
 from mpiagg.cli.network import Labels, Momentum, Network, Values
 from mpiagg.cli.settings import Settings
+from mpiagg.transport import channel_of
 
 if TYPE_CHECKING:
     from mpi4py import MPI
 
 HIDDEN: Final = 64
 CLASSES: Final = 10
+TIMED: Final = 50
+"""So many all-reduces of the MPI library's are timed."""
 
 
 class Digits(NamedTuple):
@@ -52,6 +56,14 @@ class Result:
         What a rank had sent at the end of each epoch, on average.
     steps : int
         How often each rank has stepped its optimizer.
+    serial_seconds : float
+        What the same training took on rank 0 alone, while the others slept.
+    serial_losses : list of float
+        Its mean loss of each epoch.
+    native_seconds : float
+        What the MPI library's own all-reduce of the gradients would have taken in all steps, of the slowest rank.
+    crowded : bool
+        Whether more ranks than processors were on rank 0's node.
     """
 
     settings: Settings
@@ -64,6 +76,15 @@ class Result:
     bytes_sent: list[int] | None
     bytes_by_epoch: list[float]
     steps: int
+    serial_seconds: float = math.nan
+    serial_losses: list[float] = field(default_factory=list)
+    native_seconds: float = math.nan
+    crowded: bool = False
+
+    @property
+    def share_of_communication(self) -> float:
+        """How much of the ranks' time went into communicating, and waiting for slower ranks."""
+        return sum(self.communicating) / (sum(self.computing) + sum(self.communicating))
 
     @property
     def ranks(self) -> int:
@@ -211,7 +232,37 @@ def together(trainer: Trainer, comm: MPI.Intracomm) -> Result | None:
     # The MPI library's own collective: what is checked must not take part in the check.
     everyone = np.empty((comm.size, weights.size + len(facts)))
     comm.Gather(np.concatenate([weights, facts]), everyone)
-    return _compare(trainer.settings, digits, everyone, weights.size) if comm.rank == 0 else None
+    native = _native_seconds(comm, weights.size) * trainer.steps
+    result = None
+    if comm.rank == 0:
+        crowded = channel_of(comm).node.crowded
+        result = replace(
+            _compare(trainer.settings, digits, everyone, weights.size), native_seconds=native, crowded=crowded
+        )
+    _wait_asleep(comm)
+    return result
+
+
+def _native_seconds(comm: MPI.Intracomm, length: int) -> float:
+    """Return what the MPI library's own all-reduce of so many values takes, of the slowest rank; collective."""
+    from mpi4py import MPI  # noqa: PLC0415 - only a process that is a rank may load MPI
+
+    vector, taken = np.zeros(length), []
+    for _ in range(TIMED):
+        comm.Barrier()
+        start = time.perf_counter()
+        MPI.Intracomm.Allreduce(comm, MPI.IN_PLACE, vector)
+        taken.append(time.perf_counter() - start)
+    slowest = np.array(taken)
+    MPI.Intracomm.Allreduce(comm, MPI.IN_PLACE, slowest, op=MPI.MAX)
+    return float(np.median(slowest))
+
+
+def _wait_asleep(comm: MPI.Intracomm) -> None:
+    """Wait for all ranks and leave the processor to them: the serial training is timed; collective."""
+    request = comm.Ibarrier()
+    while not request.Test():
+        time.sleep(0.01)
 
 
 def _train_together(trainer: Trainer, comm: MPI.Intracomm) -> None:
@@ -252,4 +303,6 @@ def _compare(settings: Settings, digits: Digits, everyone: Values, count: int) -
         bytes_sent=None if settings.algorithm == "native" else bytes_by_epoch[:, -1].astype(np.int64).tolist(),
         bytes_by_epoch=bytes_by_epoch.mean(axis=0).tolist(),
         steps=serial.steps,
+        serial_seconds=serial.computing,
+        serial_losses=serial.losses.tolist(),
     )

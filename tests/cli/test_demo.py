@@ -90,20 +90,54 @@ def test_faults_are_found():
 
 def test_a_fault_is_the_exit_status(monkeypatch, capsys, tmp_path):
     monkeypatch.setattr(summary.job, "vendor", lambda: "Some MPI 1.0")
-    assert summary.report(RESULT, tmp_path / "loss.png", None) == 0
-    assert summary.report(replace(RESULT, losses=[math.nan]), tmp_path / "loss.png", None) == 1
+    assert summary.report([RESULT], tmp_path / "loss.png", None) == 0
+    assert summary.report([replace(RESULT, losses=[math.nan])], tmp_path / "loss.png", None) == 1
     assert "Error: the training diverged" in capsys.readouterr().err
 
 
 def test_without_matplotlib_one_line_says_what_to_install(monkeypatch, tmp_path):
     monkeypatch.setitem(__import__("sys").modules, "matplotlib.figure", None)
-    assert 'pip install "mpiagg[plot]"' in summary.draw(RESULT, tmp_path / "loss.png")
+    assert 'pip install "mpiagg[plot]"' in summary.draw([RESULT], tmp_path / "loss.png")
     assert not (tmp_path / "loss.png").exists()
+
+
+def test_ranks_that_outnumber_processors_get_a_hint(monkeypatch, capsys, tmp_path):
+    monkeypatch.setattr(summary.job, "vendor", lambda: "Some MPI 1.0")
+    for crowded in (False, True):
+        summary.report([replace(RESULT, crowded=crowded)], tmp_path / "loss.png", None)
+        assert ("Hint: 2 ranks share fewer processors" in capsys.readouterr().out) == crowded
+
+
+def test_the_tables_say_what_communication_and_one_process_take(monkeypatch, capsys, tmp_path):
+    monkeypatch.setattr(summary.job, "vendor", lambda: "Some MPI 1.0")
+    summary.report([replace(RESULT, serial_seconds=0.125, native_seconds=0.25)], tmp_path / "loss.png", None)
+    said = " ".join(capsys.readouterr().out.split())
+    assert "on the slowest rank (s) │ 6.000" in said
+    assert "on one process (s) │ 0.125" in said
+    assert "70%" in said  # 7 of 10 seconds
+    assert "0.250" in said
+
+
+def test_the_picture_has_whole_epochs_the_serial_curve_and_every_aggregator(monkeypatch, tmp_path):
+    figure = pytest.importorskip("matplotlib.figure").Figure
+    drawn = []
+    monkeypatch.setattr(figure, "savefig", lambda self, *_, **__: drawn.append(self))
+    one = replace(RESULT, serial_losses=[1.0, 0.4])
+    summary.draw([one, replace(one, settings=replace(RING, aggregator="power-sgd"))], tmp_path / "loss.png")
+    (axes,) = drawn[0].axes
+    assert [text.get_text().split(",")[0] for text in axes.get_legend().get_texts()] == [
+        "one process",
+        "allreduce",
+        "power-sgd",
+    ]
+    assert len({line.get_color() for line in axes.lines}) == 3
+    assert all(float(tick).is_integer() for tick in axes.get_xticks())
+    assert len(summary.COLOURS) == len(summary.MARKS) == 7  # and the serial training
 
 
 def test_with_matplotlib_the_loss_is_drawn(tmp_path):
     pytest.importorskip("matplotlib")
-    assert "loss.png" in summary.draw(RESULT, tmp_path / "loss.png")
+    assert "loss.png" in summary.draw([RESULT], tmp_path / "loss.png")
     assert (tmp_path / "loss.png").read_bytes().startswith(b"\x89PNG")
 
 
@@ -114,6 +148,8 @@ def test_with_matplotlib_the_loss_is_drawn(tmp_path):
         (["--algorithm", "bees"], "known: auto, native, ring, tree"),
         (["--aggregator", "decentralized", "--algorithm", "ring"], "--algorithm is for --aggregator allreduce"),
         (["-n", "0"], "x>=1"),
+        (["--aggregator", "allreduce"] * 8, "--aggregator can be given 7 times"),
+        (["--aggregator", "allreduce"] * 2 + ["--kill-rank", "1"], "with --kill-rank once"),
     ],
 )
 def test_bad_arguments_are_told_with_the_known_names(arguments, words):
@@ -233,6 +269,21 @@ def test_every_aggregator_learns(run_ranks):
     sent = {name: nbytes for name, (_, nbytes, _) in told.items()}
     for name, saving in [("allreduce-fp16", 3.9), ("allreduce-u8", 7), ("power-sgd", 7), ("local-sgd-outer", 50)]:
         assert sent[name] * saving < sent["allreduce"], name
+
+
+def test_several_aggregators_are_compared(mpiagg, tmp_path):
+    names = ("allreduce", "allreduce-u8")
+    options = [option for name in names for option in ("--aggregator", name)]
+    done = mpiagg("demo", "-n", "2", "--epochs", "2", *options, "--json", str(tmp_path / "demo.json"))
+    assert done.status == 0, done.err
+    told = json.loads((tmp_path / "demo.json").read_text())
+    assert [each["settings"]["aggregator"] for each in told] == list(names)
+    for each in told:
+        assert each["serial_seconds"] > 0
+        assert each["native_seconds"] > 0
+        assert len(each["serial_losses"]) == 2
+    assert told[0]["serial_losses"] == pytest.approx(told[0]["losses"])
+    assert told[1]["serial_losses"] != pytest.approx(told[1]["losses"], rel=1e-12)
 
 
 def test_it_is_a_rank_where_mpiexec_has_started_it(run):
