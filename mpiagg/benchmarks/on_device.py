@@ -63,10 +63,9 @@ def title(device: Accelerator, channel: Channel) -> str:
     way = "are of the device's memory (CUDA-aware)" if channel.aware else "go by way of the host (staged)"
     reason = own.reason if own.able == channel.aware else "as all ranks have agreed; mpiagg info tells why"
     model = facts(device).get("model", device.identity)
-    return (
-        f"# on {device.name}, {model}; vectors of up to {BY_WAY_OF_HOST // 2**10} KiB go to the host as a whole\n"
-        f"# messages of longer ones {way}: {reason}"
-    )
+    short = f"vectors of up to {BY_WAY_OF_HOST // 2**10} KiB go to the host as a whole"
+    long = "" if channel.aware or channel.node.size < channel.size else "; longer ones by slots that ranks map"
+    return f"# on {device.name}, {model}; {short}{long}\n# messages of longer ones {way}: {reason}"
 
 
 @dataclass(frozen=True)

@@ -209,6 +209,8 @@ class OnNode:
         announced = gate.in_short(self._positions)
         announce = met._replace(starts=(partial(gate.announce, announced), *met.starts))
         found = Found(gate, partial(self._where_they_lie, gate, block))
+        if self.device is not None:
+            self.channel.memory.users.add(found)
         program = self._within(gate, Program((announce, Deferred(found.program).as_round()), (), 0))
         rounds = (*self._ready().rounds, *program.rounds)
         return Program(rounds, (found.release,), self._scratch_bytes(), self.messages.sent_bytes, self.device)

@@ -55,7 +55,7 @@ def slots_for(
     if device is None or not by_slots(channel, operation) or any(told.apart for told in positions):
         return None
     if not together:
-        return channel.memory.slots_for_calls(device)
+        return channel.memory.slots_for_calls(device, operation.nbytes)
     found = channel.memory.slots(device, operation.nbytes)
     channel.memory.warn_of_slots()
     return found

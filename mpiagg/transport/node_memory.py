@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
-from typing import Final
+from typing import Final, Protocol
+from weakref import WeakSet
 
 from mpiagg.arrays import HOST, Accelerator, Device
 from mpiagg.errors import DeviceError, Error
@@ -15,7 +16,14 @@ from mpiagg.transport.memory import LINE, Block, SharedMemory
 from mpiagg.transport.nodes import Node
 
 SLOT: Final = 2**25
-"""Bytes of a slot of device memory: each rank has two for its blocking calls, and two no longer ones for each plan."""
+"""Bytes of a slot of device memory at most: each rank has two for its blocking calls, and two for each plan."""
+
+
+class User(Protocol):
+    """Something that is made for slots of blocking calls, and is made anew for others."""
+
+    def release(self) -> None:
+        """Forget them."""
 
 
 class NodeMemory:
@@ -35,6 +43,8 @@ class NodeMemory:
         What they share of the host's memory.
     device : SharedMemory or None
         What they share of their devices', once they have begun to.
+    users : set of User
+        Those of the slots of blocking calls.
     """
 
     def __init__(self, node: Node, busy: Callable[[], bool], disagreement: Callable[[], Error]) -> None:
@@ -45,6 +55,7 @@ class NodeMemory:
         self._signatures = Signatures()
         self._slots: SharedMemory | None = None
         self._slots_for_calls: Block | None = None
+        self.users: WeakSet[User] = WeakSet()
         self._no_slots: str | None = None
         self._untold = False
 
@@ -109,10 +120,19 @@ class NodeMemory:
         shared = self.device if self._slots is None else self._slots
         return shared is not None and shared.device is not device
 
-    def slots_for_calls(self, device: Accelerator) -> Block | None:
-        """Return the slots that blocking calls use in turn, or None as :meth:`slots` does; at first collective."""
-        if self._slots_for_calls is None and self._no_slots is None:
-            self._slots_for_calls = self.slots(device, SLOT)
+    def slots_for_calls(self, device: Accelerator, nbytes: int) -> Block | None:
+        """Return the slots that blocking calls use in turn, or None as :meth:`slots` does.
+
+        It is collective in the calls in which it takes longer ones: all ranks know by ``nbytes`` which these are.
+        """
+        known = self._slots_for_calls
+        if self._no_slots is None and (known is None or known.nbytes < 2 * _slot_bytes(nbytes)):
+            longer = self.slots(device, nbytes)
+            if longer is not None:
+                self.give_back_slots(known)
+                self._slots_for_calls = longer
+                for user in self.users:
+                    user.release()
         return self._slots_for_calls
 
     def slots(self, device: Accelerator, nbytes: int) -> Block | None:
@@ -124,8 +144,7 @@ class NodeMemory:
             if self._slots is None:
                 self._slots = SharedMemory(self._node, device)
             try:
-                enough = min(1 << (nbytes - 1).bit_length(), SLOT)  # of few lengths, that one serves another plan, too
-                return self._slots.take(2 * enough, busy=self._busy())
+                return self._slots.take(2 * _slot_bytes(nbytes), busy=self._busy())
             except (DeviceError, MemoryError) as error:
                 self._no_slots, self._untold = str(error), True
         return None
@@ -145,8 +164,8 @@ class NodeMemory:
         if self._untold:
             self._untold = False
             warnings.warn(
-                "arrays on devices that are not of mpiagg.empty(device=...) go by messages on this communicator, since "
-                f"the ranks of a node share no memory of their devices for them: {self._no_slots}",
+                "the ranks of a node share no memory of their devices, or no more, for arrays that are not of "
+                f"mpiagg.empty(device=...); such go by messages on this communicator: {self._no_slots}",
                 RuntimeWarning,
                 stacklevel=2,
             )
@@ -157,3 +176,8 @@ class NodeMemory:
         for shared in (self.device, self._slots):
             if shared is not None:
                 shared.free(running=running)
+
+
+def _slot_bytes(nbytes: int) -> int:
+    """Return how long slots for vectors of so many bytes are: of few lengths, that they serve others, too."""
+    return min(1 << max(nbytes - 1, 0).bit_length(), SLOT)

@@ -11,7 +11,7 @@ from device_cases import assert_same
 from mpi4py import MPI
 
 import mpiagg
-from mpiagg.plans import on_node, slots
+from mpiagg.plans import bound, choices, on_node, slots
 from mpiagg.transport import channel_of, node_memory
 
 pytestmark = pytest.mark.mpi
@@ -167,6 +167,40 @@ def test_bytes_over_the_bus_before_and_now(comm, rank, size, device, staged):
     if size > 1:
         each_way = 2 * (size - 1) * y.nbytes // size
         assert all(abs(log.nbytes(way) - each_way) <= 64 for way in ("out", "in"))
+
+
+@pytest.mark.parametrize("slot", [2**9, 2**10])
+def test_any_length_and_any_slot(comm, rank, size, device, bits, monkeypatch, slot):  # noqa: PLR0917
+    monkeypatch.setattr(node_memory, "SLOT", slot)
+    for module in (bound, choices):
+        monkeypatch.setattr(module, "BY_WAY_OF_HOST", -1)
+    for length in (0, 1, size, 63, 64, 65, 129, 1001):
+        for collective in COLLECTIVES:
+            shape = (size, length) if collective in ("scatter", "alltoall") else length
+            x = irregular(shape, rank)
+            wanted = getattr(mpiagg, collective)(x, comm=comm, algorithm="shared")
+            found, log = log_of(partial(getattr(mpiagg, collective), device.from_host(x), comm=comm))
+            assert_same(seen(found), wanted, bits)
+            assert not log.of("out", "send", "receive")
+
+
+def test_slots_grow_with_the_vectors_and_shorter_ones_go_by_them(comm, rank, size, device):
+    made = []
+    lengths = [9_000, 30_000, 9_000, 12_000, 30_000]  # on the first rank always the same arrays
+    arrays = {length: device.from_host(np.full(length, rank + 1.0)) for length in lengths}
+    for length in lengths:
+        x = arrays[length] if rank == 0 else device.from_host(np.full(length, rank + 1.0))
+        found, log = log_of(partial(mpiagg.allreduce, x, comm=comm))
+        assert (seen(found) == size * (size + 1) / 2).all()
+        assert not log.of("out", "send", "receive")
+        made.append(getattr(channel_of(comm).memory._slots_for_calls, "nbytes", 0))
+    assert made == ([2**17] * 5 if size > 1 else [0] * 5)
+    node_memory.SLOT *= 4  # of which the fixture knows
+    for length in (9_000, 30_000, 9_000):
+        x = arrays[length] if rank == 0 else device.from_host(np.full(length, rank + 1.0))
+        assert (seen(mpiagg.allreduce(x, comm=comm)) == size * (size + 1) / 2).all()
+        made.append(getattr(channel_of(comm).memory._slots_for_calls, "nbytes", 0))
+    assert made[5:] == ([2**18, 2**19, 2**19] if size > 1 else [0] * 3)
 
 
 def test_mapped_and_other_arrays_in_one_call(comm, rank, size, device, bits):
