@@ -34,6 +34,7 @@ if TYPE_CHECKING:
         Aggregation,
         AllReduce,
         Decentralized,
+        DeMo,
         ErrorFeedback,
         LocalSGD,
         LowPrecisionDecentralized,
@@ -94,6 +95,7 @@ __all__ = [
     "Aggregation",
     "AllReduce",
     "Comm",
+    "DeMo",
     "Decentralized",
     "DeviceError",
     "Error",
@@ -159,6 +161,7 @@ _HOMES = {
     "mpiagg.aggregation": (
         "Aggregation",
         "AllReduce",
+        "DeMo",
         "Decentralized",
         "ErrorFeedback",
         "LocalSGD",

@@ -65,6 +65,7 @@ EXPORTED = {
     "LowPrecisionDecentralized",
     "LocalSGD",
     "SparseLoCo",
+    "DeMo",
     "DDP",
     "Sharded",
     "optimizers",

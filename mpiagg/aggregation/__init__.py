@@ -3,6 +3,7 @@
 from mpiagg.aggregation.all_reduce import AllReduce
 from mpiagg.aggregation.base import Aggregation
 from mpiagg.aggregation.decentralized import Decentralized
+from mpiagg.aggregation.decoupled_momentum import DeMo
 from mpiagg.aggregation.error_feedback import ErrorFeedback
 from mpiagg.aggregation.local_sgd import LocalSGD
 from mpiagg.aggregation.low_precision import LowPrecisionDecentralized
@@ -15,6 +16,7 @@ from mpiagg.aggregation.sparsified import Sparsified
 __all__ = [
     "Aggregation",
     "AllReduce",
+    "DeMo",
     "Decentralized",
     "ErrorFeedback",
     "LocalSGD",

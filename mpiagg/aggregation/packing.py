@@ -109,8 +109,10 @@ class Group:
 
     Attributes
     ----------
+    shapes : list of tuple of int
+        The tensors', in the order in which they are packed.
     lengths : list of int
-        How long the tensors are, in the order in which they are packed.
+        How long they are.
     """
 
     def __init__(
@@ -120,7 +122,8 @@ class Group:
         self._in_place = in_place
         self.working = working_dtype(dtype)
         self._members = members
-        self.lengths = [math.prod(shape) for shape in members.values()]
+        self.shapes = list(members.values())
+        self.lengths = [math.prod(shape) for shape in self.shapes]
         self._vector: Array | None = None
         self._views: list[tuple[int, Array]] = []
 

@@ -91,6 +91,12 @@ AGGREGATORS: Final[Mapping[str, Aggregator]] = {
     "sparsified-threshold": Aggregator(
         lambda comm, _: mpiagg.Sparsified(comm, selection="threshold", threshold=0.01), "what is at least 0.01"
     ),
+    "decoupled-momentum": Aggregator(
+        lambda comm, _: mpiagg.DeMo(comm, k=4, chunk=16),
+        "signs of the 4 strongest waves of 16 x 16",
+        learning_rate=0.003,
+        momentum=0,
+    ),
     "power-sgd": Aggregator(lambda comm, _: mpiagg.PowerSGD(comm, rank=2), "gradients, as matrices of rank 2"),
     "decentralized": Aggregator(
         lambda comm, _: mpiagg.Decentralized(comm, "shift_one"), "weights, with one peer in turn", full_precision=True

@@ -337,6 +337,22 @@ class _Methods:
             sent = (size - 1) * nbytes
             yield _Method(name, gathered, sent, 1, self._behind, 1, copies, alike=False, caution=_DENSE)
 
+        yield self._demo(32, 64)
+
+    def _demo(self, k: int, side: int) -> _Method:
+        count = 0
+        for shape in self._training.shapes:
+            rows = shape[0] if len(shape) > 1 else 1
+            columns = math.prod(shape) // max(1, rows)
+            for height, down in ((side, rows // side), (rows % side, 1)):
+                for width, across in ((side, columns // side), (columns % side, 1)):
+                    count += down * across * min(k, height * width)
+        nbytes = count * (2 + ITEM)
+        calls, sent = [(Collective.ALLGATHER, nbytes * self._size)], (self._size - 1) * nbytes
+        copies = 3 + self._size * nbytes / self._whole
+        caution = "the optimizer has momentum or scales gradients; neighbours in a tensor are not alike"
+        return _Method(f"DeMo(k={k})", calls, sent, 1, self._behind, 4, copies, alike=False, caution=caution)
+
     def _power_sgd(self, rank: int) -> _Method:
         first = second = alone = 0
         for shape in self._training.shapes:

@@ -27,6 +27,7 @@ AGGREGATIONS = {
     "blockk": lambda comm: mpiagg.Sparsified(comm, ratio=0.1, selection="blockk"),
     "threshold": lambda comm: mpiagg.Sparsified(comm, selection="threshold", threshold=1.0),
     "blockk with momentum": lambda comm: mpiagg.Sparsified(comm, ratio=0.1, selection="blockk", momentum=0.9),
+    "DeMo": lambda comm: mpiagg.DeMo(comm, k=5, chunk=8, sign=False, wire="u8"),
     "PowerSGD": lambda comm: mpiagg.PowerSGD(comm, rank=2, start_after=1),
     "PowerSGD, fresh": lambda comm: mpiagg.PowerSGD(comm, reuse_query=False, error_feedback="aggregated"),
     "Decentralized": mpiagg.Decentralized,

@@ -57,6 +57,7 @@ AGGREGATIONS = {
         "mixing",
     ),
     "SparseLoCo": ("comm", "period", "ratio", "chunk", "decay", "outer_learning_rate", "wire", "fragments", "delay"),
+    "DeMo": ("comm", "k", "chunk", "decay", "sign", "wire"),
     "ErrorFeedback": ("reduction",),
 }
 

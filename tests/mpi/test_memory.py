@@ -20,6 +20,7 @@ MAKERS = {
     "sparsified": lambda: mpiagg.Sparsified(ratio=0.2),
     "power sgd": lambda: mpiagg.PowerSGD(rank=1),
     "low precision": mpiagg.LowPrecisionDecentralized,
+    "demo": mpiagg.DeMo,
     "local sgd": lambda: mpiagg.LocalSGD(period=1),
     "sparse loco": lambda: mpiagg.SparseLoCo(period=1),
 }

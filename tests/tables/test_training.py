@@ -51,6 +51,13 @@ def test_power_sgd_of_matrices_alone():
     assert found()["PowerSGD(rank=2)"].bytes_a_step == 1.5 * 4 * (compressed + 500)
 
 
+def test_demo_by_chunks():
+    """1000 x 500 is 15 x 7 whole squares of 64, and edges of 40 and 52; 20 x 750 has rows of 20."""
+    chunks = 16 * 8 + 8 + 12
+    coefficients = 32 * chunks
+    assert found()["DeMo(k=32)"].bytes_a_step == 3 * 6 * coefficients
+
+
 def test_local_methods_are_paid_for_once_a_period():
     for period in (10, 40):
         planned = found(Training(0.3, SHAPES, period=period))
