@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 import sys
 from importlib import import_module
@@ -74,6 +75,17 @@ def link_to_repository(_app: Sphinx, docname: str, content: list[str]) -> None:
     content[0] = re.sub(link, lambda match: match[0] if match["name"].endswith(".png") else target(match), content[0])
 
 
+def signature_of_init(
+    _app: Sphinx, what: str, _name: str, thing: Any, _options: object, signature: str, returns: str
+) -> tuple[str, str]:
+    """Show what a class is made of where its ``__new__`` only chooses a subclass."""
+    if what == "class" and {"__new__", "__init__"} <= set(vars(thing)):
+        parameters = list(inspect.signature(thing.__init__).parameters.values())[1:]
+        bare = [parameter.replace(annotation=inspect.Parameter.empty) for parameter in parameters]
+        signature = str(inspect.Signature(bare))
+    return signature, returns
+
+
 def options_as_code(_app: Sphinx, _context: object, lines: list[str]) -> None:
     """Write options that help texts name as code: two hyphens would become a dash."""
     for index, line in enumerate(lines):
@@ -94,6 +106,7 @@ def every_public_name(app: Sphinx, _env: BuildEnvironment) -> list[str]:
 def setup(app: Sphinx) -> None:
     """Connect the functions above."""
     app.connect("source-read", link_to_repository)
+    app.connect("autodoc-process-signature", signature_of_init)
     for part in ("description", "options", "epilog"):
         app.connect(f"sphinx-click-process-{part}", options_as_code)
     app.connect("env-updated", every_public_name)

@@ -8,6 +8,7 @@ from functools import cache
 from pathlib import Path
 
 import pytest
+import sections
 
 import mpiagg
 
@@ -156,6 +157,28 @@ def run_python(script):
 def test_every_exported_name_is_there_and_says_what_it_is():
     script = "import mpiagg; print([name for name in mpiagg.__all__ if not getattr(mpiagg, name).__doc__])"
     assert run_python(script) == "[]"
+
+
+def test_docstrings_of_exported_names_describe_every_parameter():
+    script = "import sys; sys.path.append('tests'); import sections; print(list(sections.silent(['mpiagg'])))"
+    assert run_python(script) == "[]"
+
+
+def test_a_parameter_that_is_left_out_is_found():
+    def function(x, y, z):
+        """Do something.
+
+        Parameters
+        ----------
+        x, z : int
+            Two of three.
+
+        Returns
+        -------
+        y
+        """
+
+    assert sections.left_out(function) == ["y"]
 
 
 @pytest.mark.parametrize("name", sorted(EXPORTED))

@@ -125,7 +125,23 @@ def alltoallv_init(
     timeout: float | None = None,
     reproducible: bool | None = None,
 ) -> ArrayPlan:
-    """Plan an :func:`alltoallv`; collective. Raises what :func:`allreduce_init` does."""
+    """Plan an :func:`alltoallv`; collective.
+
+    Parameters
+    ----------
+    x, sendcounts, recvcounts, out, comm, algorithm, lanes, timeout, reproducible
+        As for :func:`alltoallv`.
+
+    Returns
+    -------
+    Plan
+        As of :func:`allreduce_init`.
+
+    Raises
+    ------
+    ValueError, TypeError, MismatchError
+        As :func:`allreduce_init`.
+    """
     counts = _exchanged(sendcounts, recvcounts, comm, timeout, check=True)
     return planned(("alltoall", x, "sum", 0, out, algorithm, lanes, None, reproducible, counts), comm, timeout)
 
@@ -141,7 +157,23 @@ def allgatherv_init(
     timeout: float | None = None,
     reproducible: bool | None = None,
 ) -> ArrayPlan:
-    """Plan an :func:`allgatherv`; collective. Raises what :func:`allreduce_init` does."""
+    """Plan an :func:`allgatherv`; collective.
+
+    Parameters
+    ----------
+    x, recvcounts, out, comm, algorithm, lanes, timeout, reproducible
+        As for :func:`allgatherv`.
+
+    Returns
+    -------
+    Plan
+        As of :func:`allreduce_init`.
+
+    Raises
+    ------
+    ValueError, TypeError, MismatchError
+        As :func:`allreduce_init`.
+    """
     counts = _gathered(x, recvcounts, comm, timeout, check=True)
     return planned(("allgather", x, "sum", 0, out, algorithm, lanes, None, reproducible, counts), comm, timeout)
 

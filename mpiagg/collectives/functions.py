@@ -22,7 +22,6 @@ All of them take these keywords:
     Whether the ranks first compare what they are about to do, so that a difference between them, or a bad argument on
     one of them, is an error on all before anything else is sent; by default where ``MPIAGG_CHECK`` is 1. Without it,
     ranks that disagree wait in vain, and the report of that says so.
-
 ``reproducible``
     Whether ``"auto"`` keeps to our own algorithms, so that each result has the bits of :func:`mpiagg.simulate`; by
     default as the communicator was made, or where ``MPIAGG_REPRODUCIBLE`` is 1. Otherwise it takes the MPI library's
@@ -65,7 +64,7 @@ def allreduce(
         This rank's array: any shape and layout, the same shape and dtype on all ranks.
     op : {"sum", "avg", "min", "max", "prod"} or MPI.Op
         How values are combined; ``"avg"`` is the sum divided by the number of ranks.
-    out, comm, algorithm, lanes, timeout, check
+    out, comm, algorithm, lanes, timeout, check, reproducible
         See :mod:`mpiagg.collectives.functions`.
     wire : {None, "fp16", "bf16", "u8", "u4", "u2", "exact"}
         How values travel: as they are, or in the fewer bytes of a codec (:mod:`mpiagg.arrays.codecs`). They are
@@ -118,7 +117,7 @@ def reduce(
         The rank that gets the result.
     out : numpy.ndarray, optional
         On the root, an array for the result; elsewhere nothing is written to it.
-    comm, algorithm, lanes
+    comm, algorithm, lanes, timeout, check, reproducible
         See :mod:`mpiagg.collectives.functions`.
 
     Returns
@@ -152,7 +151,7 @@ def reduce_scatter(
     ----------
     x, op
         As for :func:`allreduce`, with at least one dimension.
-    out, comm, algorithm, lanes, timeout, check
+    out, comm, algorithm, lanes, timeout, check, reproducible
         See :mod:`mpiagg.collectives.functions`.
 
     Returns
@@ -255,6 +254,11 @@ def allreduce_init(
 ) -> ArrayPlan:
     """Plan an :func:`allreduce` of ``x`` as it is whenever the plan runs; collective.
 
+    Parameters
+    ----------
+    x, op, out, comm, algorithm, lanes, wire, timeout, reproducible
+        As for :func:`allreduce`.
+
     Returns
     -------
     Plan
@@ -282,7 +286,23 @@ def reduce_init(
     timeout: float | None = None,
     reproducible: bool | None = None,
 ) -> ArrayPlan:
-    """Plan a :func:`reduce`; collective. Raises what :func:`allreduce_init` does."""
+    """Plan a :func:`reduce`; collective.
+
+    Parameters
+    ----------
+    x, op, root, out, comm, algorithm, lanes, timeout, reproducible
+        As for :func:`reduce`.
+
+    Returns
+    -------
+    Plan
+        As of :func:`allreduce_init`.
+
+    Raises
+    ------
+    ValueError, TypeError, MismatchError
+        As :func:`allreduce_init`.
+    """
     return planned(("reduce", x, op, root, out, algorithm, lanes, None, reproducible, None), comm, timeout)
 
 
@@ -297,7 +317,23 @@ def reduce_scatter_init(
     timeout: float | None = None,
     reproducible: bool | None = None,
 ) -> ArrayPlan:
-    """Plan a :func:`reduce_scatter`; collective. Raises what :func:`allreduce_init` does."""
+    """Plan a :func:`reduce_scatter`; collective.
+
+    Parameters
+    ----------
+    x, op, out, comm, algorithm, lanes, timeout, reproducible
+        As for :func:`reduce_scatter`.
+
+    Returns
+    -------
+    Plan
+        As of :func:`allreduce_init`.
+
+    Raises
+    ------
+    ValueError, TypeError, MismatchError
+        As :func:`allreduce_init`.
+    """
     return planned(("reduce_scatter", x, op, 0, out, algorithm, lanes, None, reproducible, None), comm, timeout)
 
 
@@ -312,7 +348,23 @@ def scan_init(
     timeout: float | None = None,
     reproducible: bool | None = None,
 ) -> ArrayPlan:
-    """Plan a :func:`scan`; collective. Raises what :func:`allreduce_init` does."""
+    """Plan a :func:`scan`; collective.
+
+    Parameters
+    ----------
+    x, op, out, comm, algorithm, lanes, timeout, reproducible
+        As for :func:`scan`.
+
+    Returns
+    -------
+    Plan
+        As of :func:`allreduce_init`.
+
+    Raises
+    ------
+    ValueError, TypeError, MismatchError
+        As :func:`allreduce_init`.
+    """
     return planned(("scan", x, op, 0, out, algorithm, lanes, None, reproducible, None), comm, timeout)
 
 
@@ -327,5 +379,21 @@ def exscan_init(
     timeout: float | None = None,
     reproducible: bool | None = None,
 ) -> ArrayPlan:
-    """Plan an :func:`exscan`; collective. Raises what :func:`allreduce_init` does."""
+    """Plan an :func:`exscan`; collective.
+
+    Parameters
+    ----------
+    x, op, out, comm, algorithm, lanes, timeout, reproducible
+        As for :func:`exscan`.
+
+    Returns
+    -------
+    Plan
+        As of :func:`allreduce_init`.
+
+    Raises
+    ------
+    ValueError, TypeError, MismatchError
+        As :func:`allreduce_init`.
+    """
     return planned(("exscan", x, op, 0, out, algorithm, lanes, None, reproducible, None), comm, timeout)

@@ -31,7 +31,7 @@ def broadcast(
         On the root the array to give; elsewhere any array of the same shape and dtype, whose values do not matter.
     root : int
         The rank that gives.
-    out, comm, algorithm, lanes, timeout, check
+    out, comm, algorithm, lanes, timeout, check, reproducible
         See :mod:`mpiagg.collectives.functions`.
 
     Returns
@@ -66,7 +66,7 @@ def allgather(
     ----------
     x : array_like
         This rank's array, of the same shape and dtype on all ranks.
-    out, comm, algorithm, lanes, timeout, check
+    out, comm, algorithm, lanes, timeout, check, reproducible
         See :mod:`mpiagg.collectives.functions`.
 
     Returns
@@ -207,7 +207,23 @@ def broadcast_init(
     timeout: float | None = None,
     reproducible: bool | None = None,
 ) -> ArrayPlan:
-    """Plan a :func:`broadcast`; collective. Raises what :func:`allreduce_init` does."""
+    """Plan a :func:`broadcast`; collective.
+
+    Parameters
+    ----------
+    x, root, out, comm, algorithm, lanes, timeout, reproducible
+        As for :func:`broadcast`.
+
+    Returns
+    -------
+    Plan
+        As of :func:`allreduce_init`.
+
+    Raises
+    ------
+    ValueError, TypeError, MismatchError
+        As :func:`allreduce_init`.
+    """
     return planned(("broadcast", x, "sum", root, out, algorithm, lanes, None, reproducible, None), comm, timeout)
 
 
@@ -221,7 +237,23 @@ def allgather_init(
     timeout: float | None = None,
     reproducible: bool | None = None,
 ) -> ArrayPlan:
-    """Plan an :func:`allgather`; collective. Raises what :func:`allreduce_init` does."""
+    """Plan an :func:`allgather`; collective.
+
+    Parameters
+    ----------
+    x, out, comm, algorithm, lanes, timeout, reproducible
+        As for :func:`allgather`.
+
+    Returns
+    -------
+    Plan
+        As of :func:`allreduce_init`.
+
+    Raises
+    ------
+    ValueError, TypeError, MismatchError
+        As :func:`allreduce_init`.
+    """
     return planned(("allgather", x, "sum", 0, out, algorithm, lanes, None, reproducible, None), comm, timeout)
 
 
@@ -236,7 +268,23 @@ def gather_init(
     timeout: float | None = None,
     reproducible: bool | None = None,
 ) -> ArrayPlan:
-    """Plan a :func:`gather`; collective. Raises what :func:`allreduce_init` does."""
+    """Plan a :func:`gather`; collective.
+
+    Parameters
+    ----------
+    x, root, out, comm, algorithm, lanes, timeout, reproducible
+        As for :func:`gather`.
+
+    Returns
+    -------
+    Plan
+        As of :func:`allreduce_init`.
+
+    Raises
+    ------
+    ValueError, TypeError, MismatchError
+        As :func:`allreduce_init`.
+    """
     return planned(("gather", x, "sum", root, out, algorithm, lanes, None, reproducible, None), comm, timeout)
 
 
@@ -251,7 +299,23 @@ def scatter_init(
     timeout: float | None = None,
     reproducible: bool | None = None,
 ) -> ArrayPlan:
-    """Plan a :func:`scatter`; collective. Raises what :func:`allreduce_init` does."""
+    """Plan a :func:`scatter`; collective.
+
+    Parameters
+    ----------
+    x, root, out, comm, algorithm, lanes, timeout, reproducible
+        As for :func:`scatter`.
+
+    Returns
+    -------
+    Plan
+        As of :func:`allreduce_init`.
+
+    Raises
+    ------
+    ValueError, TypeError, MismatchError
+        As :func:`allreduce_init`.
+    """
     x = _rows_of(x, out, comm)
     return planned(("scatter", x, "sum", root, out, algorithm, lanes, None, reproducible, None), comm, timeout)
 
@@ -266,7 +330,23 @@ def alltoall_init(
     timeout: float | None = None,
     reproducible: bool | None = None,
 ) -> ArrayPlan:
-    """Plan an :func:`alltoall`; collective. Raises what :func:`allreduce_init` does."""
+    """Plan an :func:`alltoall`; collective.
+
+    Parameters
+    ----------
+    x, out, comm, algorithm, lanes, timeout, reproducible
+        As for :func:`alltoall`.
+
+    Returns
+    -------
+    Plan
+        As of :func:`allreduce_init`.
+
+    Raises
+    ------
+    ValueError, TypeError, MismatchError
+        As :func:`allreduce_init`.
+    """
     return planned(("alltoall", x, "sum", 0, out, algorithm, lanes, None, reproducible, None), comm, timeout)
 
 

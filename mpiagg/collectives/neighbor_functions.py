@@ -247,6 +247,11 @@ def neighbor_allgather_init(
 ) -> ArrayPlan:
     """Plan a :func:`neighbor_allgather` of ``x`` as it is whenever the plan runs; collective over all ranks.
 
+    Parameters
+    ----------
+    x, neighbors, sources, destinations, out, comm, timeout
+        As for :func:`neighbor_allgather`.
+
     Returns
     -------
     Plan
@@ -280,7 +285,23 @@ def neighbor_allgatherv_init(
     comm: MPI.Intracomm | None = None,
     timeout: float | None = None,
 ) -> ArrayPlan:
-    """Plan a :func:`neighbor_allgatherv`; collective. Raises what :func:`neighbor_allgather_init` does."""
+    """Plan a :func:`neighbor_allgatherv`; collective.
+
+    Parameters
+    ----------
+    x, recvcounts, neighbors, sources, destinations, out, comm, timeout
+        As for :func:`neighbor_allgatherv`.
+
+    Returns
+    -------
+    Plan
+        As of :func:`neighbor_allgather_init`.
+
+    Raises
+    ------
+    ValueError, TypeError, MismatchError
+        As :func:`neighbor_allgather_init`.
+    """
     given = Given("neighbor_allgatherv", x, comm, neighbors, sources, destinations, out, None, recvcounts)
     return planned(given, timeout)
 
@@ -295,7 +316,23 @@ def neighbor_alltoall_init(
     comm: MPI.Intracomm | None = None,
     timeout: float | None = None,
 ) -> ArrayPlan:
-    """Plan a :func:`neighbor_alltoall`; collective. Raises what :func:`neighbor_allgather_init` does."""
+    """Plan a :func:`neighbor_alltoall`; collective.
+
+    Parameters
+    ----------
+    x, neighbors, sources, destinations, out, comm, timeout
+        As for :func:`neighbor_alltoall`.
+
+    Returns
+    -------
+    Plan
+        As of :func:`neighbor_allgather_init`.
+
+    Raises
+    ------
+    ValueError, TypeError, MismatchError
+        As :func:`neighbor_allgather_init`.
+    """
     return planned(Given("neighbor_alltoall", x, comm, neighbors, sources, destinations, out), timeout)
 
 
@@ -311,6 +348,22 @@ def neighbor_alltoallv_init(
     comm: MPI.Intracomm | None = None,
     timeout: float | None = None,
 ) -> ArrayPlan:
-    """Plan a :func:`neighbor_alltoallv`; collective. Raises what :func:`neighbor_allgather_init` does."""
+    """Plan a :func:`neighbor_alltoallv`; collective.
+
+    Parameters
+    ----------
+    x, sendcounts, recvcounts, neighbors, sources, destinations, out, comm, timeout
+        As for :func:`neighbor_alltoallv`.
+
+    Returns
+    -------
+    Plan
+        As of :func:`neighbor_allgather_init`.
+
+    Raises
+    ------
+    ValueError, TypeError, MismatchError
+        As :func:`neighbor_allgather_init`.
+    """
     given = Given("neighbor_alltoallv", x, comm, neighbors, sources, destinations, out, sendcounts, recvcounts)
     return planned(given, timeout)

@@ -311,7 +311,23 @@ TABLE: Mapping[str, Algorithm] = {
 
 
 def algorithms(collective: Collective | str | None = None) -> tuple[str, ...]:
-    """Return the names of the algorithms in the table, or of those that serve one collective."""
+    """Return the names of the algorithms in the table, or of those that serve one collective.
+
+    Parameters
+    ----------
+    collective : str, optional
+        Its name, such as ``"allreduce"``.
+
+    Returns
+    -------
+    tuple of str
+        What ``algorithm=`` takes; ``"auto"`` and ``"native"`` go beside them.
+
+    Raises
+    ------
+    ValueError
+        If there is no such collective.
+    """
     if collective is None:
         return tuple(TABLE)
     wanted = Collective(collective)
