@@ -16,7 +16,8 @@ from mpiagg.cli.quantities import MOST_RANKS, Written, parse_rate, parse_time, r
 from mpiagg.launch import job
 from mpiagg.schedules import Cluster
 from mpiagg.tables.files import read_table
-from mpiagg.tables.training import Measured, Modelled, Planned, Times, Training, advised, plan_training
+from mpiagg.tables.times import Measured, Modelled, Times
+from mpiagg.tables.training import Planned, Training, advised, plan_training
 
 SIDE: Final = 1024
 """Of the matrices that parameters are taken for where their shapes are not said."""

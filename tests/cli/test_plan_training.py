@@ -10,7 +10,8 @@ from mpiagg.cli.plan_training import parse_count, parse_shapes, shapes_of
 from mpiagg.schedules import Cluster, Collective, Layout
 from mpiagg.tables.files import write_table
 from mpiagg.tables.rows import Choice, Origin, Row, Table
-from mpiagg.tables.training import Modelled, Training, plan_training
+from mpiagg.tables.times import Modelled
+from mpiagg.tables.training import Training, plan_training
 
 SLOW = ("--parameters", "125M", "--step-time", "300ms", "-n", 4, "--bandwidth", "100Mbit/s", "--alpha", "1ms")
 

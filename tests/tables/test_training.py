@@ -7,7 +7,8 @@ import pytest
 from mpiagg.arrays import codec
 from mpiagg.schedules import Cluster, Collective, Layout, price
 from mpiagg.tables.rows import Choice, Origin, Row, Table
-from mpiagg.tables.training import Measured, Modelled, Training, advised, plan_training
+from mpiagg.tables.times import Measured, Modelled
+from mpiagg.tables.training import Training, advised, plan_training
 
 FOUR = Layout.by_name(range(4))
 SLOW = Cluster(alpha=1e-3, beta=8 / 100e6, gamma=0, overhead=0)
