@@ -1,12 +1,18 @@
 """Training that goes on when ranks die: how much of the time is spent in steps that count.
 
     python -m bench.surviving --minutes 60 --ranks 4 [-o bench/results/surviving-openmpi.json]
+    python -m bench.surviving --respawn --every 60 60 --minutes 30 [-o bench/results/respawning-openmpi.json]
 
 It runs at the top of the repository, under Open MPI. Every 30 to 60 s a rank that trains under ``mpiagg.Loop`` is
 killed; the others go on. When the last one is killed, or a job ends in another way, a new job begins with the
 checkpoint. Weights are compared bit by bit among the ranks. What counts is the time in steps whose result was kept:
 not what was lost with a commit or a checkpoint and done again, nor how long it takes to notice a death, to make
 another communicator, or to start a job.
+
+With ``--respawn`` ranks are started in the places of the dead, and join. Afterwards as many ranks as there have been at
+any time train without a kill, each number of them for a tenth of the time. What is told then is the throughput over
+that of an uninterrupted run of the ranks that were there: how long the steps that count would have taken undisturbed,
+over how long all has taken; and the loss by steps, of both.
 """
 
 from __future__ import annotations
@@ -20,10 +26,10 @@ import sys
 import tempfile
 import time
 import uuid
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
-from statistics import median
+from statistics import fmean, median, pstdev
 from typing import Any, NamedTuple
 
 import click
@@ -35,7 +41,7 @@ from mpiagg.launch.job import OutputFile
 
 TOP = Path(__file__).parents[1]
 LEAST, MOST = 30.0, 60.0
-"""Seconds between two kills."""
+"""Seconds between two kills, where nothing else is asked for."""
 
 END = 60.0
 """Seconds that a job may take to end, when it is told to."""
@@ -94,6 +100,34 @@ def summary(steps: list[Step], kills: Iterable[float], began: float, ended: floa
     }
 
 
+def throughput(steps: list[Step], undisturbed: Mapping[int, float], began: float, ended: float) -> float:
+    """Return how long the steps that count would have taken undisturbed, over how long all has taken.
+
+    Parameters
+    ----------
+    steps : list of Step
+    undisturbed : mapping of int to float
+        Seconds of a step with so many ranks.
+    began, ended : float
+    """
+    kept = {step.step: step.ranks for step in steps}  # the last one counts
+    return sum(undisturbed[ranks] for ranks in kept.values()) / (ended - began)
+
+
+def seconds_a_step(steps: list[Step]) -> float:
+    """Return the mean time of a step of a run without kills, of which the first fifth is left out."""
+    steady = steps[len(steps) // 5 :]
+    return (steady[-1].at - steady[0].at) / (len(steady) - 1)
+
+
+def losses(steps: list[Step]) -> dict[str, Any]:
+    """Return a loss curve of at most fifty points, and the mean and the deviation of its second half."""
+    kept = {step.step: step.far for step in steps}
+    curve = sorted(kept.items())
+    late = [far for _, far in curve[len(curve) // 2 :]]
+    return {"mean": fmean(late), "deviation": pstdev(late), "curve": curve[:: max(1, len(curve) // 50)]}
+
+
 def _raised(log: Path) -> bool:
     return "Traceback" in log.read_text(errors="replace")
 
@@ -107,11 +141,14 @@ class Job:
     number : int
         Which job it is, of those that follow one another.
     ranks : int
+    respawn : bool
+        Whether ranks are started in the places of the dead.
     """
 
-    def __init__(self, folder: Path, number: int, ranks: int) -> None:
+    def __init__(self, folder: Path, number: int, ranks: int, *, respawn: bool = False) -> None:
         self._folder, self.number = folder, number
         arguments = ["-m", "mpi4py", "-m", "bench.surviving_rank", str(folder), str(number)]
+        arguments += ["respawn"] if respawn else []
         self._mark = uuid.uuid4().hex
         known = launch.environment({**environment(), "MPIAGG_RECORD_DIR": str(folder), MARK: self._mark})
         with (folder / f"{number}.log").open("wb") as log:
@@ -123,6 +160,11 @@ class Job:
         """Return the processes that can be killed."""
         started = [int(path.read_text() or 0) for path in self._folder.glob(f"{self.number}-*.pid")]
         return sorted({*started} & {*processes(self._mark)})
+
+    @property
+    def trains(self) -> bool:
+        """Whether it has taken a step."""
+        return bool(list(self._folder.glob(f"{self.number}-*.steps")))
 
     @property
     def ended(self) -> bool:
@@ -153,48 +195,83 @@ class Job:
         self._started.wait()
 
 
-def soak(folder: Path, seconds: float, ranks: int, seed: int, between: tuple[float, float]) -> dict[str, Any]:
+def soak(
+    folder: Path, seconds: float, ranks: int, seed: int, between: tuple[float, float], *, respawn: bool = False
+) -> dict[str, Any]:
     """Train, and kill ranks; return what became of it."""
     draw = random.Random(seed)
     began, kills, problems = time.time(), list[float](), list[str]()
-    job, jobs = Job(folder, 0, ranks), 1
+    job, jobs = Job(folder, 0, ranks, respawn=respawn), 1
     next_kill, left = began + draw.uniform(*between), ranks
     while time.time() - began < seconds:
         time.sleep(PAUSE)
         if job.ended:
             if left:
                 problems.append(f"job {job.number} ended by itself:\n{job.printed[-2000:]}")
-            job, jobs, left = Job(folder, jobs, ranks), jobs + 1, ranks
-        elif time.time() >= next_kill and len(alive := job.alive()) == left:
+            job, jobs, left = Job(folder, jobs, ranks, respawn=respawn), jobs + 1, ranks
+        elif time.time() >= next_kill and job.trains and len(alive := job.alive()) >= (2 if respawn else left):
             with suppress(ProcessLookupError):
                 os.kill(draw.choice(alive), signal.SIGKILL)
             kills.append(time.time())
-            next_kill, left = kills[-1] + draw.uniform(*between), left - 1
+            next_kill, left = kills[-1] + draw.uniform(*between), left if respawn else left - 1
     if job.stop() is None:
         problems.append(f"the last job did not end:\n{job.printed[-2000:]}")
-    found = summary(steps_of(folder), kills, began, time.time())
+    ended, steps = time.time(), steps_of(folder)
+    found = summary(steps, kills, began, ended)
     problems += [f"a job raised:\n{path.read_text()[-2000:]}" for path in folder.glob("*.log") if _raised(path)]
     if found["far"] is None or found["far"] > FAR:
         problems.append(f"the weights are {found['far']} from the minimum")
     if kills and found["seconds_to_next_step"]["most"] > END:
         problems.append(f"training went on {found['seconds_to_next_step']['most']:.0f} s after a kill")
+    if respawn and steps:
+        found |= beside(folder / "undisturbed", steps, seconds / 10, began, ended)
     return {"ranks": ranks, "seed": seed, "jobs": jobs, "kills": len(kills), **found, "problems": problems}
+
+
+def beside(folder: Path, steps: list[Step], seconds: float, began: float, ended: float) -> dict[str, Any]:
+    """Train without kills, with every number of ranks that there has been, and return how the steps compare."""
+    undisturbed, whole = dict[int, float](), list[Step]()
+    for ranks in sorted({step.ranks for step in steps}):
+        own = folder / str(ranks)
+        own.mkdir(parents=True)
+        job, deadline = Job(own, 0, ranks), time.monotonic() + END
+        while not job.ended and not job.trains and time.monotonic() < deadline:
+            time.sleep(PAUSE)
+        time.sleep(seconds)
+        job.stop()
+        whole = steps_of(own)
+        undisturbed[ranks] = seconds_a_step(whole)
+    counted = {step.step: step.ranks for step in steps}
+    return {
+        "throughput": throughput(steps, undisturbed, began, ended),
+        "undisturbed_step_s": undisturbed,
+        "steps_by_ranks": {ranks: list(counted.values()).count(ranks) for ranks in undisturbed},
+        "loss": losses(steps),
+        "undisturbed_loss": losses(whole),  # of the most ranks
+    }
 
 
 @click.command()
 @click.option("--minutes", type=click.FloatRange(min=0, min_open=True), default=60, show_default=True)
 @click.option("--ranks", type=click.IntRange(min=2), default=4, show_default=True)
 @click.option("--seed", type=click.IntRange(min=0), default=1, show_default=True)
+@click.option("--every", type=(float, float), default=(LEAST, MOST), help="Seconds between two kills: least, most.")
+@click.option("--respawn", is_flag=True, help="Start ranks in the places of the dead.")
 @click.option("-o", "--output", type=OutputFile(), help="Save what it comes to, as JSON.")
-def main(minutes: float, ranks: int, seed: int, output: Path | None) -> None:
+def main(
+    *, minutes: float, ranks: int, seed: int, every: tuple[float, float], respawn: bool, output: Path | None
+) -> None:
     """Train for long while ranks are killed, and show how much of the time was spent training."""
     if launch.mpi_vendor() != "Open MPI":
         raise click.ClickException("ranks that die are survived under Open MPI alone")
     with tempfile.TemporaryDirectory() as place:
-        found = soak(Path(place), 60 * minutes, ranks, seed, (LEAST, MOST))
-    click.echo(json.dumps(found, indent=1))
+        found = soak(Path(place), 60 * minutes, ranks, seed, every, respawn=respawn)
+    click.echo(json.dumps({name: value for name, value in found.items() if "loss" not in name}, indent=1))
+    for name in ("loss", "undisturbed_loss"):
+        if name in found:
+            click.echo(f"{name}: {found[name]['mean']:.5f}, deviation {found[name]['deviation']:.5f}")
     if output is not None:
-        saved = {"mpi": launch.mpi_vendor(), "processors": os.cpu_count(), "kills_every": [LEAST, MOST], **found}
+        saved = {"mpi": launch.mpi_vendor(), "processors": os.cpu_count(), "kills_every": every, **found}
         output.write_text(json.dumps(saved, indent=1) + "\n")
     sys.exit(1 if found["problems"] else 0)
 

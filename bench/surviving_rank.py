@@ -1,8 +1,9 @@
 """A rank of ``bench/surviving.py``: trains under ``mpiagg.Loop`` until it is killed or told to stop.
 
-    python -m mpi4py -m bench.surviving_rank FOLDER JOB
+    python -m mpi4py -m bench.surviving_rank FOLDER JOB [respawn]
 
-Each rank leaves its process id in FOLDER, and the rank that is number 0 at the time a line for each step.
+Each rank leaves its process id in FOLDER, and the rank that is number 0 at the time a line for each step. With
+``respawn`` ranks are started in the places of those that died.
 """
 
 from __future__ import annotations
@@ -17,7 +18,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from mpi4py import MPI
 
 import mpiagg
 
@@ -73,16 +73,21 @@ class Training:
 
 def main() -> None:
     """Train until the end that somebody else decides."""
-    folder, job = Path(sys.argv[1]), sys.argv[2]
-    rank = MPI.COMM_WORLD.rank
-    (folder / f"{job}-{rank}.pid").write_text(str(os.getpid()))
-    log = folder / f"{job}-{rank}.steps"
+    folder, job, respawn = Path(sys.argv[1]), sys.argv[2], sys.argv[3:] == ["respawn"]
+    # By process: ranks that are started later have the same numbers in worlds of their own.
+    pid = folder / f"{job}-{os.getpid()}.pid"
+    if not respawn:
+        pid.write_text(str(os.getpid()))
+    log = folder / f"{job}-{os.getpid()}.steps"
     with mpiagg.Loop(
         lambda comm: Training(comm, log),
         commit_every=COMMIT_EVERY,
         checkpoint=folder / "checkpoint",
         checkpoint_every=CHECKPOINT_EVERY,
+        respawn=respawn,
     ) as loop:
+        # Who dies while it starts can keep the others in MPI_Comm_spawn: see docs/failures.md.
+        pid.write_text(str(os.getpid()))
         loop.run(10**9)
         if loop.trained is not None:
             loop.trained.free()

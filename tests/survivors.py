@@ -16,6 +16,7 @@ from mpi4py import MPI
 
 import mpiagg
 from mpiagg.checkpoints import loop as loop_module
+from mpiagg.checkpoints.newcomers import is_new
 from mpiagg.cli.aggregators import AGGREGATORS
 from mpiagg.transport import channel_of
 
@@ -247,6 +248,37 @@ def asking():
     return seen
 
 
+class Growing(Counting):
+    """Loses a rank whenever all three have been together for five steps, at first; then asks to stop."""
+
+    # Once the second of the world it began with, and once the first, which has started new ranks.
+    victims = ((1, 6), (0, 12))
+
+    def __init__(self, comm):
+        self.comm, self.sizes = comm, []
+
+    def step(self, step):
+        together = self.sizes.count(3.0)
+        if not is_new() and any(WORLD.rank == rank and together == count for rank, count in self.victims):
+            die()
+        if self.comm.rank == 0 and together == 18:
+            os.kill(os.getpid(), signal.SIGTERM)
+        if self.comm.size < 3:
+            time.sleep(0.02)  # there is no hurry
+        super().step(step)
+
+
+def growing():
+    """Go on while ranks die and others take their places, until nearly all are others than at first."""
+    folder = Path(sys.argv[1]) / "checkpoint"
+    with mpiagg.Loop(Growing, checkpoint=folder, commit_every=3, respawn=True) as loop:
+        loop.run(10**6)
+        sizes = loop.trained.sizes
+        everyone = MPI.Intracomm(loop.comm).allgather((sizes, loop.step))
+        same = all(each == everyone[0] for each in everyone)
+        return {"sizes": sizes, "step": loop.step, "same": same, "new": is_new(), "stopped": loop.stopped}
+
+
 def alone():
     """Return the weights that all-reduced gradients lead to, computed by one process."""
     weights = np.ones((12, 9))
@@ -259,5 +291,8 @@ def alone():
 
 if __name__ == "__main__":
     folder, case = sys.argv[1:]
-    seen = {"calls": calls, "training": training, "making": making, "asking": asking}[case]()
-    (Path(folder) / f"{WORLD.rank}.json").write_text(json.dumps(seen))
+    cases = {"calls": calls, "training": training, "making": making, "asking": asking, "growing": growing}
+    seen = cases[case]()
+    # The ranks of several worlds have the same number.
+    name = os.getpid() if case == "growing" else WORLD.rank
+    (Path(folder) / f"{name}.json").write_text(json.dumps(seen))

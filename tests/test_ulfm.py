@@ -6,6 +6,7 @@ import pickle
 import subprocess
 import sys
 import uuid
+from itertools import groupby
 from pathlib import Path
 
 import pytest
@@ -78,6 +79,21 @@ def test_ranks_may_die_before_a_loop_takes_its_first_step(tmp_path):
 def test_what_a_death_has_left_is_saved_when_the_others_are_to_stop(tmp_path):
     seen = survive(tmp_path, 3, "asking")
     assert seen == {rank: {"stopped": True, "step": 6, "saved": 6} for rank in (0, 2)}
+
+
+@ulfm
+def test_ranks_are_started_in_the_places_of_the_dead_and_join(tmp_path):
+    seen = survive(tmp_path, 3, "growing")
+    assert len(seen) == 3
+    assert sorted(found["new"] for found in seen.values()) == [False, True, True]
+    for found in seen.values():
+        assert found["same"]
+        assert found["stopped"]
+        runs = [(size, len(list(run))) for size, run in groupby(found["sizes"])]
+        assert [size for size, _ in runs] == [3, 2, 3, 2, 3]
+        assert sum(length for _, length in runs) == found["step"]
+        # What was lost with a death goes back to a commit, after every third step, or to where ranks joined.
+        assert sum(length for size, length in runs if size == 3) == 19
 
 
 @ulfm

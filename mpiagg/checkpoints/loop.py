@@ -16,13 +16,15 @@ import numpy as np
 from mpi4py import MPI
 
 from mpiagg.checkpoints import load_checkpoint, save_checkpoint
+from mpiagg.checkpoints.newcomers import Newcomers, enter, is_new
 from mpiagg.collectives.comm import Comm
 from mpiagg.collectives.flags import Flags
 from mpiagg.collectives.functions import allreduce
-from mpiagg.common.arguments import check_integer
+from mpiagg.common.arguments import check_flag, check_integer
 from mpiagg.errors import RankFailedError
 from mpiagg.transport import channel_of
 from mpiagg.transport.failures import active, all_agree, survivors
+from mpiagg.transport.meetings import keep_for_good
 from mpiagg.transport.process import ending
 
 SIGNALS: Final = (signal.SIGTERM, signal.SIGUSR1)
@@ -77,6 +79,10 @@ class Loop:
         which unblocks them. A process that is forked has no loop: such a signal ends it.
     checkpoint_every : int, optional
         After how many steps it is saved meanwhile.
+    respawn : bool
+        Whether ranks are started in the places of those that died, where the others go on: with this program's command
+        line, from its beginning. The others train meanwhile. When a new rank has come to make its loop, the state is
+        saved to the checkpoint, which is needed for that, and all go on from there on a communicator of all of them.
 
     Attributes
     ----------
@@ -107,6 +113,7 @@ class Loop:
         commit_every: int = 10,
         checkpoint: str | os.PathLike[str] | None = None,
         checkpoint_every: int | None = None,
+        respawn: bool = False,
     ) -> None:
         def check() -> str:
             check_integer("commit_every", commit_every, 1)
@@ -114,16 +121,22 @@ class Loop:
                 check_integer("checkpoint_every", checkpoint_every, 1)
                 if checkpoint is None:
                     raise ValueError("checkpoint_every is given, but no checkpoint")
-            return f"a Loop with {commit_every=}, {checkpoint=}, {checkpoint_every=}"
+            if check_flag("respawn", respawn) and checkpoint is None:
+                raise ValueError("respawn needs a checkpoint, from which new ranks begin")
+            return f"a Loop with {commit_every=}, {checkpoint=}, {checkpoint_every=}, {respawn=}"
 
         if checkpoint is not None:
             _listen(self)
         self.failures: list[RankFailedError] = []
         try:
-            self.comm = self._made(MPI.COMM_WORLD if comm is None else comm, check)
+            if is_new() and respawn is True:
+                self.comm = enter(check)
+            else:
+                self.comm = self._made(MPI.COMM_WORLD if comm is None else comm, check)
         except BaseException:
             _listen_no_more(self)
             raise
+        self._words = check()
         self.trained: Trained | None = None
         self.step = 0
         self.stopped = False
@@ -132,6 +145,10 @@ class Loop:
         self._checkpoint, self._checkpoint_every = checkpoint, checkpoint_every
         self._commits: list[_Commit] = []
         self._flags: Flags | None = None
+        self._respawn = respawn and active()
+        self._wanted = self.comm.Get_size()
+        self._newcomers: Newcomers | None = None
+        self._growing = False
 
     def run(self, steps: int) -> None:
         """Train until so many steps are taken in all, those before a checkpoint too; collective.
@@ -148,14 +165,22 @@ class Loop:
             What ``make`` and what it has made raise, but for :class:`RankFailedError`.
         """
         self.stopped = False
-        while not self._trained_together(steps):
-            self._shrink()
+        while True:
+            if not self._trained_together(steps):
+                self._shrink()
+            elif self._growing:
+                self._grow()
+            else:
+                break
         if self.stopped and self in _asked:
             _asked[self] = False
 
     def free(self) -> None:
         """Give back what the loop holds, its communicator too; collective. A second call does nothing."""
         try:
+            if self._newcomers is not None:
+                self._newcomers.dismiss()
+                self._newcomers = None
             self._free_flags()
             self._commits.clear()
             if self.comm != MPI.COMM_NULL:
@@ -219,19 +244,32 @@ class Loop:
         assert flags is not None
 
         def asked() -> bool:
-            return bool(flags.share(lambda: [_asked.get(self, False)])[0]) and self.step < steps
+            nothing_new = False, False
+            told = flags.share(
+                lambda: [_asked.get(self, False), *(self._newcomers.look() if self._newcomers else nothing_new)]
+            )
+            stopping, ready, given_up = map(bool, told)
+            self._growing = ready and not stopping and self.step < steps
+            if given_up:
+                self._newcomers = None
+                self._start_missing()
+            return stopping and self.step < steps
 
+        self._growing = False
         self.stopped = asked()  # before the first step
-        if self.stopped and self._checkpoint is not None:  # of which there may be no more than a commit
+        if self.step < steps and not self.stopped and not self._growing:
+            self._start_missing()
+        if (self.stopped or self._growing) and self._checkpoint is not None:  # of which there may be but a commit
             save_checkpoint(self._checkpoint, self._state(), self.comm)
-        while self.step < steps and not self.stopped:
+        while self.step < steps and not self.stopped and not self._growing:
             trained.step(self.step)
             self.step += 1
             # All are together here: so commits are one apart at most, and all stop at the same step.
             self.stopped = asked()
             if self.step % self._commit_every == 0:
                 self._commit()
-            if self._checkpoint is not None and (self.stopped or self.step == steps or self._due()):
+            due = self.stopped or self._growing or self.step == steps or self._due()
+            if self._checkpoint is not None and due:
                 save_checkpoint(self._checkpoint, self._state(), self.comm)
 
     def _begin(self) -> None:
@@ -246,6 +284,8 @@ class Loop:
 
         channel_of(self.comm).agree_on(check)
         self.trained = made
+        # New ranks do not know how many there were at first.
+        self._wanted = int(allreduce(np.array([self._wanted]), "max", comm=self.comm)[0])
         if self._commits:
             last = np.array([self._commits[-1].step])
             common = int(allreduce(last, "min", comm=self.comm)[0])
@@ -254,7 +294,7 @@ class Loop:
         elif (kept := self._saved()) is not None:
             self._load(made, kept)
         # Only now, lest a run after an error train what has not been loaded, and take the place of the checkpoint.
-        self._flags = Flags(self.comm, 1)
+        self._flags = Flags(self.comm, 3)
         self._commit()
 
     def _saved(self) -> Mapping[str, Any] | None:
@@ -285,10 +325,33 @@ class Loop:
     def _due(self) -> bool:
         return self._checkpoint_every is not None and self.step % self._checkpoint_every == 0
 
-    # -- ranks that die
+    # -- ranks that die, and ranks that come
+
+    def _start_missing(self) -> None:
+        """Start ranks in the places of the dead, if that is wanted and they are not on their way; collective."""
+        if self._respawn and self._newcomers is None and self.comm.Get_size() < self._wanted:
+            self._newcomers = Newcomers(self.comm, self._wanted - self.comm.Get_size())
+
+    def _grow(self) -> None:
+        """Go on together with new ranks, from the checkpoint that has just been saved; collective."""
+        newcomers, self._newcomers, grown = self._newcomers, None, None
+        assert newcomers is not None
+        self._free_flags()
+        self._free_trained()
+        self._commits.clear()
+        with suppress(RankFailedError, MPI.Exception):
+            grown = newcomers.join(self._words)
+        # Only among those of before: a new rank that has not come so far has ended.
+        if all_agree(self.comm, word=grown is not None) and grown is not None:
+            old, self.comm = self.comm, grown
+            old.Free()
+        elif grown is not None:
+            grown.Revoke()
+            keep_for_good(grown)
 
     def _shrink(self) -> None:
         """Go on without the dead; collective among the living."""
+        self._newcomers = None
         self._free_flags()
         self._free_trained()
         old, self.comm = self.comm, self.comm.shrink()

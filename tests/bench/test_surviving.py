@@ -47,6 +47,31 @@ def test_a_step_that_was_left_out_is_no_training():
 @pytest.mark.skipif(launch.mpi_vendor() != "Open MPI", reason="only Open MPI goes on when a rank dies")
 def test_training_goes_on_while_ranks_are_killed(tmp_path, monkeypatch):
     monkeypatch.setattr(surviving, "FAR", 1.0)  # there is no time to come near
-    found = surviving.soak(tmp_path, 12, 3, 1, (1.5, 2.5))
+    found = surviving.soak(tmp_path, 20, 3, 1, (1.5, 2.5))
     assert found["problems"] == []
     assert found["steps"] > 0
+
+
+def test_throughput_is_what_steps_that_count_would_have_taken_undisturbed():
+    taken = [*steps(0, 1, 2, 1), *(Step(10.0 + number, number, 3, 0.0) for number in (2, 3))]
+    # 0 and 1 by four ranks, 2 and 3 by three; the first 2 was lost.
+    assert surviving.throughput(taken, {4: 1.0, 3: 0.5}, 0, 20) == (2 * 1.0 + 2 * 0.5) / 20
+    assert surviving.seconds_a_step([Step(9.0, 0, 4, 0.0), *steps(1, 2, 3, 4, every=2.0)]) == 2.0
+
+
+def test_of_a_loss_curve_the_steps_that_count_are_told():
+    taken = [Step(at, step, 4, far) for at, step, far in ((1, 0, 1.0), (2, 1, 9.0), (3, 1, 0.5), (4, 2, 0.25))]
+    found = surviving.losses(taken)
+    assert found["curve"] == [(0, 1.0), (1, 0.5), (2, 0.25)]
+    assert (found["mean"], found["deviation"]) == (0.375, 0.125)
+
+
+@pytest.mark.skipif(launch.mpi_vendor() != "Open MPI", reason="only Open MPI goes on when a rank dies")
+def test_ranks_that_are_killed_are_replaced(tmp_path, monkeypatch):
+    monkeypatch.setattr(surviving, "FAR", 1.0)  # there is no time to come near
+    found = surviving.soak(tmp_path, 20, 3, 1, (6, 6), respawn=True)
+    assert found["problems"] == []
+    assert found["jobs"] == 1
+    assert found["kills"] >= 1
+    assert found["throughput"] > 0
+    assert sum(found["steps_by_ranks"].values()) == found["steps"]
