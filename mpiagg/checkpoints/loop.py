@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import os
-import signal
-import threading
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from copy import deepcopy
-from types import FrameType, TracebackType
+from types import TracebackType
 from typing import Any, Final, NamedTuple, Protocol
-from weakref import WeakKeyDictionary
 
 import numpy as np
 from mpi4py import MPI
 
-from mpiagg.checkpoints import load_checkpoint, save_checkpoint
+from mpiagg.checkpoints import load_checkpoint, save_checkpoint, stopping
 from mpiagg.checkpoints.newcomers import Newcomers, enter, is_new
 from mpiagg.collectives.comm import Comm
 from mpiagg.collectives.flags import Flags
@@ -25,10 +22,6 @@ from mpiagg.errors import RankFailedError
 from mpiagg.transport import channel_of
 from mpiagg.transport.failures import active, all_agree, survivors
 from mpiagg.transport.meetings import keep_for_good
-from mpiagg.transport.process import ending
-
-SIGNALS: Final = (signal.SIGTERM, signal.SIGUSR1)
-"""What asks for a checkpoint and an end: what Slurm sends before a job's time is over."""
 
 
 class Trained(Protocol):
@@ -126,7 +119,7 @@ class Loop:
             return f"a Loop with {commit_every=}, {checkpoint=}, {checkpoint_every=}, {respawn=}"
 
         if checkpoint is not None:
-            _listen(self)
+            stopping.listen(self)
         self.failures: list[RankFailedError] = []
         try:
             if is_new() and respawn is True:
@@ -134,7 +127,7 @@ class Loop:
             else:
                 self.comm = self._made(MPI.COMM_WORLD if comm is None else comm, check)
         except BaseException:
-            _listen_no_more(self)
+            stopping.listen_no_more(self)
             raise
         self._words = check()
         self.trained: Trained | None = None
@@ -172,8 +165,8 @@ class Loop:
                 self._grow()
             else:
                 break
-        if self.stopped and self in _asked:
-            _asked[self] = False
+        if self.stopped:
+            stopping.answered(self)
 
     def free(self) -> None:
         """Give back what the loop holds, its communicator too; collective. A second call does nothing."""
@@ -186,7 +179,7 @@ class Loop:
             if self.comm != MPI.COMM_NULL:
                 self.comm.Free()
         finally:
-            _listen_no_more(self)
+            stopping.listen_no_more(self)
 
     def __enter__(self) -> Loop:  # noqa: PYI034 - typing.Self needs Python 3.11
         """Return the loop."""
@@ -199,7 +192,7 @@ class Loop:
         if error is None:
             self.free()
         else:
-            _listen_no_more(self)
+            stopping.listen_no_more(self)
 
     def _made(self, comm: MPI.Intracomm, check: Callable[[], str]) -> Comm:
         """Return a duplicate of a communicator, of those of its ranks that are alive, if their arguments are right."""
@@ -246,14 +239,14 @@ class Loop:
         def asked() -> bool:
             nothing_new = False, False
             told = flags.share(
-                lambda: [_asked.get(self, False), *(self._newcomers.look() if self._newcomers else nothing_new)]
+                lambda: [stopping.asked(self), *(self._newcomers.look() if self._newcomers else nothing_new)]
             )
-            stopping, ready, given_up = map(bool, told)
-            self._growing = ready and not stopping and self.step < steps
+            stop, ready, given_up = map(bool, told)
+            self._growing = ready and not stop and self.step < steps
             if given_up:
                 self._newcomers = None
                 self._start_missing()
-            return stopping and self.step < steps
+            return stop and self.step < steps
 
         self._growing = False
         self.stopped = asked()  # before the first step
@@ -366,57 +359,3 @@ class Loop:
         if (free := getattr(self.trained, "free", None)) is not None:
             free()
         self.trained = None
-
-
-# -- signals
-
-_asked: WeakKeyDictionary[Loop, bool] = WeakKeyDictionary()
-"""Whether a signal has asked a loop to stop, of those that are to hear of them."""
-
-_before: dict[int, Any] = {}
-"""Who had the signals before the first of these loops."""
-
-
-def _listen(loop: Loop) -> None:
-    """Have signals ask a loop to stop; they can be taken in the main thread alone."""
-    if threading.current_thread() is threading.main_thread():
-        ending()  # which has them else, and is to find them free
-        _asked[loop] = False
-        for number in SIGNALS if not _before else ():
-            _before[number] = signal.signal(number, _ask)
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
-
-
-def _listen_no_more(loop: Loop) -> None:
-    _asked.pop(loop, None)
-    if _before and not _asked and threading.current_thread() is threading.main_thread():
-        ending().look()
-        while _before:
-            number, handler = _before.popitem()
-            if signal.getsignal(number) is _ask:
-                # What was not set from Python cannot be set again from there.
-                signal.signal(number, signal.SIG_DFL if handler is None else handler)
-
-
-def _ask(number: int, frame: FrameType | None) -> None:
-    """Ask all loops to stop; where there is none any more, do as was done before the first."""
-    loops, before = list(_asked), _before.get(number)
-    for loop in loops:
-        _asked[loop] = True
-    if not loops and callable(before):
-        before(number, frame)
-    elif not loops and before is not signal.SIG_IGN:
-        signal.signal(number, signal.SIG_DFL)
-        signal.raise_signal(number)
-
-
-def _forget() -> None:
-    """Have no loop in a process that was forked: it is to end by signals as others do."""
-    _asked.clear()
-    for number in SIGNALS if _before else ():
-        if signal.getsignal(number) is _ask:
-            signal.signal(number, signal.SIG_DFL)
-    _before.clear()
-
-
-os.register_at_fork(after_in_child=_forget)

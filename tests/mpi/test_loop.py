@@ -275,6 +275,7 @@ def test_another_checkpoint_is_refused(folder):
         ({"commit_every": 1.5}, "commit_every must be an integer"),
         ({"checkpoint": "x", "checkpoint_every": 0}, "checkpoint_every must be an integer of at least 1"),
         ({"checkpoint_every": 2}, "no checkpoint"),
+        ({"respawn": True}, "respawn needs a checkpoint"),
     ],
 )
 def test_bad_numbers_are_refused(options, words):
