@@ -19,6 +19,7 @@ from mpiagg.optimizers.base import (
     check_not_negative,
     check_share,
     count_step,
+    square_of,
 )
 
 
@@ -194,9 +195,3 @@ class LAMB(_Moments):
     def _direction(self, x: Array, state: State, step: int) -> Any:
         found = state["exp_avg"] / (1 - self.beta1**step) / self._denominator(state, step)
         return found + x * self.weight_decay if self.weight_decay else found
-
-
-def square_of(x: Any) -> float:
-    """Return the sum of the squares of a block of real numbers, in float64."""
-    wide = x.astype(np.float64)
-    return float((wide * wide).sum().item())

@@ -145,6 +145,16 @@ def blocks(item: Item) -> Iterator[tuple[Array, Array, State]]:
         yield values[part], gradient[part], {name: x[part] for name, x in vectors.items()}
 
 
+def square_of(x: Array) -> float:
+    """Return the sum of the squares of real numbers, in float64; of a vector, block by block."""
+    length = BLOCK if isinstance(x, np.ndarray) else max(x.size, 1)
+    total = 0.0
+    for start in range(0, x.size, length):
+        wide = x[start : start + length].astype(np.float64)
+        total += float((wide * wide).sum().item())
+    return total
+
+
 def check_share(name: str, value: object) -> float:
     """Return a number from 0 up to, but not, 1; raise ValueError for anything else."""
     return check_number(name, value, "a number from 0 up to 1", lambda x: 0 <= x < 1)

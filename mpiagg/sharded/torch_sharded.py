@@ -85,6 +85,7 @@ class TorchSharded(Sharded):
             if x.device.type != "cpu":
                 raise TypeError(f"{name} is on {x.device}; Sharded trains modules on the CPU")
         self._make = optimizer
+        self._known = [(name, x, x.requires_grad) for name, x in module.named_parameters()]
         self._names_of = [name for name, _ in named]
         self._tensors = [x for _, x in named]
         self._resident: set[int] = set()
@@ -124,6 +125,7 @@ class TorchSharded(Sharded):
             k = unit_of[index]
             place = storage.place(k) if isinstance(storage, Divided) else storage.views(k)
             x.data = tensor_of(place[index])
+        self._places = [x.data_ptr() for x in self._tensors]
         self._gathering: Gathering | None = None
         if isinstance(storage, Divided):
             owners = owners_of(module, self._tensors)
@@ -225,6 +227,8 @@ class TorchSharded(Sharded):
             If it is freed; on a rank where a parameter got a gradient twice, or made room too early.
         TypeError
             On the ranks where a gradient is sparse.
+        ValueError
+            On the ranks where a parameter was moved or converted, or has come to require a gradient, or none.
         MismatchError
             On the other ranks then; the parameters are as they were, and the gradients are lost.
         StallError
@@ -232,6 +236,7 @@ class TorchSharded(Sharded):
         """
         self._require_open()
         with self._channel.one_thread:
+            self._look_for_changes()
             while self._gradients.waiting:
                 self._send_unit(background=False)
             self._sent.clear()
@@ -240,6 +245,18 @@ class TorchSharded(Sharded):
             finally:
                 for x in self._tensors:
                     x.grad = None
+
+    def _look_for_changes(self) -> None:
+        """Find fault with parameters that lie elsewhere than they did, or have come to require a gradient, or none."""
+        changed = [name for name, x, trained in self._known if x.requires_grad != trained]
+        if [x.data_ptr() for x in self._tensors] != self._places:
+            places = zip(self._names_of, self._tensors, self._places, strict=True)
+            changed += [name for name, x, place in places if x.data_ptr() != place]
+        if changed:
+            self._fault = self._fault or ValueError(
+                f"{changed[0]} was moved, converted, or has come to require a gradient, or none; "
+                "free() Sharded and make it again"
+            )
 
     def _update(self, present: Sequence[bool]) -> None:
         here = dict(zip(self._flag, present, strict=True))

@@ -13,7 +13,7 @@ from mpi4py import MPI
 from mpiagg.arrays import Array, Form
 from mpiagg.collectives.flags import Flags
 from mpiagg.collectives.functions import allreduce
-from mpiagg.optimizers.adam import square_of
+from mpiagg.optimizers.base import square_of
 from mpiagg.sharded.division import Part, Unit
 from mpiagg.sharded.gradients import Gradients
 from mpiagg.sharded.storage import Storage

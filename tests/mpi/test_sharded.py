@@ -198,7 +198,18 @@ def test_a_rank_has_its_part_of_everything(stored):
     assert held["buckets"] == (nbytes if stage == 1 else longest)
     wanted = {"stage 1": longest, "stage 2": longest, "divided": part + spare + longest, "once on a node": part + spare}
     together = channel_of(COMM).node.size == SIZE
+    assert not channel_of(COMM).memory.host._common  # which a node has once is given back
     assert held["parameters"] <= wanted[stored if together or stored != "once on a node" else "divided"]
+
+
+@pytest.mark.parametrize("stored", STORED)
+def test_a_step_allocates_blocks_alone(stored, repeated_peak):
+    """Whatever the length of the parameters: here 4 MiB, of which each rank updates its part."""
+    stage, share = STORED[stored]
+    weights, given = ([np.ones(2**19) for _ in range(2)] for _ in range(2))
+    with mpiagg.Sharded(weights, optimizers.AdamW(), stage=stage, share=share, clip_norm=1.0) as training:
+        training.step(given)
+        assert repeated_peak(lambda: training.step(given)) < 2**21
 
 
 def test_a_node_has_the_parameters_once(comm):

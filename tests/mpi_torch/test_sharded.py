@@ -434,6 +434,18 @@ def test_a_rank_has_its_part_of_everything(stored):
     assert held["parameters"] <= wanted[stored if together or stored != "once on a node" else "divided"]
     if stage == 3:
         assert all(x.numel() == 0 for x in module.parameters())
+        assert not channel_of(COMM).memory.host._common  # its memory is given back
+
+
+@pytest.mark.parametrize(
+    "change", [lambda module: module.float(), lambda module: module.blocks[0].requires_grad_(False)]
+)
+def test_parameters_that_were_changed_are_an_error(change):
+    with sharded("stage 1") as training:
+        train(training, range(1))
+        change(training.module)
+        error = (ValueError, "was moved, converted, or has come")
+        refused(*error, training.step)
 
 
 @pytest.mark.parametrize("stored", STORED)
