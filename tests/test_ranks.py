@@ -16,14 +16,14 @@ HERE = Path(__file__).parent
 
 SMALL_JOBS_ONLY = (
     *("aggregation_errors", "awareness", "checkpoints", "comm_buffers", "ddp_errors", "ddp_face", "ddp_finite"),
-    *("ddp_join", "ddp_shared"),
+    *("ddp_join", "ddp_shared", "device_sharded", "sharded"),
     *("device_aggregation", "device_collectives", "device_nccl", "errors", "fuzz", "placement"),
     *("gossip_overlap", "leaks", "local_sgd", "loop", "low_precision_errors", "memory"),
     *("power_sgd_state", "requests", "sparsified_state"),
 )
 """Tests of what does not depend on how many ranks there are, beyond four."""
 
-CORE = ("collectives", "comm", "gates", "in_step", "nodes", "plan", "shared", "sharing", "transport", "wire")
+CORE = ("collectives", "comm", "gates", "in_step", "nodes", "plan", "sharded", "shared", "sharing", "transport", "wire")
 """Tests of the algorithms, and of what carries them."""
 
 LARGER_JOBS = {6: CORE, 8: None} if mpi_vendor() == "Open MPI" else {5: CORE, 7: None}

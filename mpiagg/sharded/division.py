@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from mpiagg.arrays import Array, Form, cuts_of, ranges
 from mpiagg.ddp.buckets import fill_buckets
@@ -135,9 +135,11 @@ def units_of(
     else:
         members, of_layers = [], []
         for layer in layers:
-            own = [list(reversed(each)) for each in reversed(fill_buckets([forms[i] for i in layer], 2**62))]
-            of_layers.append(list(range(len(members), len(members) + len(own))))
-            members += [[layer[i] for i in reversed(each)] for each in own]
+            kinds: dict[tuple[Any, Any], list[int]] = {}
+            for index in reversed(layer):  # as buckets are filled
+                kinds.setdefault((forms[index].dtype, forms[index].device), []).append(index)
+            of_layers.append(list(range(len(members), len(members) + len(kinds))))
+            members += kinds.values()
     owners = _owners(members, forms, size) if split == "tensors" else None
     return [Unit(each, forms, size, owners) for each in members], of_layers
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -29,8 +29,8 @@ class Vectors:
         Of the vector of each.
     turns : int
         How many units may have a vector at the same time; of each dtype there are as many vectors.
-    alone : collection of int
-        Units that have a vector for themselves.
+    apart : sequence of hashable, optional
+        What is equal for units that may take turns.
 
     Attributes
     ----------
@@ -46,11 +46,11 @@ class Vectors:
         units: Sequence[Unit],
         dtypes: Sequence[np.dtype[Any]],
         turns: int,
-        alone: Collection[int] = (),
+        apart: Sequence[Hashable] | None = None,
     ) -> None:
-        kinds: dict[tuple[np.dtype[Any], Device, int | None], list[int]] = {}
+        kinds: dict[tuple[np.dtype[Any], Device, Hashable], list[int]] = {}
         for number, (unit, dtype) in enumerate(zip(units, dtypes, strict=True)):
-            kinds.setdefault((dtype, unit.form.device, number if number in alone else None), []).append(number)
+            kinds.setdefault((dtype, unit.form.device, apart and apart[number]), []).append(number)
         found: dict[int, tuple[Any, Array]] = {}
         self.nbytes = 0
         for kind, ((dtype, device, _), numbers) in enumerate(kinds.items()):

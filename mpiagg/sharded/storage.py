@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Hashable, Sequence
 from contextlib import suppress
 from typing import Any, Protocol
 
@@ -193,8 +193,8 @@ class Divided:
     ----------
     turns : int
         How many units may be gathered at the same time.
-    alone : collection of int
-        Units that have a vector for themselves.
+    apart : sequence of hashable, optional
+        What is equal for units that may take turns.
     """
 
     gathers = True
@@ -205,7 +205,7 @@ class Divided:
         units: Sequence[Unit],
         arrays: Sequence[Array],
         turns: int,
-        alone: Collection[int] = (),
+        apart: Sequence[Hashable] | None = None,
     ) -> None:
         self._units, rank = units, traffic.channel.rank
         dtypes = [unit.form.dtype for unit in units]
@@ -214,7 +214,7 @@ class Divided:
         ]
         for unit, own in zip(units, self._own, strict=True):
             fill_part(unit, rank, own, arrays)
-        vectors = Vectors(traffic, units, dtypes, turns, alone)
+        vectors = Vectors(traffic, units, dtypes, turns, apart)
         self._vector, self._slot = vectors.of, vectors.slot
         self._flights = [
             InBackground(traffic.gathering(unit, own, vector))
@@ -306,7 +306,7 @@ def storage_for(
     units: Sequence[Unit],
     arrays: Sequence[Array],
     turns: int,
-    alone: Collection[int] = (),
+    apart: Sequence[Hashable] | None = None,
     *,
     share: bool,
 ) -> Once | Divided:
@@ -316,7 +316,7 @@ def storage_for(
     if share and on_host and channel.node.size == channel.size:
         with suppress(MemoryError):
             return Once(traffic, units, arrays)
-    return Divided(traffic, units, arrays, turns, alone)
+    return Divided(traffic, units, arrays, turns, apart)
 
 
 def copy_out(storage: Storage, ks: Sequence[int]) -> dict[int, Array]:

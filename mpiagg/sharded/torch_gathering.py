@@ -148,6 +148,8 @@ class Gathering:
             if self._last is not None and self._last != here and self._last[0] == backward:
                 self._following[self._last] = k
             self._last = here
+        if not all(self._storage.has(k) for k in units):
+            raise PlanError(f"units {list(units)} are needed at the same time; make Sharded with more prefetch")
         following = self._following.get(self._last) if self._ahead and self._last else None
         if following is not None and not any(self._storage.take_turns(following, k) for k in units):
             self._storage.start(following)

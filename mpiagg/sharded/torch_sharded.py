@@ -119,7 +119,9 @@ class TorchSharded(Sharded):
             storage = Whole(self._traffic, units, arrays)
         else:
             alone = {k for layer in self._resident for k in self._layers[layer]}
-            storage = storage_for(self._traffic, units, arrays, self._turns, alone, share=self._share)
+            # A submodule may have trained parameters and frozen ones, which are there at the same time.
+            apart = [(k in trained, k if k in alone else None) for k in range(len(units))]
+            storage = storage_for(self._traffic, units, arrays, self._turns, apart, share=self._share)
         unit_of = {index: k for k, unit in enumerate(units) for index in unit.members}
         for index, x in enumerate(self._tensors):
             k = unit_of[index]

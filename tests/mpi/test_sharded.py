@@ -270,6 +270,18 @@ def test_more_layers_than_there_is_room_for_are_refused():
             np.testing.assert_array_equal(second, start()[1])
 
 
+def test_a_layer_is_gathered_as_a_whole():
+    """Of whatever length, and of several dtypes, also where there is room for one layer at a time."""
+    weights = [np.full(200_000, float(i), "f4" if i % 3 else "f8") for i in range(6)]
+    layers = [[0, 1, 2], [3, 4, 5]]
+    with mpiagg.Sharded(
+        weights, optimizers.SGD(1.0), stage=3, share=False, prefetch=0, layers=layers, bucket_bytes=0
+    ) as training:
+        for layer, found in training.in_order():
+            assert [x.dtype for x in found] == [weights[i].dtype for i in layers[layer]]
+            assert all((x == i).all() for i, x in zip(layers[layer], found, strict=True))
+
+
 def test_views_of_buckets_need_no_copy():
     expected = plain(MAKE["sgd"]())
     with sharded(MAKE["sgd"](), "stage 1") as training:

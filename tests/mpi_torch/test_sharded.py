@@ -6,6 +6,7 @@ import weakref
 import numpy as np
 import pytest
 import torch
+import torch.utils.checkpoint
 from mpi4py import MPI
 from support import refused
 
@@ -222,6 +223,28 @@ def test_half_precision_is_trained_in_float32(stored, half):
         assert part["values"].astype(own.dtype).tobytes() == own.tobytes()
         assert np.isfinite(own.astype(np.float32)).all()
     assert (found["places"] != made(dtype=half).places.detach().float().numpy().astype(found["places"].dtype)).any()
+
+
+def test_a_submodule_may_be_frozen_in_part():
+    def partly(seed):
+        torch.manual_seed(seed)
+        module = torch.nn.Sequential(*(torch.nn.Linear(4, 4) for _ in range(3)))
+        for each in module:
+            each.weight.requires_grad_(False)
+        return module
+
+    module, x = partly(0), torch.ones(2, 4)
+    optimizer = adamw(module.parameters())
+    with mpiagg.Sharded(partly(RANK), adamw, stage=3, share=False, prefetch=0, bucket_bytes=0) as training:
+        for _ in range(2):
+            for each in module, training:
+                each(x).square().sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            training.step()
+        found = training.weights()
+    for name, y in module.named_parameters():
+        np.testing.assert_allclose(found[name], y.detach().numpy(), rtol=1e-5, atol=1e-6)
 
 
 def test_activation_checkpoints_gather_again():
