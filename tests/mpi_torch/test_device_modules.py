@@ -7,6 +7,7 @@ import torch_on_standin
 from mpi4py import MPI
 
 import mpiagg
+from mpiagg.ddp import hooks
 from mpiagg.plans import background
 from mpiagg.transport import channel_of
 
@@ -93,6 +94,19 @@ def test_what_a_step_of_160_parameters_costs(comm, made, to_none):
     # Nothing is brought forward here where a thread does that: before, three tests a parameter.
     assert background.threads_allowed()
     assert not [name for (file, name) in calls if file.endswith("launching.py") and name == "drive"]
+
+
+def test_hooks_bring_plans_forward_where_no_thread_may(comm, made, monkeypatch):
+    del made
+    monkeypatch.setattr(hooks, "threads_allowed", lambda: False)
+    model = Many()
+    with mpiagg.DDP(model, comm, bucket_bytes=CAP) as ddp:
+        loss = ddp(RANK + 1.0)
+        with torch_on_standin.calls_counted() as calls:
+            loss.backward()
+        assert holds(model, MEAN)
+    driven = [count for (file, name), count in calls.items() if file.endswith("launching.py") and name == "drive"]
+    assert driven == [PARAMETERS]
 
 
 def test_gradients_of_several_streams_are_copied_and_waited_for_where_they_come_from(comm, made):
