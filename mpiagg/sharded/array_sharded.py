@@ -277,6 +277,14 @@ class ArraySharded(Sharded):
         del k
         return {name: x if name == "step" else x.reshape(-1) for name, x in self._states.get(index, {}).items()}
 
+    def _check_kept(self, index: int, kept: Mapping[str, Any]) -> None:
+        ndim = len(self._forms[index].shape) if self.optimizer.whole else 1
+        wanted = self.optimizer.new_state(np.empty((0,) * max(1, ndim)))
+        step = kept.get("step")
+        counted = isinstance(step, np.ndarray) and not step.ndim and step.dtype.kind in "iu"
+        if kept and (kept.keys() != wanted.keys() or not counted):
+            raise ValueError(f"of parameter {index} the state has {sorted(kept)}, the optimizer {sorted(wanted)}")
+
     def _keep(self, index: int, k: int, kept: Mapping[str, Any]) -> None:
         if not kept:
             self._states.pop(index, None)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from copy import deepcopy
 from types import TracebackType
 from typing import Any, Final, TypeVar
 
@@ -229,18 +230,21 @@ class Sharded(Training):
         shapes = {name: self._units[k].shapes[part.tensor] for name, (part, k) in parts.items()}
 
         def check() -> str:
-            before = self._hyperparameters()
+            before = deepcopy(self._hyperparameters())
             shards.append(checked_state(state, {name: part for name, (part, _) in parts.items()}, shapes))
             shards.append(checked_buffers(state["buffers"], self._buffers()))
+            for name, (part, k) in parts.items():
+                if k in self._gradients.own and part.start < part.stop:
+                    self._check_kept(part.tensor, shards[0][name].kept())
             try:
                 self._load_hyperparameters(state["optimizer"])
-            except Exception:
+            finally:
                 self._load_hyperparameters(before)
-                raise
             return "Sharded.load_state_dict"
 
         self._channel.agree_on(check)
         with self._channel.one_thread:
+            self._load_hyperparameters(state["optimizer"])
             for k, unit in enumerate(self._units):
                 self._load(k, {index: shards[0][self._names[index]] for index in unit.members})
             for name, x in self._buffers().items():

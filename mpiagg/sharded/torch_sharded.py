@@ -294,6 +294,11 @@ class TorchSharded(Sharded):
                 found[name] = x
         return found
 
+    def _check_kept(self, index: int, kept: Mapping[str, Any]) -> None:
+        for name, value in kept.items():
+            if value is not None and not isinstance(value, list | bool | int | float | str | np.ndarray):
+                raise ValueError(f"{name} of {self._names_of[index]} cannot be a {type(value).__name__}")
+
     def _keep(self, index: int, k: int, kept: Mapping[str, Any]) -> None:
         del k
         shard = self._shards[index]

@@ -62,6 +62,10 @@ class Training:
         """Return what the optimizer keeps for this rank's part of a tensor."""
 
     @abstractmethod
+    def _check_kept(self, index: int, kept: Mapping[str, Any]) -> None:
+        """Raise ValueError if the optimizer cannot keep this for a part of a tensor."""
+
+    @abstractmethod
     def _keep(self, index: int, k: int, kept: Mapping[str, Any]) -> None:
         """Let the optimizer keep this for this rank's part of a tensor."""
 

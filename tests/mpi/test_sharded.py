@@ -446,6 +446,13 @@ def test_states_that_do_not_fit_are_refused_and_change_nothing():
         training.step(gradients(0))
         before, state = whole(training), training.state_dict()
         named = {**state["tensors"], "0": {**state["tensors"]["0"], "shape": [8, 4]}}
+        unknown = {
+            key: {**each, "kept": {**each["kept"], "more": each["values"]}} for key, each in state["tensors"].items()
+        }
+        short = {
+            key: {**each, "kept": {name: x[1:] if np.ndim(x) else x for name, x in each["kept"].items()}}
+            for key, each in state["tensors"].items()
+        }
         lacking = {key: {**each, "stop": each["start"]} for key, each in state["tensors"].items()}
         for wrong, words in [
             ({}, "a state has the keys"),
@@ -453,7 +460,14 @@ def test_states_that_do_not_fit_are_refused_and_change_nothing():
             ({**state, "ranks": 0}, "ranks of the state"),
             ({**state, "tensors": named}, "has shape"),
             ({**state, "tensors": lacking}, "lacks elements"),
+            ({**state, "tensors": unknown}, "the state has .*more"),
+            ({**state, "tensors": short}, "real numbers"),
             ({**state, "optimizer": optimizers.SGD(0.1).hyperparameters()}, "the state is not one of Adam"),
         ]:
             refused(ValueError, words, training.load_state_dict, wrong)
         assert equal(whole(training), before)
+        given = {**state, "optimizer": {**state["optimizer"], "lr": 0.7}}
+        one = {} if RANK == 0 else given
+        error = (ValueError, "has the keys") if RANK == 0 else (mpiagg.MismatchError, "rank 0 raised")
+        refused(*error, training.load_state_dict, one)
+        assert training.optimizer.lr == state["optimizer"]["lr"]  # also where it was good
