@@ -33,7 +33,7 @@ extensions = [
     "sphinx_click",
     "sphinx_copybutton",
 ]
-exclude_patterns = ["examples"]
+exclude_patterns = ["examples/**"]
 nitpicky = True
 
 myst_heading_anchors = 4

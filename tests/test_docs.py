@@ -46,6 +46,12 @@ def test_the_guide_lists_every_name():
     assert [name for name in mpiagg.__all__ if f"`{name}`" not in listed] == []
 
 
+def test_there_is_an_example_of_every_name():
+    page = (TOP / "docs" / "examples.md").read_text() + (TOP / "docs" / "sharded.md").read_text()
+    elsewhere = {"SparseLoCo", "DeMo"}  # their docstrings have one
+    assert [name for name in mpiagg.__all__ if not re.search(rf"\b{name}\b", page) and name not in elsewhere] == []
+
+
 def test_pictures_for_students_are_up_to_date():
     made = runpy.run_path(str(TOP / "docs" / "make_how_it_works.py"))
     text = (TOP / "docs" / "how-it-works.md").read_text()
