@@ -52,11 +52,9 @@ def installed(monkeypatch):
     """Install the stand-in, let DDP take all tensors for its own, and return what is counted."""
     with standin.installed() as device:
         made = Torch(device)
-        cuda = SimpleNamespace(
-            Device=lambda _: nullcontext(),
-            Stream=SimpleNamespace(from_external=lambda stream: made.made(stream.__cuda_stream__()[1])),
-        )
-        monkeypatch.setitem(sys.modules, "cupy", SimpleNamespace(cuda=cuda))
+        kind = SimpleNamespace(from_external=lambda stream: made.made(stream.__cuda_stream__()[1]))
+        monkeypatch.setitem(sys.modules, "cupy", SimpleNamespace(cuda=SimpleNamespace(Stream=kind)))
+        monkeypatch.setattr(torch_streams, "find_device", lambda _: device)
         for module in (torch_modules, torch_streams):
             monkeypatch.setattr(module, "is_on_host", lambda _: False)
         monkeypatch.setattr(torch_modules, "_over", made.over)

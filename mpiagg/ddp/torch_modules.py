@@ -62,10 +62,10 @@ def _over(tensor: torch.Tensor) -> Array:
     """Return an array over a tensor's memory, of whose dtype NumPy has one."""
     if is_on_host(tensor):
         return np.asarray(tensor.numpy())
-    find_device(f"cuda:{tensor.device.index}")  # says what is wrong, if anything is
+    device: Any = find_device(f"cuda:{tensor.device.index}")  # says what is wrong, if anything is
     import cupy  # noqa: PLC0415 - CuPy is an extra
 
-    with cupy.cuda.Device(tensor.device.index):  # where CuPy puts what has no elements
+    with device.present():  # where CuPy puts what has no elements
         array: Array = cupy.asarray(tensor)
     return array
 

@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import lru_cache
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
+
+from mpiagg.arrays import find_device
 
 
 def is_on_host(tensor: torch.Tensor) -> bool:
@@ -52,14 +54,13 @@ class TorchSource:
         import cupy  # noqa: PLC0415 - CuPy is an extra
 
         self._ordinal, self._pointer = ordinal, pointer
+        self._device: Any = find_device(f"cuda:{ordinal}")
         self._stream = cupy.cuda.Stream.from_external(_TorchStream(pointer))  # which owns nothing
 
     @contextmanager
     def inside(self) -> Iterator[None]:
         """Return a block in which it is the present stream of CuPy's."""
-        import cupy  # noqa: PLC0415 - CuPy is an extra
-
-        with cupy.cuda.Device(self._ordinal), self._stream:
+        with self._device.present(), self._stream:
             yield
 
     def copy(self, pairs: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> None:

@@ -1,9 +1,11 @@
 """A device for a block, by a driver that is made up: it makes a context wherever a thread goes, as CUDA 12's does."""
 
 import importlib
+import re
 import sys
 import threading
 import types
+from pathlib import Path
 
 import pytest
 
@@ -90,3 +92,10 @@ def test_a_thread_that_uses_a_device_goes_back_to_it(driver, module):
         assert driver.get() == 1
     assert driver.get() == 2
     assert driver.contexts == {1, 2}
+
+
+def test_nobody_uses_cupy_s_own_for_a_block():
+    package = Path(__file__).parents[2] / "mpiagg"
+    blocks = re.compile(r"with [^\n]*\bcuda\.Device\(")
+    assert blocks.search("    with cupy.cuda.Device(0), stream:")
+    assert not [path for path in package.rglob("*.py") if blocks.search(path.read_text())]

@@ -22,8 +22,9 @@ def made(monkeypatch):
         made.append(pointer)
         return nullcontext()
 
-    cuda = SimpleNamespace(Device=lambda _: nullcontext(), Stream=SimpleNamespace(from_external=from_external))
+    cuda = SimpleNamespace(Stream=SimpleNamespace(from_external=from_external))
     monkeypatch.setitem(sys.modules, "cupy", SimpleNamespace(cuda=cuda))
+    monkeypatch.setattr(torch_streams, "find_device", lambda _: SimpleNamespace(present=nullcontext))
     torch_streams._source_at.cache_clear()
     yield made
     torch_streams._source_at.cache_clear()
