@@ -34,6 +34,12 @@ WIRE: Final = Path("/sys/class/net/eth0/statistics/tx_bytes")
 """What has gone out of a virtual node."""
 
 
+def task_of(part: Part, way: str) -> Task:
+    """Return what is trained in a way; the optimizer has no momentum where the aggregation has it."""
+    momentum = AGGREGATORS[way].momentum if way in AGGREGATORS else 0.9
+    return TASKS[part.task](part.split, COMM.rank, COMM.size, SEED, momentum=momentum)
+
+
 class Training:
     """A model that is trained in one of the ways; making one is collective."""
 
@@ -85,7 +91,7 @@ class Training:
 
 def follow(part: Part, way: str) -> dict[str, Any]:
     """Train to the end, and return how loss and accuracy went; collective."""
-    training = Training(TASKS[part.task](part.split, COMM.rank, COMM.size, SEED), way)
+    training = Training(task_of(part, way), way)
     every, curve = max(1, part.steps // part.points), []
     start = time.perf_counter()
     for step in range(1, part.steps + 1):
@@ -109,7 +115,7 @@ def seconds(part: Part) -> dict[str, dict[str, Any]]:
 
     The first turn is not counted. A turn is as long as on the slowest rank.
     """
-    trainings = {way: Training(TASKS[part.task](part.split, COMM.rank, COMM.size, SEED), way) for way in part.ways}
+    trainings = {way: Training(task_of(part, way), way) for way in part.ways}
     turns: dict[str, list[tuple[float, float]]] = {way: [] for way in trainings}
     for _ in range(part.points + 1):
         for way, training in trainings.items():
@@ -158,7 +164,7 @@ def main() -> None:
     part, output = Part(**json.loads(sys.argv[1])), Path(sys.argv[2])
     torch.set_num_threads(1)
     gloo = Gloo(COMM, channel_of(COMM).layout) if TORCH in part.ways else None
-    digest = TASKS[part.task](part.split, COMM.rank, COMM.size, SEED).digest
+    digest = task_of(part, ALONE).digest
     if len(told := set(COMM.allgather(digest))) > 1:
         raise SystemExit(f"the ranks have other data each, of CRC-32 {sorted(told)}")
     if part.link is None:

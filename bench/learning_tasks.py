@@ -153,7 +153,7 @@ class CharacterModel(nn.Module):
         return logits
 
 
-def characters(split: str, rank: int, size: int, seed: int) -> Task:
+def characters(split: str, rank: int, size: int, seed: int, *, momentum: float = 0.9) -> Task:
     """Return the language model, with a rank's part of the text."""
     known = np.zeros(128, np.int64)
     known[[ord(character) for character in VOCABULARY]] = np.arange(len(VOCABULARY))
@@ -165,7 +165,7 @@ def characters(split: str, rank: int, size: int, seed: int) -> Task:
     chosen = np.random.default_rng(seed).permutation(len(test_inputs))[:TESTED]
     torch.manual_seed(seed)
     module = CharacterModel()
-    optimizer = torch.optim.AdamW(module.parameters(), lr=2e-3, weight_decay=0.01)
+    optimizer = torch.optim.AdamW(module.parameters(), lr=2e-3, betas=(momentum, 0.999), weight_decay=0.01)
     data = (*windows(own), test_inputs[chosen], test_targets[chosen])
     return Task(module, optimizer, *data, WINDOWS, CONTEXT, zlib.crc32(blocks.tobytes()))
 
@@ -189,7 +189,7 @@ class DigitsModel(nn.Module):
         return logits[:, None]
 
 
-def digits(split: str, rank: int, size: int, seed: int) -> Task:
+def digits(split: str, rank: int, size: int, seed: int, *, momentum: float = 0.9) -> Task:
     """Return the CNN, with a rank's part of the images."""
     images, labels = load_digits(return_X_y=True)
     order = np.random.default_rng(seed).permutation(len(labels))
@@ -198,7 +198,7 @@ def digits(split: str, rank: int, size: int, seed: int) -> Task:
     rows = _share(np.arange(held_out, len(labels)), labels[held_out:], split, rank, size)
     torch.manual_seed(seed)
     module = DigitsModel()
-    optimizer = torch.optim.SGD(module.parameters(), lr=0.05, momentum=0.9)
+    optimizer = torch.optim.SGD(module.parameters(), lr=0.05, momentum=momentum)
     chosen = (images[rows], labels[rows][:, None], images[:held_out], labels[:held_out][:, None])
     data = [torch.from_numpy(np.ascontiguousarray(each)) for each in chosen]
     digest = zlib.crc32(images.tobytes() + labels.tobytes())
