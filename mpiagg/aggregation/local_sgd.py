@@ -10,12 +10,17 @@ import numpy as np
 from mpi4py import MPI
 
 from mpiagg.aggregation.all_reduce import AllReduce
+from mpiagg.aggregation.attendance import Attendance, Members
 from mpiagg.aggregation.error_feedback import check_reduction
-from mpiagg.aggregation.local_steps import LocalSteps
-from mpiagg.arrays import Array, check_wire_dtype
-from mpiagg.common.arguments import check_flag
+from mpiagg.aggregation.local_steps import Anchor, Fragment, LocalSteps
+from mpiagg.aggregation.packing import Layout, layout_of
+from mpiagg.arrays import Array, check_wire_dtype, settle
+from mpiagg.collectives.moving_functions import broadcast_init
+from mpiagg.common.arguments import check_flag, check_number
+from mpiagg.errors import PlanError
 from mpiagg.plans.plan import Plan
 from mpiagg.plans.program import in_turn
+from mpiagg.transport import free_channel_of
 
 
 class LocalSGD(LocalSteps):
@@ -60,6 +65,16 @@ class LocalSGD(LocalSteps):
         How many calls later an average is applied, from 0 to less than ``period``.
     mixing : float
         How much of their own way the ranks keep, from 0 to less than 1.
+    patience : float, optional
+        How many seconds rank 0, when it has come to an average, waits for others; by default all are waited for. It
+        goes without error feedback, fragments, delay and mixing. See the notes.
+
+    Attributes
+    ----------
+    present : tuple of int
+        With patience: who took part in the last average that this rank has taken part in.
+    missed : int
+        With patience: how many averages this rank has missed.
 
     Raises
     ------
@@ -78,6 +93,14 @@ class LocalSGD(LocalSteps):
     :meth:`aggregate_init` has an anchor of its own, and does all of a call when it is started. With a delay, what is
     under way goes on by itself where the MPI library lets several threads call it (``MPI_THREAD_MULTIPLE``), and in
     later calls where not; ``state_dict()`` and ``free()`` wait for it.
+
+    With ``patience`` a rank that comes late misses that average. It goes on from its own weights and is put down for
+    the next average, which it joins in the first call after this has begun; the others wait for it then. The mean is
+    over those who take part, each with the same weight. A rank that comes back gets the anchor of the others; its
+    difference is that from the anchor it had, so that each of its steps counts once. Who takes part depends on time;
+    what comes out is the same on all who do, bit for bit, and the same whenever the same ranks take part. Rank 0 says
+    who does, and is always waited for. :meth:`finish` brings all together: call it at the end, and before states are
+    saved.
 
     Cost: an all-reduce of the weights' bytes every ``period`` steps, at most of a part of them in one step. Memory: two
     vectors as long as the weights, one more with momentum, one with error feedback, and the all-reduce's scratch. It is
@@ -116,8 +139,12 @@ class LocalSGD(LocalSteps):
         fragments: int = 1,
         delay: int = 0,
         mixing: float = 0.0,
+        patience: float | None = None,
     ) -> None:
         self.wire, self.error_feedback = wire, error_feedback
+        self.patience = patience
+        self.present: tuple[int, ...] = ()
+        self._attendances: dict[int, Attendance] = {}
         super().__init__(
             comm,
             period,
@@ -129,17 +156,112 @@ class LocalSGD(LocalSteps):
             fragments=fragments,
             delay=delay,
             mixing=mixing,
-            check=lambda: f"error feedback {check_flag('error_feedback', error_feedback)}",
+            check=self._checked,
         )
         self.feedback = error_feedback
         self._differences = AllReduce(comm, algorithm=algorithm, wire=wire)
         if error_feedback:
             self._channel.agree_on(partial(check_reduction, self._differences))
 
+    def _checked(self) -> str:
+        words = f"error feedback {check_flag('error_feedback', self.error_feedback)}"
+        if self.patience is None:
+            return words
+        check_number("patience", self.patience, "a number of at least 0", lambda x: x >= 0)
+        if self.error_feedback or self.fragments > 1 or self.delay or self.mixing:
+            raise ValueError("patience goes without error_feedback, fragments, delay and mixing")
+        return f"{words}, with patience"
+
+    @property
+    def missed(self) -> int:
+        """How many averages this rank has missed."""
+        return sum(each.missed for each in self._attendances.values())
+
+    def finish(self, tensors: Sequence[Array]) -> None:
+        """Average once more, when all ranks have come, however late some of them are; collective.
+
+        Parameters
+        ----------
+        tensors : sequence of numpy.ndarray
+            A list of a layout that :meth:`aggregate` was called with.
+
+        Raises
+        ------
+        PlanError
+            If the aggregation is freed, has no patience, or was not called with such a list.
+        StallError
+            If a rank does not come within the timeout.
+        """
+        self._require_open()
+        memory = self._by_layout.get(layout_of(tensors))
+        attendance = self._attendances.get(id(memory))
+        if memory is None or attendance is None:
+            raise PlanError("finish is for patience, and for tensors that aggregate was called with")
+        with self._channel.one_thread:
+            self._check_tensors(tensors, self._check_dtype)
+            memory.tensors, final = tensors, False
+            while not final:  # a late rank may have taken part in the one before
+                members = attendance.come(memory.calls, None, due=True, final=True)
+                assert members is not None
+                self._average(memory, members)
+                final = members.final
+            memory.tensors = ()
+
+    def _new_memory(self, layout: Layout, tensors: Sequence[Array]) -> Anchor:
+        memory = super()._new_memory(layout, tensors)
+        if self.patience is not None:
+            self._attendances[id(memory)] = Attendance(self.comm)
+        return memory
+
+    def _run(self, memory: Anchor, tensors: Sequence[Array]) -> None:
+        attendance = self._attendances.get(id(memory))
+        # The first call and the warm-up are for all.
+        if attendance is None or memory.calls < max(1, self.warmup_steps):
+            super()._run(memory, tensors)
+            return
+        self._check_tensors(tensors, self._check_dtype)
+        memory.tensors = tensors
+        memory.calls += 1
+        members = attendance.come(memory.calls, self.patience, due=self._due(memory.calls, 0))
+        if members is not None:
+            self._average(memory, members)
+        settle(*tensors)
+
+    def _average(self, memory: Anchor, members: Members) -> None:
+        """Average among some ranks, of which some may have missed the last average."""
+        (fragment,) = memory.fragments
+        fragment.pack(memory.tensors)
+        fragment.subtract()
+        if len(members.ranks) == self.comm.Get_size() and not members.back:
+            fragment.average(at_once=True)
+        else:
+            self._among(fragment, members)
+        self._step(fragment, warming=False)
+        fragment.unpack(memory.tensors, 0)
+        memory.calls, self.present = members.calls, members.ranks
+
+    def _among(self, fragment: Fragment, members: Members) -> None:
+        """Average the vectors among some ranks, and give those who are back the anchor and the velocity."""
+        group = self.comm.Get_group().Incl(members.ranks)
+        comm = MPI.Intracomm(self.comm).Create_group(group)
+        group.Free()
+        with AllReduce(comm, algorithm=self._differences.algorithm, wire=self.wire) as differences:
+            for x in [*fragment.anchors, *fragment.velocities] if members.back else []:
+                plan = broadcast_init(x, out=x, comm=comm)
+                plan()
+                self.bytes_sent += plan.sent_bytes
+                plan.free()
+            differences.aggregate(fragment.vectors)
+            self.bytes_sent += differences.bytes_sent
+        free_channel_of(comm)
+        comm.Free()
+
     def free(self) -> None:
         """Free the plans, once what is under way is over; a second call does nothing."""
         super().free()
         self._differences.free()
+        while self._attendances:
+            self._attendances.popitem()[1].free()
 
     def _check_dtype(self, dtype: np.dtype[Any]) -> None:
         super()._check_dtype(dtype)

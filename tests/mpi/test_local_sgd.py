@@ -1,5 +1,8 @@
 """Local SGD beside a restatement of all ranks in NumPy."""
 
+import time
+from pathlib import Path
+
 import ml_dtypes
 import numpy as np
 import pytest
@@ -351,3 +354,78 @@ def test_it_is_for_weights_and_not_used_when_freed():
     refused(ValueError, "meant for weights", mpiagg.DDP, [np.zeros(2)], aggregation=aggregation)
     aggregation.free()
     refused(mpiagg.PlanError, "LocalSGD is freed", aggregation.aggregate, [np.zeros(1)])
+
+
+@pytest.mark.parametrize(("rate", "momentum"), [(1.0, 0.0), (0.7, 0.5)])
+def test_a_rank_that_misses_an_average_joins_a_later_one(tmp_path, rate, momentum):
+    flag = Path(COMM.bcast(str(tmp_path))) / "on"
+    weights, taken = split(noise(RANK)), []
+    with mpiagg.LocalSGD(
+        COMM, period=2, patience=0.01, outer_learning_rate=rate, outer_momentum=momentum
+    ) as aggregation:
+        average = aggregation._average
+
+        def seen(memory, members):
+            before = joined(weights)
+            average(memory, members)
+            assert aggregation.present == members.ranks
+            taken.append((members.ranks, before, joined(weights)))
+
+        aggregation._average = seen
+        aggregation.aggregate(weights)
+        first = joined(weights)
+        for step in range(1, 13):
+            add(weights, noise(RANK, step))
+            if RANK == SIZE - 1 > 0 and step == 2:
+                while not flag.exists():  # the others have gone on without this one
+                    time.sleep(0.01)
+            aggregation.aggregate(weights)
+            if RANK == 0 and step == 3:
+                flag.touch()
+        aggregation.finish(weights)
+        missed = aggregation.missed
+    everyone = COMM.allgather(taken)
+    if RANK == SIZE - 1 > 0:
+        assert missed >= 1
+    assert same_on_all_ranks(joined(weights))
+    # Each average is restated from what its ranks had: how far each is from where it last was with others.
+    left, last = [list(each) for each in everyone], [first] * SIZE
+    at, velocity = first, 0.0
+    for present, *_ in everyone[0]:
+        mine = [left[rank].pop(0) for rank in present]
+        assert {each[0] for each in mine} == {present}
+        difference = np.mean([last[rank] - before for rank, (_, before, _) in zip(present, mine, strict=True)], axis=0)
+        velocity = momentum * velocity + difference
+        at = at - rate * (difference + momentum * velocity)
+        for rank, (_, _, after) in zip(present, mine, strict=True):
+            assert after.tobytes() == mine[0][2].tobytes()
+            np.testing.assert_allclose(after, at, atol=1e-12)
+            last[rank] = after
+    assert everyone[0][-1][0] == tuple(range(SIZE))
+    assert not any(left)
+
+
+def test_with_patience_and_nobody_late_it_is_as_without():
+    results = []
+    for patience in (None, 60):
+        weights = split(noise(RANK))
+        with mpiagg.LocalSGD(COMM, period=3, warmup_steps=2, outer_momentum=0.5, patience=patience) as aggregation:
+            for step in range(12):
+                add(weights, noise(RANK, step + 1))
+                aggregation.aggregate(weights)
+            if patience:
+                assert (aggregation.present, aggregation.missed) == (tuple(range(SIZE)), 0)
+                joined_all = [x.copy() for x in weights]
+                aggregation.finish(joined_all)
+                assert same_on_all_ranks(joined(joined_all))
+            else:
+                with pytest.raises(mpiagg.PlanError, match="finish is for patience"):
+                    aggregation.finish(weights)
+        results.append(joined(weights).tobytes())
+    assert results[0] == results[1]
+
+
+@pytest.mark.parametrize("options", [{"delay": 1}, {"fragments": 2}, {"mixing": 0.5}])
+def test_patience_goes_without_what_is_under_way_elsewhere(options):
+    refused(ValueError, "patience goes without", mpiagg.LocalSGD, COMM, period=4, patience=1.0, **options)
+    refused(ValueError, "patience must be a number of at least 0", mpiagg.LocalSGD, COMM, patience=-1.0)
