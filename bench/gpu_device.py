@@ -16,7 +16,7 @@ VECTOR = 64 * MIB
 QUICK = MIB // 4
 
 DTYPES = ("float32", "float16", "bfloat16")
-WIRES = ("fp16", "bf16", "u8")
+WIRES = ("fp16", "bf16", "u8", "u4", "u2")
 
 
 def memory(setting: Setting) -> None:

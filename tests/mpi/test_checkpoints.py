@@ -177,6 +177,56 @@ def test_survivors_go_on_with_what_they_have():
 # -- aggregations of weights
 
 
+LOCAL = {
+    "sparse": lambda comm: mpiagg.SparseLoCo(comm, period=2, ratio=0.2, fragments=2, delay=1),
+    "streaming": lambda comm: mpiagg.LocalSGD(
+        comm, period=2, outer_momentum=0.9, wire="u2", error_feedback=True, delay=1, mixing=0.5
+    ),
+}
+
+
+@pytest.mark.parametrize(("old", "new"), FROM_TO)
+@pytest.mark.parametrize("kind", LOCAL)
+def test_what_local_methods_have_not_sent_goes_on_as_its_mean(folder, kind, old, new):
+    def shared(state):
+        memory = state["memories"][0]["state"]
+        return [x.tobytes() for name in ("anchors", "velocities", "arrived") for x in memory[name]], memory["calls"]
+
+    def save(comm):
+        weights = [noise(comm.rank, 0), noise(comm.rank, 1)]
+        with LOCAL[kind](comm) as aggregation:
+            for step in range(4):  # an average is under way then
+                for x in weights:
+                    np.add(x, noise(comm.rank, step), out=x)
+                aggregation.aggregate(weights)
+            state = aggregation.state_dict()
+        mpiagg.save_checkpoint(folder, state, comm)
+        return state
+
+    def load(comm):
+        with LOCAL[kind](comm) as aggregation:
+            aggregation.load_state_dict(mpiagg.load_checkpoint(folder, comm))
+            weights = [noise(comm.rank, 0), noise(comm.rank, 1)]
+            state = aggregation.state_dict()
+            for _ in range(3):
+                aggregation.aggregate(weights)
+            return state, [np.isfinite(x).all() for x in weights]
+
+    before = among(range(old), save)
+    assert before[0]["memories"][0]["state"]["arrived"]
+    means = [
+        sum(each) / old for each in zip(*(state["memories"][0]["state"]["residuals"] for state in before), strict=True)
+    ]
+    assert max(np.abs(x).max() for x in means) > 0
+    after = among(range(new), load)
+    for number, (state, finite) in enumerate(after):
+        assert all(finite)
+        assert shared(state) == shared(before[0])
+        kept = state["memories"][0]["state"]["residuals"]
+        wanted = before[number]["memories"][0]["state"]["residuals"] if old == new else means
+        assert all(np.allclose(x, mean, atol=1e-12) for x, mean in zip(kept, wanted, strict=True))
+
+
 @pytest.mark.parametrize(("old", "new"), FROM_TO)
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
 def test_local_sgd_goes_on_from_its_anchor(folder, momentum, old, new):
