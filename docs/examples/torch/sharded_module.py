@@ -58,7 +58,7 @@ def train(training: Any, name: str) -> None:
         loss.backward()
         norm = training.step()
         if COMM.rank == 0 and step % (STEPS // 2) == 0:
-            print(f"{name}, step {step}: loss {float(loss):.3f}, norm of the gradients {norm:.3f}")
+            print(f"{name}, step {step}: loss {loss.item():.3f}, norm of the gradients {norm:.3f}")
 
 
 def main() -> None:
