@@ -138,10 +138,10 @@ AGGREGATORS: Final[Mapping[str, Aggregator]] = {
             wire="u4",
             error_feedback=True,
             fragments=2,
-            delay=2,
-            mixing=0.5,
+            delay=1,
+            mixing=0.25,
         ),
-        "the same in 4 bits, in two parts, each applied 2 steps later",
+        "the same in 4 bits, in two parts, each applied a step later",
         learning_rate=0.1,
     ),
 }
