@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from dataclasses import asdict
 from pathlib import Path
@@ -22,6 +23,9 @@ from mpiagg.tables.training import Planned, Training, advised, plan_training
 SIDE: Final = 1024
 """Of the matrices that parameters are taken for where their shapes are not said."""
 
+MOST_PARAMETERS: Final = 10**13
+"""More would be so many matrices that it takes minutes to look at them."""
+
 _EXAMPLES: Final = """\b
 mpiagg plan-training --parameters 125M --step-time 300ms -n 4 --bandwidth 100Mbit/s --alpha 1ms
 mpiagg plan-training --shapes 4096x1024,1024,1024x50257 --step-time 0.2s --nodes 8x8 --bandwidth 1GB/s
@@ -35,12 +39,12 @@ def parse_count(text: str) -> int:
     Raises
     ------
     ValueError
-        If it is not written so, or zero.
+        If it is not written so, or zero, or more than 10,000B.
     """
     match = re.fullmatch(r"(\d+(?:\.\d*)?|\.\d+)\s*([kKmMbBgG]?)", text.strip())
     number = 0 if match is None else round(float(match[1]) * {"": 1, "k": 1e3, "m": 1e6}.get(match[2].lower(), 1e9))
-    if not 0 < number < 2**50:
-        raise ValueError(f"{text!r} is no number of parameters; write 7000, 125M or 1.3B")
+    if not 0 < number <= MOST_PARAMETERS:
+        raise ValueError(f"{text!r} is no number of parameters; write 7000, 125M or 1.3B, at most 10000B")
     return number
 
 
@@ -97,13 +101,17 @@ def command(target: float, json_file: Path | None, **options: Any) -> None:
     Training is float32. Collectives are priced as by mpiagg simulate, or with --tuning from what was measured. The
     table says, of each aggregation, the bytes that a rank sends a step and at most at once, how long communication and
     the aggregation's own work take a step, which part of the time the ranks compute, one after the other and
-    overlapped as far as the aggregation lets them, and the memory beside the parameters. The first that reaches
-    --target is advised: those above lead more nearly where one process would come to.
+    overlapped as far as the aggregation lets them, and the memory beside the parameters. Their names come below. The
+    first that reaches --target is advised: those above lead more nearly where one process would come to.
     """
+    if math.isnan(target):  # in no order to other numbers, so click lets it pass
+        raise click.BadParameter("nan is no part of the time", param_hint="--target")
     training, times = _question(**options)
     found = plan_training(training, times)
     best = advised(found, target)
     job.console().print(_table(training, times, found))
+    for number, each in enumerate(found, 1):
+        click.echo(f"{number:2} {each.name}")
     reached = "" if best.share_overlapped >= target else f" (none reaches {target:.0%})"
     click.echo(f"Take {best.name}: the ranks compute for {best.share_overlapped:.1%} of the time{reached}.")
     click.echo(f"It is wrong where {best.caution}.")
@@ -156,16 +164,15 @@ def _question(
 def _table(training: Training, times: Times, found: list[Planned]) -> Table:
     where = f"{times.layout.size:,} ranks, nodes: {times.layout}"
     title = f"{training.parameters:,} parameters, {time_in_words(training.step)} a step, {where}"
-    table = Table(title=title, box=box.SIMPLE_HEAD, title_justify="left", header_style="")
-    table.add_column("aggregation", overflow="fold")
-    heads = "bytes\na step", "at\nonce", "time\na step", "own\nwork", "com-\nputing", "over-\nlapped", "memory"
+    table = Table(title=title, box=box.SIMPLE_HEAD, title_justify="left", header_style="", collapse_padding=True)
+    heads = "", "bytes\na step", "at\nonce", "time\na step", "own\nwork", "com-\nputing", "over-\nlapped", "memory"
     for head in heads:
         table.add_column(head, justify="right", no_wrap=True)
-    for each in found:
+    for number, each in enumerate(found, 1):
         shares = f"{each.share:.1%}", f"{each.share_overlapped:.1%}"
         sizes = size_in_words(each.bytes_a_step), size_in_words(each.most_bytes)
         table.add_row(
-            each.name,
+            str(number),
             *sizes,
             time_in_words(each.seconds),
             time_in_words(each.work),

@@ -59,7 +59,10 @@ class Training:
         if not self.parameters:
             raise ValueError("there are no parameters")
         if not (self.period >= 1 <= self.fragments and 0 <= self.delay < self.period):
-            raise ValueError("period and fragments are at least 1, and the delay is from 0 to less than the period")
+            raise ValueError(
+                "period and fragments are at least 1, and the delay is from 0 to less than the period: "
+                f"not period {self.period}, fragments {self.fragments}, delay {self.delay}"
+            )
 
     @property
     def parameters(self) -> int:
@@ -195,7 +198,7 @@ def _planned(method: _Method, training: Training, times: Times) -> Planned:
     return Planned(
         method.name,
         method.sent * method.exchanges,
-        method.sent,
+        method.sent * max(1, math.ceil(method.exchanges)),  # of more fragments than steps, some go together
         average,
         work,
         exposed,

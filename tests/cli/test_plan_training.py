@@ -7,6 +7,7 @@ from click.testing import CliRunner
 
 from mpiagg.cli import main
 from mpiagg.cli.plan_training import parse_count, parse_shapes, shapes_of
+from mpiagg.cli.quantities import size_in_words
 from mpiagg.schedules import Cluster, Collective, Layout
 from mpiagg.tables.files import write_table
 from mpiagg.tables.rows import Choice, Origin, Row, Table
@@ -16,8 +17,8 @@ from mpiagg.tables.training import Training, plan_training
 SLOW = ("--parameters", "125M", "--step-time", "300ms", "-n", 4, "--bandwidth", "100Mbit/s", "--alpha", "1ms")
 
 
-def plan(*arguments):
-    return CliRunner().invoke(main, ["plan-training", *map(str, arguments)], env={"COLUMNS": "160"})
+def plan(*arguments, columns=160):
+    return CliRunner().invoke(main, ["plan-training", *map(str, arguments)], env={"COLUMNS": str(columns)})
 
 
 @pytest.mark.parametrize(
@@ -57,6 +58,19 @@ def test_the_table_and_the_file_say_what_the_function_does(tmp_path):
         assert each.name[:20] in done.output
 
 
+@pytest.mark.parametrize("parameters", ["1", "125M", "1000M"])
+def test_names_and_numbers_are_whole_in_80_columns(tmp_path, parameters):
+    path = tmp_path / "plan.json"
+    done = plan("--parameters", parameters, "--step-time", "1us", "-n", 4, "--json", path, columns=80)
+    lines = done.output.splitlines()
+    for number, each in enumerate(json.loads(path.read_text())["aggregations"], 1):
+        assert f"{number:2} {each['name']}" in lines
+        (row,) = (line for line in lines if line.split()[:1] == [str(number)] and line.count("%") == 2)
+        assert size_in_words(each["bytes_a_step"]) in row
+        assert row.rstrip().endswith(size_in_words(each["memory"]))
+        assert len(row) <= 80
+
+
 def test_fast_links_are_for_the_plain_all_reduce():
     done = plan("--shapes", "1000x1000,1000", "--step-time", "1s", "--nodes", "2x2", "--bandwidth", "10GB/s")
     assert "Take AllReduce(): the ranks compute for 100.0% of the time." in done.output
@@ -88,6 +102,9 @@ def test_measured_links(tmp_path):
         (["--step-time", "1s", "--parameters", "1M"], "how many ranks?"),
         (["--step-time", "0s", "--parameters", "1M", "-n", 2], "more than 0 seconds"),
         (["--step-time", "1s", "--parameters", "1M", "-n", 2, "--delay", 30], "less than the period"),
+        (["--step-time", "1s", "--parameters", "1M", "-n", 2, "--period", 4], "not period 4, fragments 3, delay 5"),
+        (["--step-time", "1s", "--parameters", "1M", "-n", 2, "--target", "nan"], "nan is no part of the time"),
+        (["--step-time", "1s", "--parameters", "1000000B", "-n", 2], "at most 10000B"),
         (["--step-time", "1s", "--parameters", "none", "-n", 2], "is no number of parameters"),
         (["--step-time", "1s", "--shapes", "3x", "-n", 2], "are no shapes"),
         (["--step-time", "1s", "--parameters", "1M", "--nodes", "2x2", "-n", 3], "--nodes"),

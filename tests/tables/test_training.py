@@ -82,6 +82,9 @@ def test_a_fragment_hides_behind_its_delay_but_not_behind_more_than_there_is():
     # A link that is always busy bounds the pace, however long the delay is.
     assert streaming(alone.seconds / 10, 5).exposed == pytest.approx(alone.seconds * 0.9)
     assert alone.most_bytes == pytest.approx(streaming(0.3, 0, 1).most_bytes / 3, rel=0.01)
+    # Of 12 fragments in 6 steps, two go together.
+    assert streaming(0.3, 0, 12).most_bytes == streaming(0.3, 0, 12).bytes_a_step
+    assert streaming(0.3, 0, 12).most_bytes == pytest.approx(streaming(0.3, 0, 6).most_bytes, rel=0.01)
 
 
 def test_one_rank_has_nothing_to_send():
