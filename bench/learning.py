@@ -46,7 +46,10 @@ TORCH: Final = "torch-ddp"
 REFERENCES: Final = (ALONE, TORCH)
 """Training without communication, and torch's ``DistributedDataParallel`` on Gloo."""
 
-WAYS: Final = (*REFERENCES, *AGGREGATORS)
+UNCORRECTED: Final = ("uncorrected-randomk", "uncorrected-blockk")
+"""What not to do: a quarter of each gradient, by ``Sparsified`` without momentum, with momentum in the optimizer."""
+
+WAYS: Final = (*REFERENCES, *AGGREGATORS, *UNCORRECTED)
 QUICK: Final = (*REFERENCES, "allreduce", "local-sgd", "sparsified-topk")
 SPLITS: Final = ("iid", "skewed")
 

@@ -19,7 +19,7 @@ import torch
 from mpi4py import MPI
 
 import mpiagg
-from bench.learning import ALONE, TORCH, Part
+from bench.learning import ALONE, TORCH, UNCORRECTED, Part
 from bench.learning_tasks import TASKS, Task
 from mpiagg.benchmarks import machine
 from mpiagg.benchmarks.gloo import Gloo
@@ -53,7 +53,11 @@ class Training:
         if way == TORCH:
             self.model = torch.nn.parallel.DistributedDataParallel(task.module)
         elif way != ALONE:
-            self._aggregation = AGGREGATORS[way].make(COMM, "auto")
+            self._aggregation = (
+                mpiagg.Sparsified(COMM, ratio=0.25, selection=way.removeprefix("uncorrected-"))  # type: ignore[arg-type]  # one of them
+                if way in UNCORRECTED
+                else AGGREGATORS[way].make(COMM, "auto")
+            )
             if self._aggregation.aggregates == "gradients":
                 self.model = mpiagg.DDP(task.module, COMM, self._aggregation)
             else:

@@ -1,6 +1,6 @@
-"""Write the table of measurements in docs/aggregations.md from what bench/convergence.py has saved.
+"""Write the tables of docs/aggregations.md from what bench/convergence.py and bench/learning.py have saved.
 
-Run it after that: ``python docs/make_aggregations.py``.
+Run it after these: ``python docs/make_aggregations.py``.
 """
 
 from __future__ import annotations
@@ -16,11 +16,56 @@ from mpiagg.cli.aggregators import AGGREGATORS
 PAGE = Path(__file__).with_name("aggregations.md")
 SAVED = Path(__file__).parents[1] / "bench" / "results" / "convergence-n4.json"
 PLACE = re.compile(r"(?<=<!-- begin: written by docs/make_aggregations.py -->\n).*(?=<!-- end -->)", re.DOTALL)
+LEARNED = SAVED.with_name("learning-mpich.json")
+HARDER = re.compile(r"(?<=<!-- begin: harder ground -->\n).*(?=<!-- end: harder ground -->)", re.DOTALL)
 
 
 def page() -> str:
-    """Return the text of the page, with the table."""
-    return PLACE.sub(_table(json.loads(SAVED.read_text())), PAGE.read_text())
+    """Return the text of the page, with the tables."""
+    found = PLACE.sub(_table(json.loads(SAVED.read_text())), PAGE.read_text())
+    return HARDER.sub("\n".join(_learned(json.loads(LEARNED.read_text())["records"])), found)
+
+
+def _learned(records: list[dict[str, Any]]) -> list[str]:
+    """Return the lines of a table for each task: what curves of four ranks have come to."""
+    lines = []
+    for task in sorted({each["task"] for each in records}):
+        last = {
+            (each["way"], each["split"]): each
+            for each in records
+            if (each["task"], each["ranks"], each["link"]) == (task, 4, None)
+        }
+        ways = list(dict.fromkeys(way for way, _ in last))
+        lines += [f"`{task}`, 4 ranks:", "", f"| way | {' | '.join(LEARNED_COLUMNS)} |", "|---" + "|---:" * 6 + "|"]
+        lines += [f"| `{way}` | {' | '.join(_ends(last, way))} |" for way in ways]
+        lines.append("")
+    return lines
+
+
+LEARNED_COLUMNS = (
+    *("loss, iid", "accuracy", "loss, other data each", "accuracy"),
+    *("fewer bytes", "fewer at the peak"),
+)
+
+
+def _ends(last: dict[tuple[str, str], dict[str, Any]], way: str) -> list[str]:
+    cells = []
+    for split in ("iid", "skewed"):
+        record, alone = last.get((way, split)), last.get(("none", split))
+        if record is None:
+            cells += ["", ""]
+            continue
+        end = record["curve"][-1]
+        worse = alone is not None and way != "none" and (end["loss"] or 1e9) > alone["curve"][-1]["loss"]
+        loss = "diverged" if end["loss"] is None else f"{end['loss']:.3f}"
+        cells += [f"**{loss}: worse than none**" if worse else loss, f"{end['accuracy']:.3f}"]
+    whole, own = last["torch-ddp", "iid"], last.get((way, "iid")) or last[way, "skewed"]
+    sent = own["curve"][-1]["bytes"]
+    return [
+        *cells,
+        f"{whole['curve'][-1]['bytes'] / sent:.1f}" if sent else "",
+        f"{whole['peak_bytes'] / own['peak_bytes']:.1f}" if own["peak_bytes"] else "",
+    ]
 
 
 WORDS = """\
