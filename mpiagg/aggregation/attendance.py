@@ -34,7 +34,7 @@ class Members(NamedTuple):
     calls : int
         How many calls rank 0 has counted.
     final : bool
-        Whether all have been waited for, since it is the last round.
+        Whether it is the last round: all have come to the end.
     """
 
     ranks: tuple[int, ...]
@@ -87,7 +87,8 @@ class Attendance:
         due : bool
             Whether it is time for a round, as this rank counts.
         final : bool
-            Whether it is the last round, for which all are waited for.
+            Whether this rank is at the end. Rank 0 waits for all then, and the round is the last one if all are there;
+            a rank that has yet to take steps takes part, and another round follows.
 
         Raises
         ------
@@ -101,7 +102,7 @@ class Attendance:
         if self._put_down and not final and not self.comm.Iprobe(0, DECISION):
             return None  # it is late, and waits for nobody
         if not self._put_down:
-            self._put_itself_down()
+            self._put_itself_down(final=final)
         while True:
             members = self._decision()
             self._put_down = False
@@ -109,12 +110,12 @@ class Attendance:
                 return members
             self.missed += 1
             if not self.comm.Iprobe(0, DECISION):
-                self._put_itself_down()
+                self._put_itself_down(final=final)
                 if not final:
                     return None
 
-    def _put_itself_down(self) -> None:
-        self._send(np.array([self._round + 1]), 0, ARRIVAL)
+    def _put_itself_down(self, *, final: bool) -> None:
+        self._send(np.array([self._round + 1, final]), 0, ARRIVAL)
         self._put_down = True
 
     def _send(self, words: npt.NDArray[np.int64], rank: int, tag: int) -> None:
@@ -138,7 +139,7 @@ class Attendance:
 
     def _decide(self, calls: int, patience: float | None, *, final: bool) -> Members:
         self._round += 1
-        here, got, status = {0}, np.zeros(1, np.int64), MPI.Status()
+        here, ended, got, status = {0}, {0}, np.zeros(2, np.int64), MPI.Status()
         end = None if patience is None or final else time.monotonic() + patience
 
         def settled() -> bool:
@@ -147,12 +148,13 @@ class Attendance:
                 self.comm.Recv(got, source, ARRIVAL)
                 if got[0] == self._round:  # else it is late for an earlier one
                     here.add(source)
+                    ended.update([source] if got[1] else [])
             return len(here) == self._size or (end is not None and time.monotonic() >= end)
 
         limit = time_limit() if end is None or patience is None else patience + time_limit()
         wait_patiently(settled, lambda: "the ranks of a round", limit)
         words = np.zeros(3 + self._size, np.int64)
-        words[:3] = self._round, calls, final
+        words[:3] = self._round, calls, final and len(ended) == self._size
         for rank in range(self._size):
             words[3 + rank] = _AWAY if rank not in here else _BACK if rank in self._behind else _HERE
         self._behind = set(range(self._size)) - here

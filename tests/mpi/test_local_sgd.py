@@ -405,6 +405,21 @@ def test_a_rank_that_misses_an_average_joins_a_later_one(tmp_path, rate, momentu
     assert not any(left)
 
 
+def test_a_rank_that_is_some_averages_late_takes_all_its_steps_before_the_end():
+    weights = [np.zeros(3)]
+    with mpiagg.LocalSGD(COMM, period=2, patience=0.0) as aggregation:
+        for step in range(12):
+            if step == 1 and RANK == SIZE - 1 > 0:  # before it puts itself down for an average
+                COMM.recv(source=0)  # until rank 0 is at its end
+            weights[0] += 1
+            aggregation.aggregate(weights)
+        if RANK == 0 < SIZE - 1:
+            COMM.send(None, dest=SIZE - 1)
+        aggregation.finish(weights)
+        assert aggregation.present == tuple(range(SIZE))
+    assert same_on_all_ranks(weights[0])
+
+
 def test_with_patience_and_nobody_late_it_is_as_without():
     results = []
     for patience in (None, 60):
