@@ -62,8 +62,18 @@ class Optimizer(ABC):
     settings: ClassVar[tuple[str, ...]] = ()
 
     def __init__(self, lr: float) -> None:
-        self.lr = check_number("lr", lr, "a number of at least 0", lambda x: x >= 0)
+        self.lr = lr
         self._states: list[State] = []
+
+    @property
+    def lr(self) -> float:
+        """The learning rate; ValueError if it is set to something that is not a number of at least 0."""
+        return self._lr
+
+    @lr.setter
+    def lr(self, value: float) -> None:
+        """Set the learning rate."""
+        self._lr = check_not_negative("lr", value)
 
     def new_state(self, values: Array) -> State:
         """Return the state of a tensor, or part of one, that has not been stepped: zeros, and a count of steps."""
@@ -94,7 +104,10 @@ class Optimizer(ABC):
         Raises
         ------
         ValueError
-            If there are more or fewer gradients than parameters, or they are others than before.
+            If there are more or fewer gradients than parameters, or they are others than before, or of another shape,
+            or a parameter is not contiguous; nothing is changed then.
+        TypeError
+            If a gradient is of another dtype; nothing is changed then.
         """
         if not self._states:
             self._states = [self.new_state(each) for each in parameters]
@@ -103,7 +116,16 @@ class Optimizer(ABC):
                 f"{len(parameters)} parameters, {len(gradients)} gradients, and states of {len(self._states)}"
             )
         given = zip(parameters, gradients, self._states, strict=True)
-        self.update([Item(x, g, state) for x, g, state in given if g is not None])
+        items = [Item(x, g, state) for x, g, state in given if g is not None]
+        for x, g, state in items:
+            shapes = {g.shape, *(each.shape for name, each in state.items() if name != "step")}
+            if shapes != {x.shape}:
+                raise ValueError(f"a parameter has shape {x.shape}, its gradient and state {shapes}")
+            if g.dtype != x.dtype:
+                raise TypeError(f"a parameter has dtype {x.dtype}, its gradient {g.dtype}")
+            if x.size and not np.may_share_memory(x.reshape(-1), x):
+                raise ValueError("an optimizer steps contiguous arrays")
+        self.update(items)
 
     def hyperparameters(self) -> dict[str, Any]:
         """Return how it steps: its name, ``lr`` and its settings, as :func:`mpiagg.save_checkpoint` saves them."""
@@ -137,8 +159,6 @@ def blocks(item: Item) -> Iterator[tuple[Array, Array, State]]:
     """Yield values, gradient and state arrays of an item block by block, as views."""
     vectors = {name: x.reshape(-1) for name, x in item.state.items() if name != "step"}
     values, gradient = item.values.reshape(-1), item.gradient.reshape(-1)
-    if values.size and not np.may_share_memory(values, item.values):
-        raise ValueError("an optimizer steps contiguous arrays")
     length = BLOCK if isinstance(values, np.ndarray) else max(values.size, 1)
     for start in range(0, values.size, length):
         part = slice(start, start + length)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import ClassVar
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -64,6 +64,11 @@ class SGD(Optimizer):
         if nesterov and (not momentum or dampening):
             raise ValueError("nesterov wants a momentum, and no dampening")
         self.kept = ("momentum",) if momentum else ()
+
+    def load_hyperparameters(self, given: Mapping[str, Any]) -> None:
+        """Step as :meth:`hyperparameters` has said; see :meth:`Optimizer.load_hyperparameters`."""
+        super().load_hyperparameters(given)
+        self.kept = ("momentum",) if self.momentum else ()
 
     def update(self, items: Sequence[Item], total: Total = alone) -> None:
         """Step some tensors in place; see :meth:`Optimizer.update`."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import numpy as np
@@ -144,10 +144,12 @@ class ArraySharded(Sharded):
                     f"it is not the turn of layer {layer}: from the last to the first"
                 )
                 return
-            given = dict(zip(members, gradients, strict=False)) if len(gradients) == len(members) else {}
-            if not given:
+            given: dict[int, Array | None] = {}
+            if isinstance(gradients, list | tuple) and len(gradients) == len(members):
+                given = dict(zip(members, gradients, strict=True))
+            else:
                 self._fault = self._fault or ValueError(
-                    f"layer {layer} has {len(members)} parameters, not {len(gradients)}"
+                    f"gradients of layer {layer} must be a list with one for each of {len(members)} parameters"
                 )
             for k in reversed(units):
                 self._send(k, given, background=True)
@@ -164,6 +166,7 @@ class ArraySharded(Sharded):
         PlanError
             At other stages, where gradients have no place of their own.
         """
+        self._require_open()
         if self.stage != 1:
             raise PlanError("at stages 2 and 3 gradients have no place of their own")
         return [self._gradients.views[index] for index in range(len(self._forms))]
@@ -245,13 +248,11 @@ class ArraySharded(Sharded):
         if layer not in range(len(self._layers)):
             raise ValueError(f"layer must be from 0 to {len(self._layers) - 1}, not {layer}")
         found: dict[int, Array] = {}
-        for k in self._layers[layer]:
-            found |= self._storage.views(k)
-        try:
-            yield [found[index] if self.stage < 3 else _read_only(found[index]) for index in sorted(found)]
-        finally:
+        with ExitStack() as used:
             for k in self._layers[layer]:
-                self._storage.release(k)
+                found |= self._storage.views(k)
+                used.callback(self._storage.release, k)
+            yield [found[index] if self.stage < 3 else _read_only(found[index]) for index in sorted(found)]
 
     def in_order(self, *, reverse: bool = False) -> Iterator[tuple[int, list[Array]]]:
         """Yield each layer's number and parameters, as :meth:`gathered` has them, while the next one is gathered.
@@ -282,12 +283,13 @@ class ArraySharded(Sharded):
         wanted = self.optimizer.new_state(np.empty((0,) * max(1, ndim)))
         step = kept.get("step")
         counted = isinstance(step, np.ndarray) and not step.ndim and step.dtype.kind in "iu"
-        if kept and (kept.keys() != wanted.keys() or not counted):
+        divided = all(isinstance(value, list) for name, value in kept.items() if name != "step")
+        if kept and not (kept.keys() == wanted.keys() and counted and divided):
             raise ValueError(f"of parameter {index} the state has {sorted(kept)}, the optimizer {sorted(wanted)}")
 
     def _keep(self, index: int, k: int, kept: Mapping[str, Any]) -> None:
+        self._states.pop(index, None)  # which may have other arrays, where the optimizer steps in another way now
         if not kept:
-            self._states.pop(index, None)
             return
         own = self._gradients.own[k]  # which is of the values' form
         item = self._item(index, k, own, own)

@@ -233,14 +233,14 @@ class Sharded(Training):
             before = deepcopy(self._hyperparameters())
             shards.append(checked_state(state, {name: part for name, (part, _) in parts.items()}, shapes))
             shards.append(checked_buffers(state["buffers"], self._buffers()))
-            for name, (part, k) in parts.items():
-                if k in self._gradients.own and part.start < part.stop:
-                    self._check_kept(part.tensor, shards[0][name].kept())
             try:
                 self._load_hyperparameters(state["optimizer"])
+                for name, (part, k) in parts.items():
+                    if k in self._gradients.own and part.start < part.stop:
+                        self._check_kept(part.tensor, shards[0][name].kept())
+                return f"Sharded.load_state_dict of {self._hyperparameters()}"
             finally:
                 self._load_hyperparameters(before)
-            return "Sharded.load_state_dict"
 
         self._channel.agree_on(check)
         with self._channel.one_thread:
@@ -271,6 +271,7 @@ class Sharded(Training):
             Of the optimizer's ``state``; its parts of ``gradients`` and of ``masters``; the ``buckets`` that gradients
             travel in; and ``parameters``, with what they are gathered in, but for the caller's own arrays.
         """
+        self._require_open()
         kept = [self._kept(index, k) for k in self._trained for index in self._units[k].members]
         return {
             "state": sum(x.nbytes for each in kept for x in each.values() if isinstance(x, np.ndarray) and x.ndim),

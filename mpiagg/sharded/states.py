@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, Final, NamedTuple
@@ -44,7 +45,8 @@ class Shard(NamedTuple):
     values : list of Piece
         The parameter's.
     kept : callable
-        Returns what the optimizer keeps, by name: for each the pieces, or a number or an array without dimensions.
+        Returns what the optimizer keeps, by name: for each the pieces; or a number or an array without dimensions, or
+        with more than one, which is of the whole tensor. ValueError if it is none for this part.
     """
 
     values: list[Piece]
@@ -63,14 +65,14 @@ def shard_state(part: Part, unit: Unit, values: Array, kept: Mapping[str, Any]) 
     values : numpy.ndarray
         The rank's part of the unit.
     kept : dict
-        What the optimizer keeps.
+        What the optimizer keeps: vectors have an element for each of the part's.
     """
     return {
         "shape": list(unit.shapes[part.tensor]),
         "start": part.start,
         "stop": part.stop,
         "values": to_host(values[part.within]),
-        "kept": {name: to_host(x).reshape(-1) if _is_shard(x) else x for name, x in kept.items()},
+        "kept": {name: to_host(x) if _is_shard(x) else x for name, x in kept.items()},
     }
 
 
@@ -137,10 +139,12 @@ class _Saved:
         What was loaded of it.
     ranks : int
         How many ranks saved it.
+    length : int
+        How many elements it has.
     """
 
-    def __init__(self, name: str, given: Any, ranks: int) -> None:
-        self._name, self._given = name, given
+    def __init__(self, name: str, given: Any, ranks: int, length: int) -> None:
+        self._name, self._given, self._length = name, given, length
         self._each = list(given) if isinstance(given, PerRank) else None
         for one in [given] if self._each is None else self._each:
             if not isinstance(one, Mapping) or one.keys() != _KEYS:
@@ -170,13 +174,17 @@ class _Saved:
             )
         return found
 
-    def kept(self, pieces: Mapping[int, Piece]) -> dict[str, Any]:
-        """Return what the optimizer keeps for a part."""
+    def kept(self, pieces: Mapping[int, Piece], part: Part) -> dict[str, Any]:
+        """Return what the optimizer keeps for a part; raise ValueError if it is none for it."""
         found: dict[str, Any] = {}
         for rank, piece in pieces.items():
             for key, value in self.of("kept", rank).items():
                 own = of_rank(value, rank)
-                if _is_shard(own):
+                if _is_shard(own) and own.ndim > 1:  # something of the tensor as a whole, as Adafactor keeps
+                    if part.stop - part.start != piece.length or piece.length != self._length:
+                        raise ValueError(f"{key} of {self._name} is of the whole tensor, and it is divided now")
+                    found[key] = own
+                elif _is_shard(own):
                     check_array(f"{key} of {self._name}", own, piece.length)
                     found.setdefault(key, []).append(piece._replace(read=partial(of_rank, own, rank)))
                 else:
@@ -189,13 +197,13 @@ _KEYS: Final = {"shape", "start", "stop", "values", "kept"}
 
 def _shard(name: str, given: Any, part: Part, shape: tuple[int, ...], ranks: int) -> Shard:
     """Return what is to be loaded into a part of a tensor."""
-    saved = _Saved(name, given, ranks)
+    saved = _Saved(name, given, ranks, math.prod(shape))
     if saved.of("shape", 0) != list(shape):
         raise ValueError(f"tensor {name} has shape {list(shape)}, its state {saved.of('shape', 0)}")
     pieces = saved.pieces(part)
     for piece in pieces.values():
         check_array(name, piece.read(), piece.length)
-    return Shard(list(pieces.values()), partial(saved.kept, pieces))
+    return Shard(list(pieces.values()), partial(saved.kept, pieces, part))
 
 
 def check_array(name: str, x: Any, length: int) -> None:

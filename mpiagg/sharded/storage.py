@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Hashable, Sequence
 from contextlib import suppress
 from typing import Any, Protocol
@@ -223,7 +224,7 @@ class Divided:
         self._views = [unit.views(vector) for unit, vector in zip(units, vectors.of, strict=True)]
         self._has: dict[Any, int] = {}
         self._under_way: set[int] = set()
-        self._used: set[int] = set()
+        self._used = Counter[int | None]()
         self.nbytes = sum(own.nbytes for own in self._own) + vectors.nbytes
 
     def own(self, k: int, *, read: bool = True) -> Array:
@@ -244,7 +245,7 @@ class Divided:
         before = self._has.get(slot)
         if before == k:
             return
-        if before in self._used:
+        if self._used[before]:
             raise PlanError(f"units {before} and {k} cannot be gathered at the same time; make it with more prefetch")
         if before in self._under_way:
             self._arrive(before)
@@ -254,7 +255,7 @@ class Divided:
 
     def may_start(self, k: int) -> bool:
         """Whether a unit can be gathered while others are in use."""
-        return self._has.get(self._slot[k]) not in self._used
+        return not self._used[self._has.get(self._slot[k])]
 
     def _arrive(self, k: int) -> None:
         self._flights[k].wait()
@@ -263,7 +264,7 @@ class Divided:
     def views(self, k: int) -> dict[int, Array]:
         """Return the tensors of a unit, gathered; see :meth:`Storage.views`."""
         self.bring(k)
-        self._used.add(k)
+        self._used[k] += 1
         return self._views[k]
 
     def bring(self, k: int) -> None:
@@ -286,7 +287,7 @@ class Divided:
 
     def release(self, k: int) -> None:
         """Use a unit no more: others may be gathered in its place."""
-        self._used.discard(k)
+        self._used[k] -= 1
 
     def free(self) -> None:
         """Free the plans."""

@@ -189,13 +189,13 @@ class TorchSharded(Sharded):
                 self._gathering.check(k, self._names_of[index])
         except PlanError as error:
             self._fault = self._fault or error
-        if not self._syncing:
-            return
         if index in self._sent:
             self._fault = self._fault or PlanError(
                 f"{self._names_of[index]} got a gradient twice before step(); to add up those of several backward "
                 "passes, run all but the last inside no_sync()"
             )
+        if not self._syncing:
+            return
         self._sent.add(index)
         waiting = self._gradients.waiting
         while waiting and all(member in self._sent for member in self._units[waiting[-1]].members):
@@ -311,7 +311,7 @@ class TorchSharded(Sharded):
                 write_shards(array, value)
                 state[name] = tensor_of(array).reshape(shard.shape)
             else:
-                state[name] = torch.tensor(value) if isinstance(value, np.ndarray) else value
+                state[name] = tensor_of(value.copy()) if isinstance(value, np.ndarray) else value
 
     def _hyperparameters(self) -> Any:
         groups = [

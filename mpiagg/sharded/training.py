@@ -158,8 +158,8 @@ class Training:
         for own in self._gradients.own.values():
             squares += square_of(own)
         norm = math.sqrt(float(allreduce(squares, comm=self.comm)[0]))
-        factor = min(1.0, self.clip_norm / (norm + 1e-6))  # as torch.nn.utils.clip_grad_norm_ has it
-        if factor < 1:
+        factor = self.clip_norm / (norm + 1e-6)  # as torch.nn.utils.clip_grad_norm_ has it
+        if not factor >= 1:  # of NaN all become NaN
             for own in self._gradients.own.values():
                 np.multiply(own, factor, out=own)
         return norm

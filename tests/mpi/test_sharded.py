@@ -140,6 +140,15 @@ def test_gradients_are_clipped_by_the_norm_of_all(stored):
             np.testing.assert_allclose(x, y, rtol=1e-9, atol=1e-12)
 
 
+def test_a_gradient_that_is_no_number_is_not_hidden_by_clipping():
+    """As with torch.nn.utils.clip_grad_norm_."""
+    with sharded(MAKE["sgd"](), "stage 2", clip_norm=1.0) as training:
+        given = gradients(0)
+        given[0][...] = np.nan
+        assert np.isnan(training.step(given))
+        assert all(np.isnan(x).all() for x in whole(training))
+
+
 @pytest.mark.parametrize("stored", STORED)
 def test_missing_gradients(stored):
     """Missing on some ranks they are zeros; missing on all, the tensor and its state stay as they are."""
@@ -282,6 +291,27 @@ def test_a_layer_is_gathered_as_a_whole():
             assert all((x == i).all() for i, x in zip(layers[layer], found, strict=True))
 
 
+def test_a_layer_stays_until_its_last_use_ends():
+    with sharded(optimizers.SGD(0.5), "divided", layers=[[i] for i in range(8)], prefetch=0) as training:
+        with training.gathered(0) as (first,):
+            with training.gathered(0):
+                pass
+            refused(mpiagg.PlanError, "at the same time", training.gathered(1).__enter__)
+            refused(mpiagg.PlanError, "at the same time", training.weights)
+            np.testing.assert_array_equal(first, start()[0])
+        assert equal(whole(training), start())
+
+
+def test_a_layer_that_finds_no_room_keeps_none():
+    weights = [np.ones(3), np.ones(3, np.float32), np.ones(4, np.float32), np.ones(3), np.ones(3, np.float32)]
+    layers = [[0, 1], [2], [3, 4]]
+    with mpiagg.Sharded(weights, MAKE["sgd"](), stage=3, share=False, layers=layers, prefetch=0) as training:
+        with training.gathered(1):  # layer 2 has room for its float64, and none for its float32
+            refused(mpiagg.PlanError, "at the same time", training.gathered(2).__enter__)
+        with training.gathered(0) as (double, single):
+            np.testing.assert_array_equal([*double, *single], np.ones(6))
+
+
 def test_views_of_buckets_need_no_copy():
     expected = plain(MAKE["sgd"]())
     with sharded(MAKE["sgd"](), "stage 1") as training:
@@ -331,6 +361,9 @@ def test_layers_out_of_turn_are_an_error_of_the_step():
         refused(ValueError, "given twice", training.step, gradients(0))
         training.reduce(5, [])
         refused(ValueError, "not the turn of layer 5", training.step, gradients(0))
+        training.reduce(1, None if RANK == 0 else gradients(0)[4:])
+        error = (ValueError, "gradients of layer 1") if RANK == 0 else (mpiagg.MismatchError, "rank 0 raised")
+        refused(*error, training.step, [*gradients(0)[:4], *[None] * 4])
         for step in range(STEPS):
             training.reduce(1, gradients(step)[4:])
             training.reduce(0, gradients(step)[:4])
@@ -382,6 +415,8 @@ def test_it_is_freed_once():
     training.free()
     refused(mpiagg.PlanError, "is freed", training.step, gradients(0))
     refused(mpiagg.PlanError, "is freed", training.weights)
+    refused(mpiagg.PlanError, "is freed", training.memory)
+    refused(mpiagg.PlanError, "is freed", training.gradient_views)
 
 
 # -- states
@@ -400,6 +435,32 @@ def test_training_goes_on_from_a_checkpoint(stored, tmp_path):
             training.step(gradients(step))
         assert equal(whole(training), plain(MAKE["adamw"]()))
     COMM.Barrier()
+
+
+@pytest.mark.parametrize(("before", "after"), [(0.0, 0.9), (0.9, 0.0)])
+@pytest.mark.parametrize("steps", [0, 2])
+def test_a_state_says_whether_there_is_a_momentum(before, after, steps):
+    with (
+        sharded(optimizers.SGD(0.1, before), "stage 2") as training,
+        sharded(optimizers.SGD(0.1, after), "stage 2") as other,
+    ):
+        for step in range(steps):
+            training.step(gradients(step))
+            other.step(gradients(step))
+        other.load_state_dict(training.state_dict())
+        for step in range(steps, 2 + steps):
+            training.step(gradients(step))
+            other.step(gradients(step))
+        assert equal(whole(other), whole(training))
+
+
+def test_ranks_that_load_other_learning_rates_disagree():
+    with sharded(MAKE["adam"](), "stage 2") as training:
+        state = training.state_dict()
+        state["optimizer"]["lr"] = 0.5 + RANK
+        if SIZE > 1:
+            refused(mpiagg.MismatchError, "ranks disagree", training.load_state_dict, state)
+            assert training.optimizer.lr == MAKE["adam"]().lr
 
 
 def by_halves():

@@ -351,6 +351,22 @@ def test_states_that_do_not_fit_are_refused():
         assert equal(training.weights(), before)
 
 
+def test_what_adafactor_keeps_of_whole_matrices_is_saved(tmp_path):
+    folder = COMM.bcast(str(tmp_path / "saved"))
+
+    def make(parameters):
+        return torch.optim.Adafactor(parameters, lr=0.1)
+
+    with sharded("stage 2", make, split="tensors") as training, sharded("stage 1", make, split="tensors") as other:
+        train(training, range(2))
+        mpiagg.save_checkpoint(folder, training.state_dict())
+        other.load_state_dict(mpiagg.load_checkpoint(folder))
+        train(training, range(2, 4))
+        train(other, range(2, 4))
+        close(other.weights(), training.weights())
+    COMM.Barrier()
+
+
 # -- errors
 
 
@@ -364,6 +380,19 @@ def test_two_passes_before_a_step_are_an_error_on_all(stored):
             loss(training(batch(0)[0]), batch(0)[1]).backward()
         error = (mpiagg.PlanError, "got a gradient twice") if RANK == 0 else (mpiagg.MismatchError, "rank 0 raised")
         refused(*error, training.step)
+        assert equal(training.weights(), before)
+        train(training)
+        assert equal(training.weights(), plain()[0])
+
+
+@pytest.mark.parametrize("stored", STORED)
+def test_a_pass_inside_no_sync_comes_before_the_one_that_sends(stored):
+    with sharded(stored) as training:
+        before = training.weights()
+        loss(training(batch(0)[0]), batch(0)[1]).backward()
+        with training.no_sync():
+            loss(training(batch(1)[0]), batch(1)[1]).backward()
+        refused(mpiagg.PlanError, "got a gradient twice", training.step)
         assert equal(training.weights(), before)
         train(training)
         assert equal(training.weights(), plain()[0])

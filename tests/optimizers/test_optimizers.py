@@ -179,6 +179,33 @@ def test_lists_of_other_lengths_and_arrays_that_cannot_be_stepped_in_place_are_r
         SGD(0.1).step([np.ones((4, 4))[:, :2]], [np.ones((4, 2))])
 
 
+@pytest.mark.parametrize("gradient", [np.ones(1), np.ones(9), np.ones((2, 2)), np.ones(4, np.float32)])
+def test_a_gradient_of_another_form_is_refused_and_changes_nothing(gradient):
+    optimizer, weights = Adam(0.1), [np.zeros(2), np.zeros(4)]
+    with pytest.raises((TypeError, ValueError), match="a parameter has"):
+        optimizer.step(weights, [np.ones(2), gradient])
+    assert not any(x.any() for x in weights)
+    with pytest.raises(ValueError, match="its gradient and state"):
+        optimizer.step([np.zeros(2), np.zeros(6)], [np.ones(2), np.ones(6)])
+
+
+def test_muon_refuses_what_it_cannot_step_in_place():
+    with pytest.raises(ValueError, match="contiguous"):
+        Muon().step([np.zeros((2, 3, 4)).T], [np.ones((4, 3, 2))])
+
+
+@pytest.mark.parametrize("lr", [1, np.float32(0.5), np.float64(0.5)])
+def test_any_number_is_a_learning_rate(lr):
+    optimizer, other = AdamW(), AdamW()
+    optimizer.lr = lr
+    other.load_hyperparameters(optimizer.hyperparameters())
+    assert type(other.lr) is float
+    assert other.lr == lr
+    with pytest.raises(ValueError, match="lr must be"):
+        optimizer.lr = -1.0
+    assert optimizer.lr == lr
+
+
 def test_how_it_steps_is_saved_and_loaded():
     one = Muon(0.3, 0.5, others=Adam(0.7))
     other = Muon(others=Adam())
