@@ -2,7 +2,7 @@
 
     mpiexec -n 2 python -m mpi4py bench/calls.py [-o FILE.json] [--verbs Allreduce,Bcast] [--bytes 8,1024]
 
-Each cell is one run of blocks in turn (``mpiagg.benchmarks.contest``): the method of ``mpiagg.Comm``, the array
+Each cell is one run of blocks in turn (``mpiagg.benchmarks.timing``): the method of ``mpiagg.Comm``, the array
 function with ``out=``, the plan of its ``..._init``, and mpi4py's own method on the same arrays; medians of at most
 twenty blocks, in microseconds. Arrays are float32 sums, ``plain`` (NumPy's own, on a communicator without registered
 memory), ``registered`` (``mpiagg.empty``), or ``mixed``: plain ones on a communicator that has registered memory, too.
@@ -23,7 +23,7 @@ from mpi4py import MPI
 
 import mpiagg
 from mpiagg.benchmarks import machine
-from mpiagg.benchmarks.contest import Entry, Pace, hold
+from mpiagg.benchmarks.timing import Entry, Pace, hold
 from mpiagg.tables import settings
 
 Arrays = Callable[[int], Any]

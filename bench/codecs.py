@@ -39,18 +39,18 @@ def copy(target: Array, source: Array) -> None:
     np.copyto(target, source, casting="unsafe")
 
 
-def round_to_half(values: Array, image: Array) -> None:
+def round_to_half(values: Array, encoded: Array) -> None:
     """Round to float16."""
     with np.errstate(over="ignore"):
-        copy(image.view(np.float16), values)
+        copy(encoded.view(np.float16), values)
 
 
-def widen_half(image: Array, values: Array) -> None:
+def widen_half(encoded: Array, values: Array) -> None:
     """Widen float16."""
-    copy(values, image.view(np.float16))
+    copy(values, encoded.view(np.float16))
 
 
-def round_in_new_arrays(values: Array, image: Array) -> None:
+def round_in_new_arrays(values: Array, encoded: Array) -> None:
     """Round to bfloat16."""
     for start in range(0, len(values), BLOCK):
         single = values[start : start + BLOCK].astype(np.float32, copy=False)
@@ -60,13 +60,13 @@ def round_in_new_arrays(values: Array, image: Array) -> None:
         rounded >>= np.uint32(16)
         upper |= np.uint32(0x40)
         np.copyto(rounded, upper, where=np.isnan(single))
-        np.copyto(image.view(np.uint16)[start : start + BLOCK], rounded, casting="unsafe")
+        np.copyto(encoded.view(np.uint16)[start : start + BLOCK], rounded, casting="unsafe")
 
 
-def widen_in_new_arrays(image: Array, values: Array) -> None:
+def widen_in_new_arrays(encoded: Array, values: Array) -> None:
     """Widen bfloat16."""
     for start in range(0, len(values), BLOCK):
-        wide = image.view(np.uint16)[start : start + BLOCK].astype(np.uint32)
+        wide = encoded.view(np.uint16)[start : start + BLOCK].astype(np.uint32)
         wide <<= np.uint32(16)
         np.copyto(values[start : start + BLOCK], wide.view(np.float32))
 
@@ -78,10 +78,10 @@ def grid(least: float, greatest: float) -> tuple[Any, Any]:
     return scale, np.rint(np.float32(greatest) * scale)
 
 
-def encode_in_new_arrays(values: Array, image: Array) -> None:
-    """Write the image of u8."""
+def encode_in_new_arrays(values: Array, encoded: Array) -> None:
+    """Encode with u8."""
     least, greatest = np.float32(values.min()), np.float32(values.max())
-    header, codes = image[:HEADER_BYTES].view(np.float32), image[HEADER_BYTES:]
+    header, codes = encoded[:HEADER_BYTES].view(np.float32), encoded[HEADER_BYTES:]
     header[:] = 0
     header[:2] = least, greatest
     codes[len(values) :] = 0
@@ -95,11 +95,11 @@ def encode_in_new_arrays(values: Array, image: Array) -> None:
         np.copyto(codes[: len(values)][start : start + BLOCK], level, casting="unsafe")
 
 
-def decode_in_new_arrays(image: Array, values: Array) -> None:
-    """Write the values of an image of u8."""
-    scale, upper = grid(*map(float, image[:8].view(np.float32)))
+def decode_in_new_arrays(encoded: Array, values: Array) -> None:
+    """Write the values of an encoded buffer of u8."""
+    scale, upper = grid(*map(float, encoded[:8].view(np.float32)))
     for start in range(0, len(values), BLOCK):
-        level = image[HEADER_BYTES:][: len(values)][start : start + BLOCK].astype(np.float32)
+        level = encoded[HEADER_BYTES:][: len(values)][start : start + BLOCK].astype(np.float32)
         level += upper - np.float32(255)
         level /= scale
         np.copyto(values[start : start + BLOCK], level, casting="same_kind")
@@ -159,14 +159,14 @@ def wires(values: Array) -> dict[str, tuple[dict[str, Call], Array]]:
     }
     found: dict[str, tuple[dict[str, Call], Array]] = {}
     for name, (encode, decode) in before.items():
-        image, back = np.empty(codec(name).nbytes(len(values)), np.uint8), np.empty_like(values)
+        encoded, back = np.empty(codec(name).nbytes(len(values)), np.uint8), np.empty_like(values)
 
         def call(way: Callable[[Array, Array], None], source: Array, target: Array) -> Call:
             return lambda: way(source, target)
 
-        there = {"before": call(encode, values, image), "now": call(codec(name).encode, values, image)}
-        again = {"before": call(decode, image, back), "now": call(codec(name).decode, image, back)}
-        found[f"{name} encode {values.dtype}"], found[f"{name} decode {values.dtype}"] = (there, image), (again, back)
+        there = {"before": call(encode, values, encoded), "now": call(codec(name).encode, values, encoded)}
+        again = {"before": call(decode, encoded, back), "now": call(codec(name).decode, encoded, back)}
+        found[f"{name} encode {values.dtype}"], found[f"{name} decode {values.dtype}"] = (there, encoded), (again, back)
     return found
 
 

@@ -10,7 +10,7 @@ and copying back.
 DDP, by hand (one buffer, ``MPI_Allreduce``), by torch's DDP on Gloo, and on one rank's own gradients alone. What is
 said is how much longer than that last one each takes. One thread a rank.
 
-Blocks of calls in turn (``mpiagg.benchmarks.contest``), medians, in microseconds.
+Blocks of calls in turn (``mpiagg.benchmarks.timing``), medians, in microseconds.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from mpi4py import MPI
 
 import mpiagg
 from mpiagg.benchmarks import machine
-from mpiagg.benchmarks.contest import Entry, Pace, hold
+from mpiagg.benchmarks.timing import Entry, Pace, hold
 
 COMM = MPI.COMM_WORLD
 LISTS = ((200, 64), (20, 4096), (1, 12_800), (2000, 64), (10, 1_000_000))

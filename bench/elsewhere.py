@@ -18,7 +18,7 @@ import numpy as np
 from mpi4py import MPI
 
 from mpiagg.benchmarks import machine
-from mpiagg.benchmarks.competitors import Task
+from mpiagg.benchmarks.contenders import Task
 from mpiagg.benchmarks.tuner import plan_of
 from mpiagg.schedules import Collective
 from mpiagg.tables import Choice
@@ -53,15 +53,15 @@ def measure(nbytes: int, limit: float) -> dict[str, list[float]]:
     """Return what every turn took, of the probe and of each way, at a size; collective."""
     probe = plan_of(sum_of(PROBE_BYTES), Choice("shared"))
     task = sum_of(nbytes)
-    competitors = {"MPI_Allreduce": task.native(), **{name: plan_of(task, choice) for name, choice in WAYS.items()}}
-    times: dict[str, list[float]] = {name: [] for name in (PROBE, *competitors)}
+    contenders = {"MPI_Allreduce": task.native(), **{name: plan_of(task, choice) for name, choice in WAYS.items()}}
+    times: dict[str, list[float]] = {name: [] for name in (PROBE, *contenders)}
     start = time.perf_counter()
     while COMM.bcast(time.perf_counter() - start < limit):
         times[PROBE].append(seconds(probe.call, 3))
-        for name, competitor in competitors.items():
-            times[name].append(seconds(competitor.call, max(1, 4 * MIB // nbytes)))
-    for competitor in (probe, *competitors.values()):
-        competitor.free()
+        for name, contender in contenders.items():
+            times[name].append(seconds(contender.call, max(1, 4 * MIB // nbytes)))
+    for contender in (probe, *contenders.values()):
+        contender.free()
     return times
 
 

@@ -43,7 +43,7 @@ class Expected(NamedTuple):
     kinds: tuple[str, ...] = ()
     speakers: Literal["all", "others", "odd", "some"] = "all"
 
-    def in_words(self) -> str:
+    def description(self) -> str:
         """Return what is expected, for those who read the table."""
         who = {"all": "all ranks", "others": "the others", "odd": f"rank {ODD}", "some": "a rank"}[self.speakers]
         when = {
@@ -106,7 +106,7 @@ RUN, ALIKE, SYNC = "the run of a plan", "runs of plans alike", "DDP.sync_gradien
 """Ways in which plans are there already, one of 100 numbers, one of 200 and another such, or a DDP."""
 
 CALLS: Final = ("short", "long", "nonblocking", "Comm", "check=True", "plan")
-"""Short arrays meet at gates, and long ones go by messages; ``nonblocking`` and ``Comm`` are the face of mpi4py."""
+"""Short arrays meet at barriers, and long ones go by messages; ``nonblocking`` and ``Comm`` are the face of mpi4py."""
 
 PURPOSES: Final = ("Split, check=True", "Dup, a plan", "Free, check=True")
 """What the odd rank does, and what the others do."""
@@ -120,7 +120,7 @@ _SIGNALS: Final = {"SIGINT": SIGINT, "SIGTERM": SIGTERM, "SIGKILL": SIGKILL}
 _STATES: Final = ("computing", "waiting", "in MPI_Allreduce")
 
 CROWDS: Final = ("idle", "talk")
-"""What strangers do who take all places at the ranks' ports, while one rank never comes."""
+"""What unauthenticated peers do who take all places at the ranks' ports, while one rank never comes."""
 
 IN_CALLS: Final = "in short calls"
 """The way in which a fault comes while ranks make one call after the other, in shared memory."""
@@ -153,7 +153,7 @@ def _stalls() -> Iterator[Case]:
     yield Case("late", BEFORE_THE_FIRST, Expected("go on", "return", "has waited"))
     # Who is asked among all those connections says all the same where it is.
     for way in CROWDS:
-        yield Case("strangers at the ports", way, Expected("error", "deadline", late, ("StallError",), "others"))
+        yield Case("unauthenticated connections", way, Expected("error", "deadline", late, ("StallError",), "others"))
 
 
 def _mismatches() -> Iterator[Case]:

@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Final
 
 from mpiagg.transport import process
-from mpiagg.watch import Card
+from mpiagg.watch import Peer
 
 CROWD: Final = 300
-"""Connections of strangers at each port: more than are kept."""
+"""Unauthenticated connections at each port: more than are kept."""
 
 ENOUGH: Final = 100
 """How many there are at least before anything else is done; more come, as fast as a busy machine lets them."""
@@ -25,15 +25,15 @@ LITTLE: Final = 2**16
 
 def own_port() -> int:
     """Return the port at which this rank can be asked what it does."""
-    return Card.unpack(process().card).port
+    return Peer.unpack(process().peer).port
 
 
 def crowd(how: str, ports: Sequence[int]) -> None:
-    """Have strangers take all places at ports, until this process ends; return when they do."""
-    command = [sys.executable, str(Path(__file__).with_name("strangers.py")), str(CROWD), how, *map(str, ports)]
-    strangers = subprocess.Popen(command, stdout=subprocess.PIPE)  # noqa: S603 - our own Python
-    assert strangers.stdout is not None
-    while int(next(strangers.stdout)) < ENOUGH:  # StopIteration, if they end
+    """Have unauthenticated peers take all places at ports, until this process ends; return when they do."""
+    command = [sys.executable, str(Path(__file__).with_name("unauthenticated.py")), str(CROWD), how, *map(str, ports)]
+    unauthenticated = subprocess.Popen(command, stdout=subprocess.PIPE)  # noqa: S603 - our own Python
+    assert unauthenticated.stdout is not None
+    while int(next(unauthenticated.stdout)) < ENOUGH:  # StopIteration, if they end
         pass
 
 

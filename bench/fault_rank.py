@@ -27,7 +27,7 @@ from bench.fault_cases import (
     ODD,
     RIGHT,
 )
-from bench.fault_witness import PACE, SHORT, Asked, Rank
+from bench.fault_monitor import PACE, SHORT, Asked, Rank
 
 WARN: Final = float(os.environ["MPIAGG_WARN"])
 LATE: Final = 2.5 * WARN
@@ -82,8 +82,8 @@ def missing(rank: Rank, fault: str) -> None:
         come(rank)
 
 
-def strangers(rank: Rank, fault: str) -> None:
-    """Have one rank never come, while strangers hold the ports where it could be asked why."""
+def unauthenticated(rank: Rank, fault: str) -> None:
+    """Have one rank never come, while unauthenticated peers hold the ports where it could be asked why."""
     from bench.fault_means import crowd, own_port  # noqa: PLC0415 - which start MPI
 
     ports = rank.world.allgather(own_port())
@@ -367,7 +367,7 @@ FAULTS: Final[dict[str, Callable[[Rank, str], None]]] = {
     "given up": given_up,
     "purpose": other_purpose,
     "late": late,
-    "strangers at the ports": strangers,
+    "unauthenticated connections": unauthenticated,
     "exception": exception,
     "out of memory": out_of_memory,
     **dict.fromkeys(("sys.exit(0)", "sys.exit(3)"), leave),

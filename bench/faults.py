@@ -50,7 +50,7 @@ def record(case: Case, ranks: int, limits: Limits, outcome: Outcome) -> dict[str
         "fault": case.fault,
         "way": case.way,
         "ranks": ranks,
-        "expected": case.expected.in_words(),
+        "expected": case.expected.description(),
         "complaints": fault_jobs.complaints(case, ranks, outcome, limits),
         "status": outcome.status,
         "seconds": round(outcome.seconds, 2),

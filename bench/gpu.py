@@ -154,7 +154,7 @@ class Run:
             else:
                 outcome = self._tests(part, limit) if part.name in (TESTS, ALONE) else self._job(part, limit)
         except Exception as error:  # noqa: BLE001 - whatever it is, other parts can be measured
-            outcome = Outcome(f"FAILED: {in_words(error)}")
+            outcome = Outcome(f"FAILED: {description(error)}")
         took = time.monotonic() - start
         known = {"part": part.name, "ranks": part.ranks, "how": outcome.how, "took": took}
         self.record["parts"].append({**known, "printed": outcome.printed[-PRINTED:], **outcome.saved})
@@ -215,7 +215,7 @@ def environment() -> dict[str, str]:
     return launch.environment({"PYTHONPATH": os.pathsep.join(paths)})
 
 
-def in_words(error: Exception) -> str:
+def description(error: Exception) -> str:
     """Return what went wrong here, not in a part."""
     return f"{type(error).__name__}: {error}"
 
@@ -271,8 +271,8 @@ def main(
     try:
         told = info()
     except (click.ClickException, subprocess.SubprocessError, ValueError) as error:
-        click.echo(f"info: FAILED: {in_words(error)}")
-        run.record["info_failed"] = in_words(error)
+        click.echo(f"info: FAILED: {description(error)}")
+        run.record["info_failed"] = description(error)
     if told and device == "cuda" and not told["ranks"][0]["visible"]:
         raise click.ClickException(f"this process sees no GPU; CuPy: {told['ranks'][0]['cupy']}")
     folder.mkdir(parents=True, exist_ok=True)

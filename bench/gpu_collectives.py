@@ -16,7 +16,7 @@ import mpiagg
 from bench.gpu_rank import Call, Setting
 from bench.gpu_report import LONG
 from mpiagg.arrays import Array
-from mpiagg.benchmarks.competitors import Competitor, registered_zeros
+from mpiagg.benchmarks.contenders import Contender, registered_zeros
 from mpiagg.benchmarks.on_device import DeviceTask
 from mpiagg.errors import DeviceError
 from mpiagg.plans import binding, bound, on_node, slots
@@ -46,7 +46,7 @@ NEVER, ALWAYS = -1, 2**62
 MODULES = (binding, bound, tuning, on_node, slots)
 """Those of which something is given another value."""
 
-Builder = Callable[[DeviceTask], Competitor]
+Builder = Callable[[DeviceTask], Contender]
 
 
 def allreduce(setting: Setting) -> None:
@@ -85,7 +85,7 @@ def _of_device_memory(setting: Setting, builders: Mapping[str, Builder]) -> None
         return
     other = Ways(setting, aware=False)
 
-    def elsewhere(task: DeviceTask) -> Competitor:
+    def elsewhere(task: DeviceTask) -> Contender:
         own = replace(task, comm=other.comm, aware=False)
         return staged(own)._replace(task=own)
 
@@ -157,7 +157,7 @@ class Ways:
         device = self.setting.device
         memory = self._if_possible(lambda: registered_zeros(self.comm, most // FLOAT.itemsize, FLOAT, device))
 
-        def build(task: DeviceTask) -> Competitor:
+        def build(task: DeviceTask) -> Contender:
             other = replace(task, memory=memory())
             return auto(other)._replace(task=other)
 
@@ -205,18 +205,18 @@ class Ways:
         for nbytes in sizes:
             task = self.task(nbytes)
             built = {name: self._built(name, build, task) for name, build in builders.items()}
-            competitors = {name: one for name, one in built.items() if one is not None}
-            wrong = np.array([(one.task or task).check(one.call) for one in competitors.values()])
+            contenders = {name: one for name, one in built.items() if one is not None}
+            wrong = np.array([(one.task or task).check(one.call) for one in contenders.values()])
             s.comm.Allreduce(MPI.IN_PLACE, wrong)
-            calls: dict[str, Call] = {name: one.call for name, one in competitors.items()}
+            calls: dict[str, Call] = {name: one.call for name, one in contenders.items()}
             if whole is not None:
                 calls["limit"] = partial(whole, nbytes)
             row = {"size": nbytes, "times": s.time(calls, seconds or (1.0 if nbytes < MIB else 2.0))}
-            for one in competitors.values():
+            for one in contenders.values():
                 one.free()
-            s.save({**row, "wrong": dict(zip(competitors, wrong.tolist(), strict=True))})
+            s.save({**row, "wrong": dict(zip(contenders, wrong.tolist(), strict=True))})
 
-    def _built(self, name: str, build: Builder, task: DeviceTask) -> Competitor | None:
+    def _built(self, name: str, build: Builder, task: DeviceTask) -> Contender | None:
         """Return a way to carry a task out, or None where it is left out, as on all ranks."""
         try:
             return build(task)
@@ -239,17 +239,17 @@ class Ways:
         return copy
 
 
-def auto(task: DeviceTask) -> Competitor:
+def auto(task: DeviceTask) -> Contender:
     """Return what a user gets who names no algorithm, as a plan."""
     return task.ours("auto", None, planned=True)
 
 
-def staged(task: DeviceTask) -> Competitor:
+def staged(task: DeviceTask) -> Contender:
     """Return what such a user gets where ranks have no slots to go by, and messages do not reach the device."""
     return built_with(task, by_slots=lambda *_: False, build=auto)
 
 
-def by_hand(task: DeviceTask, memory: Array | None = None) -> Competitor:
+def by_hand(task: DeviceTask, memory: Array | None = None) -> Contender:
     """Return a copy to the host, this package's all-reduce there, and a copy back, one after the other."""
     device, vector = task.device, task.vector.view(np.uint8)
     host = (device.pinned(vector.nbytes) if memory is None else memory.view(np.uint8))[: vector.nbytes]
@@ -263,7 +263,7 @@ def by_hand(task: DeviceTask, memory: Array | None = None) -> Competitor:
         device.copy(vector, host)
         device.synchronise()
 
-    return Competitor("by hand", call, plan.free)
+    return Contender("by hand", call, plan.free)
 
 
 def pin(kind: str, memory: Array) -> None:
@@ -308,7 +308,7 @@ def unknown(comm: MPI.Intracomm, **values: object) -> Iterator[None]:
         calls.free()
 
 
-def built_with(task: DeviceTask, build: Builder, **values: object) -> Competitor:
+def built_with(task: DeviceTask, build: Builder, **values: object) -> Contender:
     """Return what is built while some constants of the package have other values."""
     with unknown(task.comm, **values):
         return build(task)

@@ -67,11 +67,11 @@ def codecs(setting: Setting) -> None:
     source, target = zeros(device, nbytes), zeros(device, nbytes)
     for name in WIRES:
         codec = device.codec(name)
-        image = zeros(device, codec.nbytes(nbytes // 4))
-        half = (nbytes + image.nbytes) // 2  # a copy reads and writes it
+        encoded = zeros(device, codec.nbytes(nbytes // 4))
+        half = (nbytes + encoded.nbytes) // 2  # a copy reads and writes it
         calls = {
-            "encode": done(device, partial(codec.encode, values, image)),
-            "decode": done(device, partial(codec.decode, image, back)),
+            "encode": done(device, partial(codec.encode, values, encoded)),
+            "decode": done(device, partial(codec.decode, encoded, back)),
             "limit": done(device, partial(device.copy, target[:half], source[:half])),
         }
         setting.save({"wire": name, "size": nbytes, "times": setting.time(calls, 0.5)})

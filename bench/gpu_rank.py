@@ -87,12 +87,12 @@ class Setting:
             For each call, in microseconds, ``us``, the median over the blocks of the slowest rank's mean, the
             ``least`` and the ``most``, ``device_us`` where the device has a clock, and how many ``calls`` were timed.
         """
-        from mpiagg.benchmarks import contest  # noqa: PLC0415 - needs MPI
+        from mpiagg.benchmarks import timing  # noqa: PLC0415 - needs MPI
         from mpiagg.benchmarks.on_device import DeviceWatch  # noqa: PLC0415 - needs MPI
 
-        pace = contest.Pace(1000, 3, seconds / 20 if self.quick else seconds)
-        entries = [contest.Entry(call) for call in calls.values()]
-        results = contest.hold(self.comm, entries, pace, partial(DeviceWatch, self.device))
+        pace = timing.Pace(1000, 3, seconds / 20 if self.quick else seconds)
+        entries = [timing.Entry(call) for call in calls.values()]
+        results = timing.run(self.comm, entries, pace, partial(DeviceWatch, self.device))
         found = {}
         for name, (taken, repeats, by_device) in zip(calls, results, strict=True):
             us = 1e6 * taken

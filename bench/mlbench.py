@@ -4,7 +4,7 @@
 
 The sizes are np.logspace(0, 8, num=80) elements of float32, each as a whole number and once, up to 64 MiB (``-m 400M``
 runs all of them). At each there are 100 calls, every one on new random values and timed alone; what is drawn is their
-mean. Other than in mlbench, the competitors take turns, the ranks leave a barrier before each call, and a time is that
+mean. Other than in mlbench, the contenders take turns, the ranks leave a barrier before each call, and a time is that
 of the slowest rank; so waiting for a rank that has not finished its random numbers is in no time.
 
 It saves and draws ``bench/results/<name>-<library>.json``.

@@ -18,7 +18,7 @@ from mpi4py import MPI
 
 import mpiagg
 from mpiagg.benchmarks import machine
-from mpiagg.plans.compiled import straight_line
+from mpiagg.plans.compiled import compile_rounds
 
 LENGTH = 16
 REPEATS = 3_000
@@ -59,7 +59,7 @@ def pieces(send: MPI.Prequest, receive: MPI.Prequest) -> dict[str, Callable[[], 
         np.add(x, y, x)
 
     waiting = type("Nobody", (), {"wait_for": None})()
-    nothing = straight_line(())
+    nothing = compile_rounds(())
 
     def message() -> None:
         receive.Start()
@@ -73,7 +73,7 @@ def pieces(send: MPI.Prequest, receive: MPI.Prequest) -> dict[str, Callable[[], 
         "a Python call that does nothing": lambda: None,
         "the frame of a plan: a straight line without rounds": lambda: nothing(waiting),
         "copy of 64 bytes into a mailbox": copy,
-        "counting at a gate": count,
+        "counting at a barrier": count,
         "looking at a counter": look,
         "np.add of 16 numbers": add,
         "a persistent message to oneself: two Start, two Test": message,

@@ -100,7 +100,7 @@ def seconds(call: Callable[[], object]) -> float:
     return float(COMM.allreduce(time.perf_counter() - start, MPI.MAX))
 
 
-def contest(calls: dict[str, Callable[[], object]]) -> dict[str, float]:
+def timing(calls: dict[str, Callable[[], object]]) -> dict[str, float]:
     """Let calls take turns, and return the median of each in milliseconds."""
     times: dict[str, list[float]] = {name: [] for name in calls}
     for turn in range(ROUNDS + 2):
@@ -138,7 +138,7 @@ def gradients() -> list[dict[str, Any]]:
 
         compute(serial)  # there are gradients from now on
         nbytes = sum(parameter.numel() * 4 for parameter in module.parameters()) * 2 * (COMM.size - 1) / COMM.size
-        computing = contest({"compute": lambda: compute(alone)})["compute"] / 1e3
+        computing = timing({"compute": lambda: compute(alone)})["compute"] / 1e3
         for slower in SLOWER:
             LINK.seconds_per_byte = slower * computing / nbytes
             calls = {
@@ -147,7 +147,7 @@ def gradients() -> list[dict[str, Any]]:
                 "serial step": serial_step,
                 "overlapped step": step,
             }
-            rows.append({"what": "gradients in DDP", "slower": slower, **contest(calls)})
+            rows.append({"what": "gradients in DDP", "slower": slower, **timing(calls)})
     return rows
 
 
@@ -162,7 +162,7 @@ def weights() -> list[dict[str, Any]]:
         module(x).square().mean().backward()
 
     rows = []
-    computing = contest({"compute": compute})["compute"] / 1e3
+    computing = timing({"compute": compute})["compute"] / 1e3
     with mpiagg.Decentralized() as gossip:
 
         def step() -> None:
@@ -182,7 +182,7 @@ def weights() -> list[dict[str, Any]]:
                 "serial step": serial_step,
                 "overlapped step": step,
             }
-            rows.append({"what": "weights by shift_one", "slower": slower, **contest(calls)})
+            rows.append({"what": "weights by shift_one", "slower": slower, **timing(calls)})
     return rows
 
 

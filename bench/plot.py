@@ -78,7 +78,7 @@ def style(name: str) -> dict[str, Any]:
     return {"linewidth": 1.2, "markersize": 4, **STYLES.get(name, {"color": "#c7c7c7", "marker": "."})}
 
 
-def in_words(nbytes: float, _: object = None) -> str:
+def description(nbytes: float, _: object = None) -> str:
     """Return a number of bytes as people say it."""
     unit, name = next((each for each in _UNITS if nbytes >= each[0]), _UNITS[-1])
     return f"{nbytes / unit:g}{name}"
@@ -126,7 +126,7 @@ def figure_of(saved: dict[str, Any]) -> Figure:
     sizes = sorted(native)
     for axes in (left, right):
         axes.set_xticks([2**power for power in range(0, 40, 4) if sizes[0] <= 2**power <= sizes[-1]], minor=False)
-        axes.xaxis.set_major_formatter(FuncFormatter(in_words))
+        axes.xaxis.set_major_formatter(FuncFormatter(description))
         axes.xaxis.minorticks_off()
         axes.grid(alpha=0.3)
     least, most = right.get_ylim()

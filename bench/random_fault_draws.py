@@ -75,7 +75,7 @@ FAULTS: Final[Mapping[str, Fault]] = {
     # Where the two threads are not there at the same time, one of them is in a call too many.
     "thread": Fault(2, (rf"{_RANK} of \d+, on \S+, raised[^:]* PlanError", *_DISAGREE), ("after",)),
     "SIGKILL of the launcher": Fault(2, (rf"{_RANK} of \d+, on \S+, lost its launcher",), said_by_all=True),
-    "strangers at the ports": Fault(2, (), ("first", "before", "after")),
+    "unauthenticated connections": Fault(2, (), ("first", "before", "after")),
     "full /dev/shm": Fault(2, (), ("first", "before", "after"), needs=OWN_SHM),
     "delay": Fault(3, (), ("first", "before", "after")),
     "SIGSTOP, SIGCONT": Fault(3, ()),

@@ -58,13 +58,13 @@ class Fault:
         self._draw = draw if draw is not None and draw.rank == MPI.COMM_WORLD.rank else None
         self._folder = folder
         self._ports: list[int] = []
-        if draw is not None and draw.fault == "strangers at the ports":
+        if draw is not None and draw.fault == "unauthenticated connections":
             self._ports = MPI.COMM_WORLD.allgather(own_port())
         self._acts: dict[str, Callable[[Draw], object]] = {
             "exception": self._raise,
             "sys.exit": lambda draw: sys.exit(3 * (draw.step % 2)),
             "delay": lambda draw: time.sleep(draw.seconds),
-            "strangers at the ports": lambda draw: crowd(("idle", "talk")[draw.step % 2], self._ports),
+            "unauthenticated connections": lambda draw: crowd(("idle", "talk")[draw.step % 2], self._ports),
             "full /dev/shm": lambda draw: fill_shm(LITTLE * (1 + draw.step % 3)),
         }
 

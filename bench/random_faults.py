@@ -172,7 +172,7 @@ def all_runs(
         job = jobs[number]
         verdict = judge(job, patience)
         told = "; ".join(verdict.complaints) or "ok"
-        click.echo(f"{number}: {job.aggregation}, {job.ranks} ranks, {_in_words(job.draw)}: {verdict.how}: {told}")
+        click.echo(f"{number}: {job.aggregation}, {job.ranks} ranks, {_described(job.draw)}: {verdict.how}: {told}")
         yield row(number, job, verdict)
 
 
@@ -185,7 +185,7 @@ def _made_before(output: Path | None, known: Mapping[str, Any]) -> list[dict[str
     return rows
 
 
-def _in_words(draw: Draw | None) -> str:
+def _described(draw: Draw | None) -> str:
     return "nothing" if draw is None else f"{draw.fault} on rank {draw.rank}, step {draw.step}, {draw.place}"
 
 

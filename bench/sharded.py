@@ -9,7 +9,7 @@ that the node has once; ``divided``: gathered, as between nodes).
 ``torch``: forward, backward and AdamW of a perceptron: ``mpiagg.DDP``, ``mpiagg.Sharded``, torch's DDP on Gloo and
 FSDP2 on Gloo (each layer a unit), in one run. One thread a rank.
 
-Blocks of steps in turn (``mpiagg.benchmarks.contest``), medians, in microseconds; beside them the bytes that a rank
+Blocks of steps in turn (``mpiagg.benchmarks.timing``), medians, in microseconds; beside them the bytes that a rank
 holds by :meth:`mpiagg.Sharded.memory`. ``--scale 0.1`` takes smaller models, to try it.
 """
 
@@ -29,7 +29,7 @@ from mpi4py import MPI
 
 import mpiagg
 from mpiagg.benchmarks import machine
-from mpiagg.benchmarks.contest import Entry, Pace, hold
+from mpiagg.benchmarks.timing import Entry, Pace, hold
 
 COMM = MPI.COMM_WORLD
 LISTS = {"8 x 1 Mi": (8, 2**20), "200 x 16 Ki": (200, 2**14)}

@@ -101,7 +101,7 @@ def soak(seconds: float, every: float, ranks: int, seed: int, folder: Path) -> t
     return launch.run_within(seconds + LATE, ranks, arguments, known, cwd=TOP)
 
 
-def in_words(number: float, what: str) -> str:
+def description(number: float, what: str) -> str:
     """Return a number with its unit."""
     return f"{number / MIB:.1f} MiB" if what.startswith("rss") else f"{number:.1f}".removesuffix(".0")
 
@@ -128,7 +128,7 @@ def main(minutes: float, ranks: int, every: float | None, seed: int, output: Pat
     if told:
         click.echo(f"{sum(told[0]['done'].values())} actions of each rank in {told[0]['samples'][-1]['seconds']:.0f} s")
     for each in found:
-        first, last, rise = (in_words(number, each.what) for number in (each.first, each.last, each.rise))
+        first, last, rise = (description(number, each.what) for number in (each.first, each.last, each.rise))
         verdict = "flat" if each.flat else "RISES"
         click.echo(
             f"rank {each.rank}  {each.what:17} {first:>12} -> {last:>12}  the line rises by {rise:>10}: {verdict}"

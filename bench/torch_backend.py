@@ -64,14 +64,14 @@ def seconds(call: Call, repeats: int) -> float:
     return COMM.allreduce((time.perf_counter() - start) / repeats, op=MPI.MAX)
 
 
-def in_turns(competitors: dict[str, Call], limit: float, repeats: int) -> dict[str, float]:
+def in_turns(contenders: dict[str, Call], limit: float, repeats: int) -> dict[str, float]:
     """Return the medians of what calls take in turns, in us; collective."""
-    times: dict[str, list[float]] = {name: [] for name in competitors}
-    for call in competitors.values():
+    times: dict[str, list[float]] = {name: [] for name in contenders}
+    for call in contenders.values():
         call()
     start = time.perf_counter()
     while COMM.bcast(len(times[next(iter(times))]) < 5 or time.perf_counter() - start < limit):
-        for name, call in competitors.items():
+        for name, call in contenders.items():
             times[name].append(seconds(call, repeats))
     return {name: round(1e6 * float(np.median(each)), 1) for name, each in times.items()}
 
@@ -85,11 +85,11 @@ def collectives(groups: dict[str, dist.ProcessGroup], limit: float) -> list[dict
         x = np.zeros(max(1, nbytes // 4), np.float32)
         out = np.empty_like(x)
         for collective in sets["gloo"]:
-            competitors = {name: found[collective] for name, found in sets.items()}
+            contenders = {name: found[collective] for name, found in sets.items()}
             if collective == "all_reduce":
-                competitors["mpiagg, registered"] = registered[collective]
-                competitors["mpi4py"] = lambda x=x, out=out: COMM.Allreduce(x, out)
-            times = in_turns(competitors, limit, max(1, min(100, MIB // nbytes)))
+                contenders["mpiagg, registered"] = registered[collective]
+                contenders["mpi4py"] = lambda x=x, out=out: COMM.Allreduce(x, out)
+            times = in_turns(contenders, limit, max(1, min(100, MIB // nbytes)))
             rows.append({"collective": collective, "size": nbytes, "time_us": times})
             if COMM.rank == 0:
                 print(f"{collective:16} {nbytes:9}", times, f"{times['mpiagg'] / times['gloo']:.2f}", flush=True)
@@ -129,8 +129,8 @@ def steps(groups: dict[str, dist.ProcessGroup], limit: float) -> list[dict[str, 
     fsdp = {name: step(sharded(name, registered=False)) for name in groups}
     fsdp["mpiagg, registered"] = step(sharded("mpiagg", registered=True))
     rows: list[dict[str, object]] = []
-    for name, competitors in {"DDP": ddp, "FSDP2": fsdp}.items():
-        times = in_turns({**competitors, "alone": alone}, 8 * limit, 1)
+    for name, contenders in {"DDP": ddp, "FSDP2": fsdp}.items():
+        times = in_turns({**contenders, "alone": alone}, 8 * limit, 1)
         rows.append({"step": name, "time_us": times})
         if COMM.rank == 0:
             print(name, times, flush=True)

@@ -3,7 +3,7 @@
     python bench/watching.py [--ranks 2] [--jobs 15] [--before FOLDER] [-o FILE.json]
 
 Jobs with everything on, with all of it off, and with the rounds recorded take turns; with ``--before`` those of another
-checkout, too, for instance of a commit that had none of it. Signatures cannot be turned off: where all is off, gates
+checkout, too, for instance of a commit that had none of it. Signatures cannot be turned off: where all is off, barriers
 are patched to know nothing of them. Each job times the same calls, and takes the median over blocks. What counts are
 medians, over the turns, of what the jobs of one turn differ by: the speed of memory changes from minute to minute on
 machines that are shared.
@@ -47,16 +47,16 @@ def rank_main() -> None:
         return float(np.median(found))
 
     if os.environ.get("UNSIGNED"):
-        from mpiagg.transport.gates import Gate, Signatures, SignedGate  # noqa: PLC0415 - as above
+        from mpiagg.transport.barriers import NodeBarrier, Signatures, SignedBarrier  # noqa: PLC0415 - as above
         from mpiagg.transport.node_memory import NodeMemory  # noqa: PLC0415 - as above
 
-        def enter_and_come(gate: SignedGate, signature: int) -> None:
+        def enter_and_come(barrier: SignedBarrier, signature: int) -> None:
             del signature
-            gate.enter(0)
-            gate.come()
+            barrier.enter(0)
+            barrier.come()
 
-        SignedGate.come, SignedGate.passed = Gate.come, Gate.passed  # type: ignore[method-assign]
-        SignedGate.enter_and_come = enter_and_come  # type: ignore[method-assign]
+        SignedBarrier.come, SignedBarrier.passed = NodeBarrier.come, NodeBarrier.passed  # type: ignore[method-assign]
+        SignedBarrier.enter_and_come = enter_and_come  # type: ignore[method-assign]
         nothing = Signatures()
         NodeMemory.signatures = lambda _: nothing  # type: ignore[method-assign]
 
@@ -64,13 +64,13 @@ def rank_main() -> None:
     shared[:] = 0
     comm = mpiagg.Comm(MPI.COMM_WORLD)
     with (
-        mpiagg.allreduce_init(short, out=short, algorithm="shared") as by_gate,
+        mpiagg.allreduce_init(short, out=short, algorithm="shared") as by_barrier,
         mpiagg.allreduce_init(short, out=short, algorithm="recursive_doubling") as by_message,
         mpiagg.allreduce_init(long, out=long, algorithm="ring") as ring,
         mpiagg.allreduce_init(shared, out=shared, algorithm="shared") as in_place,
     ):
         calls: dict[str, tuple[Callable[[], object], int]] = {
-            "64 B, plan, shared memory": (by_gate, 500),
+            "64 B, plan, shared memory": (by_barrier, 500),
             "64 B, plan, messages": (by_message, 300),
             "64 B, mpiagg.allreduce": (lambda: mpiagg.allreduce(short, out=short), 300),
             "64 B, Comm.Bcast, the MPI library's own": (lambda: comm.Bcast(short), 300),

@@ -42,7 +42,7 @@ class Rank:
     """A rank, its channel, and its communicator."""
 
     def __init__(self, crew, rank):
-        self.crew, self.rank, self.size, self.comm, self.trail = crew, rank, crew.size, self, None
+        self.crew, self.rank, self.size, self.comm, self.log = crew, rank, crew.size, self, None
 
     def exchange(self, word):
         self.crew.words[self.rank] = word

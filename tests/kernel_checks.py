@@ -239,17 +239,17 @@ def check_fold(device, op, dtype, count, length, *, offsets=(0,)):
 # -- codecs and conversions
 
 
-def check_half(device, name, x, offset=0, image_offset=0):
-    """Assert that a codec of half precision gives the host's images and values."""
-    image = np.zeros(codec(name).nbytes(len(x)), np.uint8)
+def check_half(device, name, x, offset=0, encoded_offset=0):
+    """Assert that a codec of half precision gives the host's encoded buffers and values."""
+    encoded = np.zeros(codec(name).nbytes(len(x)), np.uint8)
     with np.errstate(all="ignore"):
-        codec(name).encode(x, image)
+        codec(name).encode(x, encoded)
         back = np.zeros_like(x)
-        codec(name).decode(image, back)
-    read, written = Placed(device, x, offset), Placed(device, np.zeros_like(image), 2 * image_offset)
+        codec(name).decode(encoded, back)
+    read, written = Placed(device, x, offset), Placed(device, np.zeros_like(encoded), 2 * encoded_offset)
     device.codec(name).encode(read.array, written.array)
     half = np.dtype(np.float16) if name == "fp16" else np.dtype(pytest.importorskip("ml_dtypes").bfloat16)
-    assert_same(written.read().copy().view(half), image.view(half))
+    assert_same(written.read().copy().view(half), encoded.view(half))
     assert (np.signbit(written.read().copy().view(half)) == np.signbit(x)).all()
     decoded = Placed(device, np.full_like(x, 77), offset)
     device.codec(name).decode(written.array, decoded.array)
@@ -257,34 +257,34 @@ def check_half(device, name, x, offset=0, image_offset=0):
 
 
 def check_uint8(device, x, offset=0):
-    """Assert that ``u8`` gives the host's images and values."""
-    image = np.full(codec("u8").nbytes(len(x)), 0xA5, np.uint8)
+    """Assert that ``u8`` gives the host's encoded buffers and values."""
+    encoded = np.full(codec("u8").nbytes(len(x)), 0xA5, np.uint8)
     with np.errstate(all="ignore"):
-        codec("u8").encode(x, image)
+        codec("u8").encode(x, encoded)
         back = np.zeros_like(x)
-        codec("u8").decode(image, back)
-    read, written = Placed(device, x, offset), Placed(device, np.full_like(image, 0xA5), 32)
+        codec("u8").decode(encoded, back)
+    read, written = Placed(device, x, offset), Placed(device, np.full_like(encoded, 0xA5), 32)
     device.codec("u8").encode(read.array, written.array)
     found = written.read().copy()
-    assert found[HEADER_BYTES:].tolist() == image[HEADER_BYTES:].tolist()
-    assert np.array_equal(found[:HEADER_BYTES].view("f4"), image[:HEADER_BYTES].view("f4"), equal_nan=True)
+    assert found[HEADER_BYTES:].tolist() == encoded[HEADER_BYTES:].tolist()
+    assert np.array_equal(found[:HEADER_BYTES].view("f4"), encoded[:HEADER_BYTES].view("f4"), equal_nan=True)
     decoded = Placed(device, np.full_like(x, 77), offset)
     device.codec("u8").decode(written.array, decoded.array)
     assert_same(decoded.read(), back)
 
 
 def check_packed(device, name, x, offset=0):
-    """Assert that a codec of a few bits gives the host's images and values."""
-    image = np.full(codec(name).nbytes(len(x)), 0xA5, np.uint8)
+    """Assert that a codec of a few bits gives the host's encoded buffers and values."""
+    encoded = np.full(codec(name).nbytes(len(x)), 0xA5, np.uint8)
     with np.errstate(all="ignore"):
-        codec(name).encode(x, image)
+        codec(name).encode(x, encoded)
         back = np.zeros_like(x)
-        codec(name).decode(image, back)
-    read, written = Placed(device, x, offset), Placed(device, np.full_like(image, 0xA5), 8)
+        codec(name).decode(encoded, back)
+    read, written = Placed(device, x, offset), Placed(device, np.full_like(encoded, 0xA5), 8)
     device.codec(name).encode(read.array, written.array)
     found, cut = written.read().copy(), 8 * -(-len(x) // GROUP)
-    assert found[cut:].tolist() == image[cut:].tolist()
-    assert_same(found[:cut].view("f4"), image[:cut].view("f4"))
+    assert found[cut:].tolist() == encoded[cut:].tolist()
+    assert_same(found[:cut].view("f4"), encoded[:cut].view("f4"))
     decoded = Placed(device, np.full_like(x, 77), offset)
     device.codec(name).decode(written.array, decoded.array)
     assert_same(decoded.read(), back)

@@ -302,17 +302,17 @@ class DeviceCodec(Codec):
     def nbytes(self, length):
         return self._codec.nbytes(length)
 
-    def encode(self, values, image):
-        self._ask("encode", self._codec.encode, values, image)
+    def encode(self, values, encoded):
+        self._ask("encode", self._codec.encode, values, encoded)
 
-    def decode(self, image, values):
-        self._ask("decode", self._codec.decode, image, values)
+    def decode(self, encoded, values):
+        self._ask("decode", self._codec.decode, encoded, values)
 
     def _ask(self, word, call, source, target):
         from_, to = self._device._here(source), self._device._here(target)
-        values, image = (from_, to) if word == "encode" else (to, from_)
-        if values.ndim != 1 or image.shape != (self.nbytes(len(values)),) or image.dtype != np.uint8:
-            raise ValueError(f"an image of {image.shape} {image.dtype} for {values.shape} values")
+        values, encoded = (from_, to) if word == "encode" else (to, from_)
+        if values.ndim != 1 or encoded.shape != (self.nbytes(len(values)),) or encoded.dtype != np.uint8:
+            raise ValueError(f"an encoded buffer of {encoded.shape} {encoded.dtype} for {values.shape} values")
         present(self._device).ask("kernel", f"{word} {self.name}", lambda: call(from_, to), reads=[from_], writes=[to])
 
 

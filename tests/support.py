@@ -4,7 +4,7 @@ import pytest
 from mpi4py import MPI
 
 from mpiagg.transport import process
-from mpiagg.watch import Subject, Trail, failed
+from mpiagg.watch import OperationLog, Subject, failed
 from mpiagg.watch.recorder import LENGTH
 
 
@@ -31,7 +31,7 @@ def call(comm, form, name, *arguments):
 def fill_recorder():
     """Fill the ring of operations, so that from now on each that comes takes the place of another."""
     for _ in range(LENGTH):
-        failed(process().recorder.begin(Subject(Trail("", 0, 1), ""), False))
+        failed(process().recorder.begin(Subject(OperationLog("", 0, 1), ""), False))
 
 
 def resnet18():

@@ -30,7 +30,7 @@ def die():
 # -- calls
 
 CALLS = {
-    "gates": lambda comm: mpiagg.allreduce(np.ones(10), comm=comm),
+    "barriers": lambda comm: mpiagg.allreduce(np.ones(10), comm=comm),
     "messages": lambda comm: mpiagg.allreduce(np.ones(10), algorithm="ring", comm=comm),
     "long": lambda comm: mpiagg.allreduce(np.ones(300_000), algorithm="tree", comm=comm),
     "native": lambda comm: mpiagg.allreduce(np.ones(10), algorithm="native", comm=comm),
@@ -78,9 +78,9 @@ def lose(comm, victims, first):
 
 
 def calls():
-    """Lose one rank in a call at gates, two at a time in one of messages, then others."""
+    """Lose one rank in a call at barriers, two at a time in one of messages, then others."""
     comm, seen = mpiagg.Comm(WORLD), []
-    for victims, first in ({3}, "gates"), ({0, 2}, "messages"), ({0}, "meeting"):
+    for victims, first in ({3}, "barriers"), ({0, 2}, "messages"), ({0}, "meeting"):
         found, comm = lose(comm, victims, first)
         seen.append(found)
     return seen

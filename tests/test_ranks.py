@@ -23,7 +23,19 @@ SMALL_JOBS_ONLY = (
 )
 """Tests of what does not depend on how many ranks there are, beyond four."""
 
-CORE = ("collectives", "comm", "gates", "in_step", "nodes", "plan", "sharded", "shared", "sharing", "transport", "wire")
+CORE = (
+    "collectives",
+    "comm",
+    "barriers",
+    "in_step",
+    "nodes",
+    "plan",
+    "sharded",
+    "shared",
+    "sharing",
+    "transport",
+    "wire",
+)
 """Tests of the algorithms, and of what carries them."""
 
 LARGER_JOBS = {6: CORE, 8: None} if mpi_vendor() == "Open MPI" else {5: CORE, 7: None}

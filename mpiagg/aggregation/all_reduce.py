@@ -15,7 +15,7 @@ from mpiagg.aggregation.elementwise import Elementwise
 from mpiagg.arrays import HOST, Array, check_wire_dtype, check_wire_op, device_of, reduction, working_dtype
 from mpiagg.common.arguments import check_flag, check_number
 from mpiagg.plans.choices import NATIVE, NCCL, Choice, pick
-from mpiagg.plans.on_node import folds_as_it_is
+from mpiagg.plans.on_node import reduces_in_place
 from mpiagg.plans.program import Program, in_turn
 from mpiagg.schedules import Collective
 from mpiagg.transport import SHARED_TAG
@@ -150,7 +150,7 @@ class AllReduce(Elementwise):
             return False
         how = reduction(self.op, vector.dtype, self.denom)
         operation = self._operation(vector, Collective.ALLREDUCE, how, self.choice(vector))
-        return folds_as_it_is(self._channel, operation, vector)
+        return reduces_in_place(self._channel, operation, vector)
 
     def _tags(self, vector: Array) -> int:
         return self.choice(vector).lanes
@@ -161,7 +161,7 @@ class AllReduce(Elementwise):
     def bind(self, vector: Array, tag: int, residual: Array | None = None) -> Program:
         """Return the program that reduces a vector, in place.
 
-        It is of the dtype in which values are combined, or as :func:`mpiagg.plans.on_node.folds_as_it_is` says.
+        It is of the dtype in which values are combined, or as :func:`mpiagg.plans.on_node.reduces_in_place` says.
 
         With a ``residual`` as long as the vector, that is added to it first; what the codec loses is left there.
         """

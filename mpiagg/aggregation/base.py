@@ -11,7 +11,7 @@ from typing import Any, ClassVar, Literal, TypeVar
 import numpy as np
 from mpi4py import MPI
 
-from mpiagg.aggregation.packing import Layout, check_tensors, layout_in_words, layout_of
+from mpiagg.aggregation.packing import Layout, check_tensors, describe_layout, layout_of
 from mpiagg.arrays import Array, Reduction, reduction
 from mpiagg.collectives.mpi_ops import mpi_op
 from mpiagg.errors import PlanError
@@ -146,7 +146,7 @@ class Aggregation(ABC):
 
         name = type(self).__name__
         what = name if vector is None else f"{name} of {vector.size} {vector.dtype}"
-        subject = Subject(self._channel.trail, what, nbytes=0 if vector is None else vector.nbytes)
+        subject = Subject(self._channel.log, what, nbytes=0 if vector is None else vector.nbytes)
         plan = Plan(self._channel, in_turn(program, count), result=None, label=name, subject=subject)
         return plan
 
@@ -168,7 +168,7 @@ class Aggregation(ABC):
 
         def check() -> str:
             self._check_tensors(tensors, check_dtype or self._check_dtype)
-            return f"{type(self).__name__} of {layout_in_words(layout)}"
+            return f"{type(self).__name__} of {describe_layout(layout)}"
 
         self._channel.agree_on(check)
         return layout

@@ -134,15 +134,15 @@ class Gather(Exchange):
             for starts, values in lengths
         ]
         nbytes = [sum(each) for each in parts]
-        image = self._device.empty(sum(nbytes), np.uint8)
+        encoded = self._device.empty(sum(nbytes), np.uint8)
         self._messages: list[_Message] = []
         for (begin, end), (cut, _), (starts, values) in zip(ranges(cuts_of(nbytes)), parts, lengths, strict=True):
             coordinates, numbers = (
-                image[begin : begin + cut].view(INDEX),
-                image[begin + cut : end].view(self._how.dtype),
+                encoded[begin : begin + cut].view(INDEX),
+                encoded[begin + cut : end].view(self._how.dtype),
             )
             self._messages.append(_Message(coordinates[:starts], numbers[:values]))
-        return self._all_gather(nbytes, image)
+        return self._all_gather(nbytes, encoded)
 
     def coordinates(self, starts: Array) -> Array:
         """Return the coordinates of all values that are taken from ``starts`` on."""
@@ -220,13 +220,13 @@ class CodedGather(Exchange):
         cut = -(-SHORT_INDEX.itemsize * count // unit) * unit
         length = count * how.dtype.itemsize if codec is None else codec.nbytes(count)
         nbytes = cut + -(-length // unit) * unit
-        image = device.empty(nbytes * channel.size, np.uint8)
-        image.fill(0)
+        encoded = device.empty(nbytes * channel.size, np.uint8)
+        encoded.fill(0)
         self._messages = [
             _Message(part[:cut].view(SHORT_INDEX)[:count], part[cut : cut + length])
-            for part in (image[begin : begin + nbytes] for begin in range(0, nbytes * channel.size, nbytes or 1))
-        ] or [_Message(image[:0].view(SHORT_INDEX), image[:0])] * channel.size
-        self.program = self._all_gather((nbytes,) * channel.size, image)
+            for part in (encoded[begin : begin + nbytes] for begin in range(0, nbytes * channel.size, nbytes or 1))
+        ] or [_Message(encoded[:0].view(SHORT_INDEX), encoded[:0])] * channel.size
+        self.program = self._all_gather((nbytes,) * channel.size, encoded)
 
     def take(self, starts: Array, kept: Array) -> None:
         """Write this rank's message; ``starts`` are coordinates, as many of each chunk as were said."""

@@ -1,6 +1,6 @@
 """Gossip as data: who sends to whom, and how much of what arrives each rank takes.
 
-A communication multiplies the weights of all ranks by a mixing matrix W: x_i <- sum_j W_ij x_j. A :class:`Row` is
+A communication multiplies the weights of all ranks by a mixing matrix W: x_i <- sum_j W_ij x_j. A :class:`MixingRow` is
 what that means for one rank. W is doubly stochastic: no entry is negative, rows and columns add up to one. So
 the mean over all ranks is kept, and their distance from it never grows (Boyd, Ghosh, Prabhakar and Shah, "Randomized
 gossip algorithms", IEEE Transactions on Information Theory 2006).
@@ -24,7 +24,7 @@ PeerSelection = Literal["shift_one", "one_peer_exponential", "all"]
 
 
 @dataclass(frozen=True)
-class Row:
+class MixingRow:
     """What one rank does in a mixing: it sends its vector, and replaces it by a weighted sum.
 
     Attributes
@@ -40,7 +40,7 @@ class Row:
 
 
 Rounds = tuple[Round, ...]
-Phase = Row | Rounds
+Phase = MixingRow | Rounds
 """A part of a communication: a row of a mixing matrix, or rounds of a collective on a buffer of one chunk."""
 
 
@@ -95,13 +95,13 @@ def metropolis(rank: int, graph: Sequence[Sequence[int]]) -> dict[int, Fraction]
     return {peer: Fraction(1, 1 + max(len(graph[rank]), len(graph[peer]))) for peer in graph[rank]}
 
 
-def neighbor_row(rank: int, weights: Mapping[int, Fraction]) -> Row:
+def neighbor_row(rank: int, weights: Mapping[int, Fraction]) -> MixingRow:
     """Return the row of a rank that exchanges with its neighbors, and keeps of its own what their weights leave."""
     row = {**weights, rank: max(1 - sum(weights.values(), Fraction(0)), Fraction(0))}
-    return Row(tuple(weights), tuple(sorted((peer, weight) for peer, weight in row.items() if weight)))
+    return MixingRow(tuple(weights), tuple(sorted((peer, weight) for peer, weight in row.items() if weight)))
 
 
-def node_row(own: int, nodes: Nodes, step: int, peer_selection: PeerSelection) -> Row:
+def node_row(own: int, nodes: Nodes, step: int, peer_selection: PeerSelection) -> MixingRow:
     """Return the row of the leader of a node, for leaders that hold the sums over their nodes.
 
     Every node takes so many ranks' worth of another node's mean, and gives as much of its own away: as many
@@ -116,9 +116,9 @@ def node_row(own: int, nodes: Nodes, step: int, peer_selection: PeerSelection) -
         worth = Fraction(min(map(len, nodes)), 2)
     leader, size = nodes[own][0], len(nodes[own])
     if source == own:
-        return Row((), ((leader, Fraction(1, size)),))
+        return MixingRow((), ((leader, Fraction(1, size)),))
     weights = {leader: (size - worth) / size**2, nodes[source][0]: worth / (size * len(nodes[source]))}
-    return Row((nodes[target][0],), tuple(sorted(weights.items())))
+    return MixingRow((nodes[target][0],), tuple(sorted(weights.items())))
 
 
 # -- what a rank does

@@ -10,10 +10,10 @@ import numpy as np
 from mpi4py import MPI
 
 from mpiagg.aggregation.all_reduce import AllReduce
-from mpiagg.aggregation.attendance import Attendance, Members
 from mpiagg.aggregation.error_feedback import check_reduction
 from mpiagg.aggregation.local_steps import Anchor, Fragment, LocalSteps
 from mpiagg.aggregation.packing import Layout, layout_of
+from mpiagg.aggregation.participation import Members, Participation
 from mpiagg.arrays import Array, check_wire_dtype, settle
 from mpiagg.collectives.moving_functions import broadcast_init
 from mpiagg.common.arguments import check_flag, check_number
@@ -144,7 +144,7 @@ class LocalSGD(LocalSteps):
         self.wire, self.error_feedback = wire, error_feedback
         self.patience = patience
         self.present: tuple[int, ...] = ()
-        self._attendances: dict[int, Attendance] = {}
+        self._participations: dict[int, Participation] = {}
         super().__init__(
             comm,
             period,
@@ -175,7 +175,7 @@ class LocalSGD(LocalSteps):
     @property
     def missed(self) -> int:
         """How many averages this rank has missed."""
-        return sum(each.missed for each in self._attendances.values())
+        return sum(each.missed for each in self._participations.values())
 
     def finish(self, tensors: Sequence[Array]) -> None:
         """Average once more, when all ranks have come, however late some of them are; collective.
@@ -194,14 +194,14 @@ class LocalSGD(LocalSteps):
         """
         self._require_open()
         memory = self._by_layout.get(layout_of(tensors))
-        attendance = self._attendances.get(id(memory))
-        if memory is None or attendance is None:
+        participation = self._participations.get(id(memory))
+        if memory is None or participation is None:
             raise PlanError("finish is for patience, and for tensors that aggregate was called with")
         with self._channel.one_thread:
             self._check_tensors(tensors, self._check_dtype)
             memory.tensors, final = tensors, False
             while not final:  # a late rank may have taken part in the one before
-                members = attendance.come(memory.calls, None, due=True, final=True)
+                members = participation.come(memory.calls, None, due=True, final=True)
                 assert members is not None
                 self._average(memory, members)
                 final = members.final
@@ -210,19 +210,19 @@ class LocalSGD(LocalSteps):
     def _new_memory(self, layout: Layout, tensors: Sequence[Array]) -> Anchor:
         memory = super()._new_memory(layout, tensors)
         if self.patience is not None:
-            self._attendances[id(memory)] = Attendance(self.comm)
+            self._participations[id(memory)] = Participation(self.comm)
         return memory
 
     def _run(self, memory: Anchor, tensors: Sequence[Array]) -> None:
-        attendance = self._attendances.get(id(memory))
+        participation = self._participations.get(id(memory))
         # The first call and the warm-up are for all.
-        if attendance is None or memory.calls < max(1, self.warmup_steps):
+        if participation is None or memory.calls < max(1, self.warmup_steps):
             super()._run(memory, tensors)
             return
         self._check_tensors(tensors, self._check_dtype)
         memory.tensors = tensors
         memory.calls += 1
-        members = attendance.come(memory.calls, self.patience, due=self._due(memory.calls, 0))
+        members = participation.come(memory.calls, self.patience, due=self._due(memory.calls, 0))
         if members is not None:
             self._average(memory, members)
         settle(*tensors)
@@ -260,8 +260,8 @@ class LocalSGD(LocalSteps):
         """Free the plans, once what is under way is over; a second call does nothing."""
         super().free()
         self._differences.free()
-        while self._attendances:
-            self._attendances.popitem()[1].free()
+        while self._participations:
+            self._participations.popitem()[1].free()
 
     def _check_dtype(self, dtype: np.dtype[Any]) -> None:
         super()._check_dtype(dtype)

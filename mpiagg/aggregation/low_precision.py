@@ -100,7 +100,7 @@ class _Vector:
         self.replicas.fill(0)
         self._codec = device.codec(codec)
         nbytes = self._codec.nbytes(self.x.size)
-        self._images = device.empty((rows, nbytes), np.uint8)
+        self._encoded_buffers = device.empty((rows, nbytes), np.uint8)
         self._room = device.empty(self.x.size if rows else 0, self.x.dtype)
 
     def check(self, tensors: Sequence[Array]) -> None:
@@ -116,7 +116,7 @@ class _Vector:
         mean, broadcast = place.mean(self.x), place.broadcast(self.x)
         if not place.leads:
             return in_turn(mean, broadcast)
-        return in_turn(mean, self._encode, place.swap(self._images), self._apply, broadcast)
+        return in_turn(mean, self._encode, place.swap(self._encoded_buffers), self._apply, broadcast)
 
     def introduce(self, *, fresh: bool) -> Program:
         """Return the program that gives neighbors this rank's replica; a fresh one is made of the weights."""
@@ -135,12 +135,12 @@ class _Vector:
             np.subtract(theirs, own, out=room)
             np.multiply(room, weight, out=room)
             np.add(self.x, room, out=self.x)
-        self._codec.encode(self.x, self._images[0])
+        self._codec.encode(self.x, self._encoded_buffers[0])
 
     def _apply(self) -> None:
         """Add to every replica what its rank has sent; the weights become the own one."""
-        for replica, image in zip(self.replicas, self._images, strict=True):
-            self._codec.decode(image, self._room)
+        for replica, encoded in zip(self.replicas, self._encoded_buffers, strict=True):
+            self._codec.decode(encoded, self._room)
             np.add(replica, self._room, out=replica)
         np.copyto(self.x, self.replicas[0])
 

@@ -12,14 +12,14 @@ from typing import Any, ClassVar, Generic, Protocol, TypeVar
 from mpi4py import MPI
 
 from mpiagg.aggregation.base import Aggregation, expect_keys
-from mpiagg.aggregation.packing import Layout, layout_in_words, layout_of
+from mpiagg.aggregation.packing import Layout, describe_layout, layout_of
 from mpiagg.aggregation.resharding import resharded
 from mpiagg.arrays import HOST, Array, settle
 from mpiagg.errors import PlanError
 from mpiagg.plans.plan import Plan
 
 
-class Memory(Protocol):
+class AggregationMemory(Protocol):
     """What an aggregation keeps for one list of tensors.
 
     Attributes
@@ -46,7 +46,7 @@ class Memory(Protocol):
         """Go on from what :meth:`state` returned."""
 
 
-M = TypeVar("M", bound=Memory)
+M = TypeVar("M", bound=AggregationMemory)
 
 
 @dataclass(frozen=True)
@@ -142,7 +142,7 @@ class Remembering(Aggregation, Generic[M]):
         The arrays are copies, of this rank alone.
         """
         self._forget()
-        own = [{"layout": layout_in_words(entry.layout), "state": entry.memory.state()} for entry in self._entries]
+        own = [{"layout": describe_layout(entry.layout), "state": entry.memory.state()} for entry in self._entries]
         return {"memories": own + deepcopy(self._pending)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -203,11 +203,11 @@ def check_arrays(name: str, given: object, wanted: Sequence[Array]) -> None:
     # What is saved are NumPy arrays, wherever what is kept lies.
     theirs, ours = layout_of(given), tuple(form._replace(device=HOST) for form in layout_of(wanted))
     if theirs != ours:
-        raise ValueError(f"{name} must be {layout_in_words(ours)}, not {layout_in_words(theirs)}")
+        raise ValueError(f"{name} must be {describe_layout(ours)}, not {describe_layout(theirs)}")
 
 
-def _checked(memory: Memory, layout: Layout, each: Mapping[str, Any]) -> str:
-    words = layout_in_words(layout)
+def _checked(memory: AggregationMemory, layout: Layout, each: Mapping[str, Any]) -> str:
+    words = describe_layout(layout)
     if each["layout"] != words:
         raise ValueError(f"the memory is of {each['layout']}, not of {words}")
     common = memory.check_state(each["state"])

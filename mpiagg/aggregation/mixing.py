@@ -14,13 +14,13 @@ from mpi4py import MPI
 
 from mpiagg.aggregation.base import Aggregation, expect_keys
 from mpiagg.aggregation.elementwise import Elementwise
-from mpiagg.aggregation.gossip import Phase, Row, in_pieces
+from mpiagg.aggregation.gossip import MixingRow, Phase, in_pieces
 from mpiagg.arrays import Array, device_of, even_ranges, reduction, settle
 from mpiagg.common.arguments import check_integer
 from mpiagg.errors import PlanError
 from mpiagg.plans.background import InBackground
 from mpiagg.plans.binding import Lane, bind
-from mpiagg.plans.neighbors import Exchange, bind_exchanges
+from mpiagg.plans.neighbors import NeighborExchange, bind_exchanges
 from mpiagg.plans.plan import Plan
 from mpiagg.plans.program import Program, in_turn
 from mpiagg.schedules import MOST_LANES
@@ -223,7 +223,7 @@ class Mixing(Elementwise):
             tag = self._channel.tags.shared(signature(f"{label} of {vector.size} {vector.dtype}"))
         parts: list[Program] = []
         for phase in self._phases():
-            if isinstance(phase, Row):
+            if isinstance(phase, MixingRow):
                 parts.append(bind_row(self._channel, phase, vector, pieces, label=label, tag=tag))
             else:
                 rounds = list(in_pieces(phase, len(pieces)))
@@ -231,7 +231,7 @@ class Mixing(Elementwise):
         return in_turn(*parts)
 
 
-def bind_row(channel: Channel, row: Row, vector: Array, pieces: Lane, *, label: str, tag: int) -> Program:
+def bind_row(channel: Channel, row: MixingRow, vector: Array, pieces: Lane, *, label: str, tag: int) -> Program:
     """Return the program that replaces a vector by a weighted sum of vectors of several ranks, piece by piece.
 
     The sum is taken in the order of the ranks. The largest weight is left out of it and comes in by a division at the
@@ -245,14 +245,14 @@ def bind_row(channel: Channel, row: Row, vector: Array, pieces: Lane, *, label: 
     longest = max(stop - start for start, stop in pieces)
     device = device_of(vector)
     arrived = {peer: device.empty(longest, vector.dtype) for peer in sources}
-    exchanges: list[Exchange] = []
+    exchanges: list[NeighborExchange] = []
     for start, stop in pieces:
         own = vector[start:stop]
         operands = {**{peer: spare[: own.size] for peer, spare in arrived.items()}, channel.rank: own}
         summands = [operands[peer] for peer, _ in row.weights]
         fold = partial(weighted_mean, own, summands, factors, float(1 / largest))
         received = [(peer, operands[peer]) for peer in sources]
-        exchanges.append(Exchange(received, [(peer, own) for peer in row.targets], fold))
+        exchanges.append(NeighborExchange(received, [(peer, own) for peer in row.targets], fold))
     program = bind_exchanges(channel, exchanges, vector, label=label, tag=tag)
     return replace(program, nbytes=program.nbytes + sum(spare.nbytes for spare in arrived.values()))
 

@@ -56,7 +56,7 @@ def _form_of(x: Any) -> Form:
     return form_of(x) if is_array(x) else Form(type(x).__name__)
 
 
-def layout_in_words(layout: Layout) -> str:
+def describe_layout(layout: Layout) -> str:
     """Return a layout as people read it."""
     each = ", ".join(map(str, layout))
     return f"{len(layout)} tensors: {each}" if layout else "no tensors"

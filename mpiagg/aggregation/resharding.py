@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from mpi4py import MPI
 
-from mpiagg.aggregation.packing import layout_in_words, layout_of
+from mpiagg.aggregation.packing import describe_layout, layout_of
 from mpiagg.arrays import Array
 from mpiagg.checkpoints import PerRank
 from mpiagg.collectives.functions import allreduce
@@ -118,7 +118,7 @@ def _part_of(key: str, value: PerRank, rank: int, size: int) -> _Part:
     for old in range(rank, len(value), size):
         each = value[old]
         if layout_of([each]) != layout_of([first]):
-            raise ValueError(f"{key} must be {layout_in_words(layout_of([first]))} of all ranks")
+            raise ValueError(f"{key} must be {describe_layout(layout_of([first]))} of all ranks")
         total += each
     return _Part(total, len(value), first.dtype)
 

@@ -1,6 +1,6 @@
 """Codecs: how floating-point values travel in fewer bytes.
 
-A codec turns values into an *image*, a vector of bytes, and back. ``fp16`` and ``bf16`` round each value to
+A codec turns values into an *encoded buffer*, a vector of bytes, and back. ``fp16`` and ``bf16`` round each value to
 half precision, to nearest and even. ``u8`` maps the values of a chunk linearly to the whole numbers from 0 to 255;
 ``u4`` and ``u2`` map each 256 values to those from 0 to 15 and from 0 to 3, and pack two and four of them in a byte.
 """
@@ -31,7 +31,7 @@ class Codec(ABC):
     name : str
         What ``wire=`` takes.
     elementwise : bool
-        Whether the image of a part of some values is the same part of their image, and what was decoded is encoded
+        Whether a part of some values encodes to the same part of their encoded buffer, and what was decoded is encoded
         to the same bytes again.
     """
 
@@ -40,23 +40,23 @@ class Codec(ABC):
 
     @abstractmethod
     def nbytes(self, length: int) -> int:
-        """Return how long the image of ``length`` values is."""
+        """Return how many bytes ``length`` values encode to."""
 
     @abstractmethod
-    def encode(self, values: Array, image: Array) -> None:
-        """Write the image of some values.
+    def encode(self, values: Array, encoded: Array) -> None:
+        """Encode some values.
 
         Parameters
         ----------
         values : numpy.ndarray
             A vector of float32 or float64.
-        image : numpy.ndarray
+        encoded : numpy.ndarray
             A vector of ``nbytes(len(values))`` bytes.
         """
 
     @abstractmethod
-    def decode(self, image: Array, values: Array) -> None:
-        """Write the values of an image; the arguments are as for :meth:`encode`."""
+    def decode(self, encoded: Array, values: Array) -> None:
+        """Write the values of an encoded buffer; the arguments are as for :meth:`encode`."""
 
 
 class Float16(Codec):
@@ -69,14 +69,14 @@ class Float16(Codec):
         """Return 2 bytes a value."""
         return 2 * length
 
-    def encode(self, values: Array, image: Array) -> None:
+    def encode(self, values: Array, encoded: Array) -> None:
         """Round to float16."""
         with np.errstate(over="ignore"):
-            convert(image.view(np.float16), values)
+            convert(encoded.view(np.float16), values)
 
-    def decode(self, image: Array, values: Array) -> None:
+    def decode(self, encoded: Array, values: Array) -> None:
         """Widen."""
-        convert(values, image.view(np.float16))
+        convert(values, encoded.view(np.float16))
 
 
 class BFloat16(Codec):
@@ -92,13 +92,13 @@ class BFloat16(Codec):
         """Return 2 bytes a value."""
         return 2 * length
 
-    def encode(self, values: Array, image: Array) -> None:
+    def encode(self, values: Array, encoded: Array) -> None:
         """Round to bfloat16."""
-        round_to_bfloat16(values, image.view(np.uint16))
+        round_to_bfloat16(values, encoded.view(np.uint16))
 
-    def decode(self, image: Array, values: Array) -> None:
+    def decode(self, encoded: Array, values: Array) -> None:
         """Widen."""
-        widen_bfloat16(image.view(np.uint16), values)
+        widen_bfloat16(encoded.view(np.uint16), values)
 
 
 class MinMaxUInt8(Codec):
@@ -120,14 +120,14 @@ class MinMaxUInt8(Codec):
         """Return a byte a value, padded to a multiple of 32, and a header; nothing for no values."""
         return HEADER_BYTES + -(-length // 32) * 32 if length else 0
 
-    def encode(self, values: Array, image: Array) -> None:
+    def encode(self, values: Array, encoded: Array) -> None:
         """Write the header and the codes."""
         if not len(values):
             return
         least, greatest = _ends(values)
-        header = image[:HEADER_BYTES].view(np.float32)
+        header = encoded[:HEADER_BYTES].view(np.float32)
         header[:] = 0
-        codes = image[HEADER_BYTES:]
+        codes = encoded[HEADER_BYTES:]
         codes[len(values) :] = 0
         if not (math.isfinite(least) and math.isfinite(greatest)):
             header[:2] = np.nan
@@ -140,16 +140,16 @@ class MinMaxUInt8(Codec):
             return
         grid.encode(values, codes[: len(values)], least)
 
-    def decode(self, image: Array, values: Array) -> None:
+    def decode(self, encoded: Array, values: Array) -> None:
         """Read the header and the codes."""
         if not len(values):
             return
-        least, greatest = map(float, image[:8].view(np.float32))
+        least, greatest = map(float, encoded[:8].view(np.float32))
         grid = _grid(least, greatest) if math.isfinite(least) and math.isfinite(greatest) else None
         if grid is None:
             values.fill(least)
             return
-        grid.decode(image[HEADER_BYTES : HEADER_BYTES + len(values)], values, least, greatest)
+        grid.decode(encoded[HEADER_BYTES : HEADER_BYTES + len(values)], values, least, greatest)
 
 
 class _Grid(NamedTuple):
@@ -238,9 +238,9 @@ class PackedMinMax(Codec):
     are exact; and zero is not, if a group has values of both signs. A group with a NaN or an infinity in it is NaN
     altogether.
 
-    Values are taken as float32. An image is the ends of all groups, 8 bytes each, and then the codes, the first in the
-    lowest bits of a byte, with zeros up to a multiple of 8 bytes. The groups of a chunk begin where it begins, so no
-    two chunks share a byte.
+    Values are taken as float32. An encoded buffer is the ends of all groups, 8 bytes each, and then the codes, the
+    first in the lowest bits of a byte, with zeros up to a multiple of 8 bytes. The groups of a chunk begin where it
+    begins, so no two chunks share a byte.
 
     Rounding to so few levels loses much: let :class:`mpiagg.ErrorFeedback` make good for it, or a method that does so.
     """
@@ -256,9 +256,9 @@ class PackedMinMax(Codec):
         """Return 4.25 or 2.25 bits a value: the ends of each begun group and the codes, rounded up to 8 bytes."""
         return ENDS_BYTES * -(-length // GROUP) + -(-length // (8 * self.per_byte)) * 8
 
-    def encode(self, values: Array, image: Array) -> None:
+    def encode(self, values: Array, encoded: Array) -> None:
         """Write the ends and the codes."""
-        ends, codes = self._parts(image, len(values))
+        ends, codes = self._parts(encoded, len(values))
         codes[-(-len(values) // self.per_byte) :] = 0
         for block in blocks(len(values)):
             own = values[block]
@@ -290,9 +290,9 @@ class PackedMinMax(Codec):
             np.left_shift(lanes[lane], np.uint8(lane * self.bits), lanes[lane])
             np.bitwise_or(codes, lanes[lane], codes)
 
-    def decode(self, image: Array, values: Array) -> None:
+    def decode(self, encoded: Array, values: Array) -> None:
         """Read the ends and the codes."""
-        ends, codes = self._parts(image, len(values))
+        ends, codes = self._parts(encoded, len(values))
         for block in blocks(len(values)):
             groups = slice(block.start // GROUP, -(-block.stop // GROUP))
             packed = codes[block.start // self.per_byte : -(-block.stop // self.per_byte)]
@@ -314,10 +314,10 @@ class PackedMinMax(Codec):
         np.copyto(values, padded[:length], casting="same_kind")
 
     @staticmethod
-    def _parts(image: Array, length: int) -> tuple[Array, Array]:
-        """Return the ends of an image, a row a group, and all after them."""
+    def _parts(encoded: Array, length: int) -> tuple[Array, Array]:
+        """Return the ends of an encoded buffer, a row a group, and all after them."""
         cut = ENDS_BYTES * -(-length // GROUP)
-        return image[:cut].view(np.float32).reshape(-1, 2), image[cut:]
+        return encoded[:cut].view(np.float32).reshape(-1, 2), encoded[cut:]
 
 
 class MinMaxUInt4(PackedMinMax):

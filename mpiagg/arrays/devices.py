@@ -31,7 +31,7 @@ class Device(ABC):
     name: str
 
     @property
-    def in_words(self) -> str:
+    def description(self) -> str:
         """Where arrays lie, for words that ranks compare: which device of its kind matters to a rank alone."""
         return f" on {self.kind}"
 

@@ -21,7 +21,7 @@ class Form(NamedTuple):
 
     def __str__(self) -> str:
         """Say it in words."""
-        return f"{self.dtype} {self.shape}{self.device.in_words}"
+        return f"{self.dtype} {self.shape}{self.device.description}"
 
 
 def form_of(array: Any) -> Form:

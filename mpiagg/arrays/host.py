@@ -18,7 +18,7 @@ class Host(Device):
     """The processor's own memory."""
 
     name = "cpu"
-    in_words = ""  # as usual
+    description = ""  # as usual
 
     def empty(self, shape: int | tuple[int, ...], dtype: npt.DTypeLike) -> Array:
         """Return a new array, uninitialised."""

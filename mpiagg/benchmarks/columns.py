@@ -36,7 +36,7 @@ def link_seconds(collective: Collective, nodes: int, nbytes: int, rate: float, r
 
 
 @dataclass(frozen=True)
-class Row:
+class ResultRow:
     """What was measured of one algorithm at one length.
 
     Attributes
@@ -97,9 +97,9 @@ class _Column(NamedTuple):
     title: str
     unit: str
     width: int
-    text: Callable[[Row], str]
+    text: Callable[[ResultRow], str]
 
-    def cell(self, row: Row) -> str:
+    def cell(self, row: ResultRow) -> str:
         return f" {self.text(row)}".rjust(self.width)  # apart from the one before, however long
 
 
@@ -143,7 +143,7 @@ def header(peers: Sequence[str] = (), *, full: bool) -> str:
     return f"#{titles[1:]}\n#{units[1:]}"
 
 
-def line(row: Row, peers: Sequence[str] = (), *, full: bool) -> str:
+def line(row: ResultRow, peers: Sequence[str] = (), *, full: bool) -> str:
     """Return a row as a line of text."""
     return "".join(column.cell(row) for column in _columns(peers, full=full))
 

@@ -130,7 +130,7 @@ def dtype_of(name: str) -> np.dtype[Any]:
     return bfloat16
 
 
-class Flags(NamedTuple):
+class BenchFlags(NamedTuple):
     """What the user can choose, beside the number of ranks."""
 
     collective: str

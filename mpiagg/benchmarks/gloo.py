@@ -17,7 +17,7 @@ import torch.distributed
 from mpi4py import MPI
 
 from mpiagg.arrays import Array
-from mpiagg.benchmarks.competitors import Call, Competitor, Task
+from mpiagg.benchmarks.contenders import Call, Contender, Task
 from mpiagg.schedules import Collective, Layout
 
 INTERFACE: Final = "GLOO_SOCKET_IFNAME"
@@ -56,7 +56,7 @@ class Gloo:
         """Give the process group back."""
         torch.distributed.destroy_process_group()
 
-    def competitor(self, task: Task) -> Competitor:
+    def contender(self, task: Task) -> Contender:
         """Return the way that Gloo carries a task out, in place where it can.
 
         Raises
@@ -66,7 +66,7 @@ class Gloo:
         """
         if fault := unserved(task.collective, task.dtype, task.op):
             raise ValueError(fault)
-        return Competitor("gloo", _call(task))
+        return Contender("gloo", _call(task))
 
 
 def unserved(collective: Collective, dtype: np.dtype[Any], op: str) -> str | None:

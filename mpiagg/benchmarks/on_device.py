@@ -11,9 +11,9 @@ import numpy.typing as npt
 from mpi4py import MPI
 
 from mpiagg.arrays import Accelerator, Array, Device, convert, find_device
-from mpiagg.benchmarks.competitors import Call, Competitor, Task, cleared
-from mpiagg.benchmarks.contest import Watch
+from mpiagg.benchmarks.contenders import Call, Contender, Task, cleared
 from mpiagg.benchmarks.flags import CUDA
+from mpiagg.benchmarks.timing import Watch
 from mpiagg.collectives.mpi_ops import mpi_op
 from mpiagg.cuda import placement
 from mpiagg.plans.choices import BY_WAY_OF_HOST, NATIVE
@@ -87,13 +87,13 @@ class DeviceTask(Task):
         """Return a new vector of zeros."""
         return cleared(self.device.empty(length, self.dtype))
 
-    # -- competitors
+    # -- contenders
 
-    def native(self) -> Competitor:
+    def native(self) -> Contender:
         """Return the MPI library's blocking collective of copies on the host, as this package calls it."""
         return self.ours(NATIVE, None, planned=False)
 
-    def by_hand(self) -> Competitor:
+    def by_hand(self) -> Contender:
         """Return what a user does without this package: a copy to the host, MPI_Allreduce, a copy back.
 
         Raises
@@ -113,9 +113,9 @@ class DeviceTask(Task):
             device.copy(vector, pinned)
             device.synchronise()
 
-        return Competitor("by-hand", call)
+        return Contender("by-hand", call)
 
-    def library(self) -> Competitor:
+    def library(self) -> Contender:
         """Return the MPI library's blocking collective of the device's arrays themselves.
 
         Raises
@@ -132,7 +132,7 @@ class DeviceTask(Task):
             self.device.synchronise()
             library()
 
-        return Competitor("mpi", call)
+        return Contender("mpi", call)
 
     def _mpi_op(self) -> MPI.Op:
         if not self.has_mpi_op:

@@ -1,4 +1,4 @@
-"""The benchmark's work on the ranks: all sizes, at each of them all competitors."""
+"""The benchmark's work on the ranks: all sizes, at each of them all contenders."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ import numpy as np
 from mpi4py import MPI
 
 from mpiagg.arrays import HOST, Accelerator, Array
-from mpiagg.benchmarks import contest, machine
-from mpiagg.benchmarks.columns import Row, bus_factor, header, line, link_seconds
-from mpiagg.benchmarks.competitors import Call, Competitor, Task, registered_zeros
-from mpiagg.benchmarks.flags import MLBENCH_CALLS, Flags, dtype_of
+from mpiagg.benchmarks import machine, timing
+from mpiagg.benchmarks.columns import ResultRow, bus_factor, header, line, link_seconds
+from mpiagg.benchmarks.contenders import Call, Contender, Task, registered_zeros
+from mpiagg.benchmarks.flags import MLBENCH_CALLS, BenchFlags, dtype_of
 from mpiagg.benchmarks.on_device import DeviceTask, DeviceWatch, facts, take_device, title
 from mpiagg.errors import DeviceError, MismatchError
 from mpiagg.plans.choices import NATIVE
@@ -39,17 +39,17 @@ REGISTERED: Final = "registered"
 GAINING: Final = (Collective.ALLREDUCE, Collective.BROADCAST, Collective.ALLGATHER)
 """The collectives that gain by such memory."""
 
-Builder = Callable[[Task], Competitor]
+Builder = Callable[[Task], Contender]
 
 
 class Sweep:
-    """All sizes, at each of them all competitors; making one is collective.
+    """All sizes, at each of them all contenders; making one is collective.
 
     Parameters
     ----------
     comm : MPI.Intracomm
         The ranks.
-    flags : Flags
+    flags : BenchFlags
         What the user has chosen.
     names : tuple of str
         The algorithms to measure. Unless the user has named them, those that refuse are left out.
@@ -63,7 +63,11 @@ class Sweep:
     """
 
     def __init__(
-        self, comm: MPI.Intracomm, flags: Flags, names: tuple[str, ...], show: Callable[[str], object] | None = None
+        self,
+        comm: MPI.Intracomm,
+        flags: BenchFlags,
+        names: tuple[str, ...],
+        show: Callable[[str], object] | None = None,
     ) -> None:
         self.comm, self.flags = comm, flags
         self._tell = show or (lambda _: None)
@@ -87,7 +91,7 @@ class Sweep:
         if "gloo" in flags.beside:
             self._builders["gloo"] = self._peer()
 
-    def rows(self) -> Iterator[Row]:
+    def rows(self) -> Iterator[ResultRow]:
         """Measure all sizes; collective.
 
         Raises
@@ -107,7 +111,7 @@ class Sweep:
             for free in self._frees:
                 free()
 
-    def record(self, rows: list[Row]) -> dict[str, Any]:
+    def record(self, rows: list[ResultRow]) -> dict[str, Any]:
         """Return what is saved of a sweep."""
         return {
             "machine": {**machine.facts(), "device": None if self.device is None else facts(self.device)},
@@ -157,7 +161,7 @@ class Sweep:
             self._tell(f"# without {REGISTERED}: {error.message}")
             return
 
-        def registered(task: Task) -> Competitor:
+        def registered(task: Task) -> Contender:
             other = replace(task, memory=mapped)
             made = other.ours("auto", self.flags.lanes, planned=self.flags.planned)
             return made._replace(name=REGISTERED, task=other)
@@ -171,7 +175,7 @@ class Sweep:
 
         gloo = Gloo(self.comm, self.layout)
         self._frees.append(gloo.free)
-        return gloo.competitor
+        return gloo.contender
 
     def _title(self) -> str:
         flags, known = self.flags, machine.facts()
@@ -188,19 +192,19 @@ class Sweep:
 
     # -- one size
 
-    def _measure(self, task: Task) -> list[Row]:
-        """Check and time one task by all competitors; collective."""
-        competitors = self._competitors(task)
-        entries = {competitor.name: self._entry(task, competitor) for competitor in competitors}
+    def _measure(self, task: Task) -> list[ResultRow]:
+        """Check and time one task by all contenders; collective."""
+        contenders = self._contenders(task)
+        entries = {contender.name: self._entry(task, contender) for contender in contenders}
         if self.flags.link_rate is None:
-            entries[COPY] = contest.Entry(task.copy())
-        wrong = self._wrong(task, competitors)
-        watch = contest.Watch if self.device is None else partial(DeviceWatch, self.device)
-        results = contest.hold(task.comm, list(entries.values()), self._pace(), watch)
+            entries[COPY] = timing.Entry(task.copy())
+        wrong = self._wrong(task, contenders)
+        watch = timing.Watch if self.device is None else partial(DeviceWatch, self.device)
+        results = timing.run(task.comm, list(entries.values()), self._pace(), watch)
         # Once more: a plan may be right when it is new and wrong when it has run.
-        wrong += self._wrong(task, competitors)
-        for competitor in competitors:
-            competitor.free()
+        wrong += self._wrong(task, contenders)
+        for contender in contenders:
+            contender.free()
         wrong_by_name = dict(zip(entries, wrong.tolist(), strict=False))  # a copy is no result to check
         rows = [
             _row(task, name, result, wrong=wrong_by_name.get(name, 0))
@@ -210,14 +214,14 @@ class Sweep:
             rows.append(self._link_row(task, self.flags.link_rate))
         return self._with_ratios(rows)
 
-    def _competitors(self, task: Task) -> list[Competitor]:
+    def _contenders(self, task: Task) -> list[Contender]:
         """Return those who can carry the task out."""
         found = []
         for name, build in self._builders.items():
             try:
-                competitor = build(task)
+                contender = build(task)
                 if not self.flags.planned:
-                    competitor.call()  # only a call shows what it refuses
+                    contender.call()  # only a call shows what it refuses
             except (ValueError, TypeError, DeviceError) as error:  # on all ranks alike
                 if name not in self._optional:
                     raise click.ClickException(f"{name}: {error}") from None
@@ -225,45 +229,45 @@ class Sweep:
                     self._tell(f"# without {name}: {error}")
                     self._left_out.add(name)
                 continue
-            found.append(competitor)
+            found.append(contender)
         return found
 
-    def _entry(self, task: Task, competitor: Competitor) -> contest.Entry:
-        """Return what is timed of a competitor.
+    def _entry(self, task: Task, contender: Contender) -> timing.Entry:
+        """Return what is timed of a contender.
 
         mlbench's calls all find new random values, and where any memory will do, in new memory.
         """
-        call = competitor.call
+        call = contender.call
         if self.flags.protocol != "mlbench":
-            return contest.Entry(call)
+            return timing.Entry(call)
 
         def before() -> None:
             nonlocal call
             new = replace(task)
             new.x[...] = np.random.default_rng().random(new.x.shape, np.float32)
-            call = self._builders[competitor.name](new).call
+            call = self._builders[contender.name](new).call
 
-        return contest.Entry(lambda: call(), before)  # noqa: PLW0108 - another call each time
+        return timing.Entry(lambda: call(), before)  # noqa: PLW0108 - another call each time
 
-    def _pace(self) -> contest.Pace:
+    def _pace(self) -> timing.Pace:
         flags = self.flags
         if flags.protocol == "mlbench":
-            return contest.Pace(min(flags.iterations, MLBENCH_CALLS), flags.warmup, flags.time_limit, singly=True)
-        return contest.Pace(flags.iterations, flags.warmup, flags.time_limit)
+            return timing.Pace(min(flags.iterations, MLBENCH_CALLS), flags.warmup, flags.time_limit, singly=True)
+        return timing.Pace(flags.iterations, flags.warmup, flags.time_limit)
 
-    def _wrong(self, task: Task, competitors: list[Competitor]) -> np.ndarray[Any, np.dtype[np.int64]]:
-        """Return how many elements each competitor gets wrong, over all ranks."""
-        mine = np.array([(each.task or task).check(each.call, each.off) for each in competitors])
+    def _wrong(self, task: Task, contenders: list[Contender]) -> np.ndarray[Any, np.dtype[np.int64]]:
+        """Return how many elements each contender gets wrong, over all ranks."""
+        mine = np.array([(each.task or task).check(each.call, each.off) for each in contenders])
         total = np.zeros_like(mine)
         self.comm.Allreduce(mine, total)
         return total
 
-    def _link_row(self, task: Task, rate: float) -> Row:
+    def _link_row(self, task: Task, rate: float) -> ResultRow:
         nbytes = task.count * task.dtype.itemsize
         seconds = link_seconds(task.collective, len(self.layout.nodes), nbytes, rate, task.comm.size)
-        return _row(task, LINK, contest.Result(np.array([seconds]), 0), wrong=0)
+        return _row(task, LINK, timing.Result(np.array([seconds]), 0), wrong=0)
 
-    def _with_ratios(self, rows: list[Row]) -> list[Row]:
+    def _with_ratios(self, rows: list[ResultRow]) -> list[ResultRow]:
         """Return the rows of a size, of which the first is the MPI library's and the last the limit."""
         peers = {row.algorithm: row.time_us for row in rows if row.algorithm in self.flags.beside}
         return [
@@ -297,11 +301,11 @@ def _device(channel: Channel, name: str) -> Accelerator | None:
     return device
 
 
-def _row(task: Task, name: str, result: contest.Result, *, wrong: int) -> Row:
+def _row(task: Task, name: str, result: timing.Result, *, wrong: int) -> ResultRow:
     nbytes, times_us = task.count * task.dtype.itemsize, 1e6 * result.seconds
     median = float(np.median(times_us))
     algbw = nbytes / median / 1e3
-    return Row(
+    return ResultRow(
         size=nbytes,
         count=task.count,
         type=task.dtype.name,

@@ -13,8 +13,8 @@ import numpy as np
 from mpi4py import MPI
 
 from mpiagg.arrays import Array
-from mpiagg.benchmarks import contest, machine
-from mpiagg.benchmarks.competitors import Competitor, Task, registered_zeros
+from mpiagg.benchmarks import machine, timing
+from mpiagg.benchmarks.contenders import Contender, Task, registered_zeros
 from mpiagg.common.machine import levels
 from mpiagg.schedules import TABLE, Cluster, Collective, Layout, algorithm, algorithms
 from mpiagg.schedules.model import Pricing
@@ -156,7 +156,7 @@ class Tuner:
         registered = in_place and self._memory is not None
         tasks = [task, replace(task, memory=self._memory)] if registered else [task]
         first = [Choice(name) for name in candidates(collective, self.layout, nbytes, self._factors)]
-        times = self._hold(tasks, first, contest.Pace(3, 1, seconds / 4))
+        times = self._hold(tasks, first, timing.Pace(3, 1, seconds / 4))
         contenders: dict[Choice, None] = {}
         for memory in Memory:
             able = _able(times, memory, Spread.of(self.layout))
@@ -164,11 +164,11 @@ class Tuner:
             contenders.update((candidate.choice, None) for candidate, taken in able.items() if taken <= limit)
         second = [more for choice in contenders for more in variants(choice, nbytes, self.layout)]
         second.append(Choice(NATIVE))
-        return self._hold(tasks, second, contest.Pace(1000, 10, seconds * 3 / 4))
+        return self._hold(tasks, second, timing.Pace(1000, 10, seconds * 3 / 4))
 
-    def _hold(self, tasks: Sequence[Task], choices: Sequence[Choice], pace: contest.Pace) -> Times:
+    def _hold(self, tasks: Sequence[Task], choices: Sequence[Choice], pace: timing.Pace) -> Times:
         """Return the median seconds of choices: in any memory, and in registered memory where that is another thing."""
-        found: dict[Candidate, Competitor] = {}
+        found: dict[Candidate, Contender] = {}
         for choice in choices:
             if choice.algorithm == NATIVE:
                 found[Candidate(choice)] = tasks[0].native()
@@ -176,13 +176,13 @@ class Tuner:
             entry = algorithm(choice.algorithm)
             for task in tasks if entry.owned is not None or _in_memory(choice, self.layout) else tasks[:1]:
                 found[Candidate(choice, task.memory is not None)] = plan_of(task, choice)
-        results = contest.hold(self.comm, [contest.Entry(one.call) for one in found.values()], pace)
-        for competitor in found.values():
-            competitor.free()
+        results = timing.run(self.comm, [timing.Entry(one.call) for one in found.values()], pace)
+        for contender in found.values():
+            contender.free()
         return {name: float(np.median(result.seconds)) for name, result in zip(found, results, strict=True)}
 
 
-def plan_of(task: Task, choice: Choice) -> Competitor:
+def plan_of(task: Task, choice: Choice) -> Contender:
     """Return the plan that ``"auto"`` would make if the choice stood in the table; collective."""
     channel = channel_of(task.comm)
     channel.calls.free()

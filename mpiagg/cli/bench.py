@@ -20,7 +20,7 @@ from mpiagg.benchmarks.flags import (
     PEERS,
     PROTOCOLS,
     SMALLEST,
-    Flags,
+    BenchFlags,
     dtype_of,
     parse_device,
     parse_range,
@@ -52,7 +52,7 @@ def _parsed_by(parse: Callable[[str], Any]) -> Callable[[click.Context, click.Pa
     return convert
 
 
-def _known(flags: Flags) -> tuple[str, ...]:
+def _known(flags: BenchFlags) -> tuple[str, ...]:
     """Return the algorithms to measure.
 
     Raises
@@ -74,7 +74,7 @@ def _known(flags: Flags) -> tuple[str, ...]:
     return tuple(name for name in flags.algorithm if name != NATIVE) if flags.algorithm else ("auto", *serving)
 
 
-def _check(flags: Flags, size: int) -> None:
+def _check(flags: BenchFlags, size: int) -> None:
     """Raise click.UsageError for what only the number of ranks, or two flags together, show to be wrong."""
     if flags.root >= size:
         raise click.UsageError(f"--root must be a rank from 0 to {size - 1}, not {flags.root}")
@@ -94,7 +94,7 @@ def _check(flags: Flags, size: int) -> None:
         _check_wires(flags)
 
 
-def _check_device(flags: Flags) -> None:
+def _check_device(flags: BenchFlags) -> None:
     """Raise click.UsageError for what is not measured where the arrays lie."""
     if flags.device == HOST.name:
         if "mpi" in flags.beside:
@@ -103,7 +103,7 @@ def _check_device(flags: Flags) -> None:
         raise click.UsageError("--beside gloo and --sizes mlbench are for arrays on the host, not for --device")
 
 
-def _check_wires(flags: Flags) -> None:
+def _check_wires(flags: BenchFlags) -> None:
     """Raise click.UsageError if values of these flags cannot travel in fewer bits."""
     if flags.collective != "allreduce" or flags.op not in WIRE_OPS or flags.protocol != "powers":
         raise click.UsageError(f"--wire is for allreduce by {', '.join(WIRE_OPS)}, and not for mlbench's sizes")
@@ -185,7 +185,7 @@ def bench(ranks: int, json_file: Path | None, **options: object) -> None:
     back, one after the other; registered is auto on memory from mpiagg.empty; --beside mpi is the MPI library's
     collective of the device's arrays, where messages reach them.
     """
-    flags = Flags(**options)  # type: ignore[arg-type]  # click gives them as declared above
+    flags = BenchFlags(**options)  # type: ignore[arg-type]  # click gives them as declared above
     if flags.protocol == "mlbench":
         flags = flags._replace(planned=False)
     names = _known(flags)

@@ -225,7 +225,7 @@ def of_mpi(mine: Rank, fault: str | None) -> None:
     if fault is not None:
         mine.mpiexec = launch.remedy_of_launch(mine.vendor)
     if not MPI.Is_initialized():
-        mine.stopped, mine.size, mine.threads = launchers.end_in_words(launchers.launch(), mine.vendor), 0, "none"
+        mine.stopped, mine.size, mine.threads = launchers.describe_end(launchers.launch(), mine.vendor), 0, "none"
         mine.reason = mine.tuning = "MPI cannot start"
         return
     world = MPI.COMM_WORLD

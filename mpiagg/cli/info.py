@@ -1,4 +1,4 @@
-"""``mpiagg info``: what a job has to go by, and what is wrong with it: a doctor for jobs."""
+"""``mpiagg info``: what a job has to go by, and what is wrong with it: a diagnostics for jobs."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from rich.text import Text
 import mpiagg
 from mpiagg.cli import facts
 from mpiagg.cli import probe as probing
-from mpiagg.cli.doctor import Report, by_value, nbytes_said, problems, said
+from mpiagg.cli.diagnostics import JobReport, by_value, nbytes_said, problems, said
 from mpiagg.cli.facts import Problem, Rank
 from mpiagg.launch import job
 from mpiagg.launch import start as launch
@@ -81,12 +81,12 @@ def info(*, json_file: Path | None, probe: bool, memory: str) -> None:
         if mine.rank:
             sys.exit(0)
         facts.of_mpi(mine, fault)
-        _tell(Report(_standard(), [mine]), json_file=json_file)
+        _tell(JobReport(_standard(), [mine]), json_file=json_file)
         sys.exit(SICK)
 
     def work(world: MPI.Intracomm) -> int:
         facts.of_mpi(mine, None)
-        report = Report(_standard(), facts.gather(world, mine), probed)
+        report = JobReport(_standard(), facts.gather(world, mine), probed)
         _check_table(report)
         if world.rank == 0:
             _tell(report, json_file=json_file)
@@ -103,7 +103,7 @@ def _standard() -> str:
     return ".".join(map(str, MPI.Get_version()))
 
 
-def _check_table(report: Report) -> None:
+def _check_table(report: JobReport) -> None:
     """Let the first rank be troubled if the tuning table was measured on other nodes than these."""
     from mpiagg.tables import settings  # noqa: PLC0415 - only here
 
@@ -119,7 +119,7 @@ def _check_table(report: Report) -> None:
 # -- how it is told
 
 
-def as_record(report: Report) -> dict[str, Any]:
+def as_record(report: JobReport) -> dict[str, Any]:
     """Return all of it as JSON has it."""
     first = report.ranks[0]
     return {
@@ -140,7 +140,7 @@ def as_record(report: Report) -> dict[str, Any]:
     }
 
 
-def _tell(report: Report, *, json_file: Path | None) -> None:
+def _tell(report: JobReport, *, json_file: Path | None) -> None:
     if json_file is not None:
         numbers = json.dumps(as_record(report), indent=1)
         if str(json_file) == _PRINTED:
@@ -158,7 +158,7 @@ def _tell(report: Report, *, json_file: Path | None) -> None:
         click.echo("No problem was found.")
 
 
-def _overview(report: Report) -> Table:
+def _overview(report: JobReport) -> Table:
     table = Table(title=f"mpiagg {mpiagg.__version__}", show_header=False, title_justify="left")
 
     def add(name: str, of: Callable[[Rank], str]) -> None:
@@ -197,7 +197,7 @@ def _launcher(rank: Rank) -> str:
     return "none" if rank.launcher is None else f"{rank.launcher}, of {rank.launched} rank{'s' * (rank.launched != 1)}"
 
 
-def _ranks(report: Report) -> str:
+def _ranks(report: JobReport) -> str:
     if report.ranks[0].stopped:
         return "none: MPI cannot start"
     hosts = [f"{report.ranks[ranks[0]].host}: {len(ranks)}" for ranks in report.nodes]
@@ -224,7 +224,7 @@ def _with_settings(text: str, rank: Rank, of: tuple[str, ...] = ("",), but: tupl
     return f"{text} ({', '.join(found)})" if text and found else text or ", ".join(found)
 
 
-def _devices(report: Report) -> Table:
+def _devices(report: JobReport) -> Table:
     table = Table("rank", "node", "GPU", "of", "UUID", "shared with")
     shared = {rank: sharing.ranks for sharing in report.shared for rank in sharing.ranks}
     for rank in report.ranks:

@@ -9,7 +9,7 @@ Values = npt.NDArray[np.float64]
 Labels = npt.NDArray[np.int64]
 
 
-class Parameter:
+class NetworkParameter:
     """A tensor of weights, and the gradient of the loss by it."""
 
     def __init__(self, data: Values) -> None:
@@ -30,12 +30,12 @@ class Network:
 
     def __init__(self, inputs: int, hidden: int, classes: int, seed: int) -> None:
         random = np.random.default_rng(seed)
-        self.into = Parameter(random.normal(0, inputs**-0.5, (inputs, hidden)))
-        self.into_bias = Parameter(np.zeros(hidden))
-        self.out = Parameter(random.normal(0, hidden**-0.5, (hidden, classes)))
-        self.out_bias = Parameter(np.zeros(classes))
+        self.into = NetworkParameter(random.normal(0, inputs**-0.5, (inputs, hidden)))
+        self.into_bias = NetworkParameter(np.zeros(hidden))
+        self.out = NetworkParameter(random.normal(0, hidden**-0.5, (hidden, classes)))
+        self.out_bias = NetworkParameter(np.zeros(classes))
 
-    def parameters(self) -> list[Parameter]:
+    def parameters(self) -> list[NetworkParameter]:
         """Return the tensors, in the order of the forward pass."""
         return [self.into, self.into_bias, self.out, self.out_bias]
 
@@ -76,7 +76,7 @@ class Network:
 class Momentum:
     """Stochastic gradient descent with momentum."""
 
-    def __init__(self, parameters: list[Parameter], learning_rate: float, momentum: float = 0.9) -> None:
+    def __init__(self, parameters: list[NetworkParameter], learning_rate: float, momentum: float = 0.9) -> None:
         self.learning_rate, self.momentum = learning_rate, momentum
         self.moving = [(parameter, np.zeros_like(parameter.data)) for parameter in parameters]
 

@@ -39,7 +39,7 @@ _MARK: Final = "mpiagg-probe "
 Bytes = npt.NDArray[np.uint8]
 
 
-class Memory(NamedTuple):
+class ProbedMemory(NamedTuple):
     """Where messages come from and go to.
 
     Attributes
@@ -72,12 +72,12 @@ class Probed(NamedTuple):
     memory: str = "cuda"
 
 
-def host() -> Memory:
+def host() -> ProbedMemory:
     """Return the host's memory, which every library reaches."""
-    return Memory(np.array, np.asarray)
+    return ProbedMemory(np.array, np.asarray)
 
 
-def cuda() -> Memory:
+def cuda() -> ProbedMemory:
     """Return the memory of this rank's CUDA device.
 
     Raises
@@ -94,7 +94,7 @@ def cuda() -> Memory:
         cupy.cuda.get_current_stream().synchronize()
         return array
 
-    return Memory(put, cupy.asnumpy)
+    return ProbedMemory(put, cupy.asnumpy)
 
 
 MEMORIES: Final = {"cuda": cuda, "host": host}
@@ -161,7 +161,7 @@ def _words(nbytes: int) -> str:
 # -- the ranks of its job
 
 
-def take_part(make: Callable[[], Memory], seconds: float) -> None:
+def take_part(make: Callable[[], ProbedMemory], seconds: float) -> None:
     """Be one of the two ranks: exchange messages, compare what came, and say how it went.
 
     Parameters
@@ -172,7 +172,7 @@ def take_part(make: Callable[[], Memory], seconds: float) -> None:
         When this process ends itself, whatever it hangs in.
     """
     faulthandler.dump_traceback_later(seconds, exit=True)
-    memory: Memory | None = None
+    memory: ProbedMemory | None = None
     try:
         memory = make()
     except DeviceError as error:
@@ -187,7 +187,7 @@ def take_part(make: Callable[[], Memory], seconds: float) -> None:
     faulthandler.cancel_dump_traceback_later()
 
 
-def _exchange_all(world: MPI.Intracomm, memory: Memory | None) -> None:
+def _exchange_all(world: MPI.Intracomm, memory: ProbedMemory | None) -> None:
     if _together(world, memory is None) or memory is None:
         return
     for nbytes in SIZES:
@@ -207,7 +207,7 @@ def _together(world: MPI.Intracomm, number: int) -> int:
     return int(total)
 
 
-def _exchange(world: MPI.Intracomm, memory: Memory, nbytes: int) -> int:
+def _exchange(world: MPI.Intracomm, memory: ProbedMemory, nbytes: int) -> int:
     """Send bytes to the other rank while it sends us others, and return how many came out wrong."""
     from mpi4py import MPI  # noqa: PLC0415 - only a rank may load MPI
 

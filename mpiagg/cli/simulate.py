@@ -187,14 +187,14 @@ def simulate(plot: Path | None, json_file: Path | None, **options: Any) -> None:
         click.echo(f"Saved the plot to {plot}")
 
 
-class Found(NamedTuple):
+class PricedRow(NamedTuple):
     """What an algorithm takes, and the times of runs with noise."""
 
     prediction: Prediction
     sample: list[float]
 
 
-def _predicted(question: Question, *, alone: bool) -> dict[str, Found]:
+def _predicted(question: Question, *, alone: bool) -> dict[str, PricedRow]:
     """Return what algorithms take; what cannot be said is left out, and is an error where it was asked for ``alone``.
 
     Raises
@@ -207,7 +207,7 @@ def _predicted(question: Question, *, alone: bool) -> dict[str, Found]:
         for name in question.names:
             try:
                 pricing = question.pricing(name)
-                found[name] = Found(pricing.predict(question.nbytes), question.sample(pricing))
+                found[name] = PricedRow(pricing.predict(question.nbytes), question.sample(pricing))
             except ValueError as error:
                 if alone:
                     raise click.UsageError(str(error)) from None
@@ -298,7 +298,7 @@ def _serving(algorithm: str, collective: str) -> tuple[str, ...]:
     return serving if algorithm == ALL else (algorithm,)
 
 
-def _tables(question: Question, found: dict[str, Found]) -> Iterator[Table]:
+def _tables(question: Question, found: dict[str, PricedRow]) -> Iterator[Table]:
     """Yield what is told, the fastest first."""
     rows = sorted(found.items(), key=lambda entry: entry[1].prediction.seconds)
     title = f"{question.collective.value} of {size_in_words(question.nbytes)}, {question.where}"
@@ -368,7 +368,7 @@ def _draw(figure: Any, question: Question) -> None:
     figure.legend(handles.values(), handles.keys(), loc="outside right upper", fontsize="small")
 
 
-def _record(question: Question, found: dict[str, Found]) -> dict[str, Any]:
+def _record(question: Question, found: dict[str, PricedRow]) -> dict[str, Any]:
     chance = {"noise": asdict(question.noise), "seed": question.seed}
     return {
         "collective": question.collective.value,

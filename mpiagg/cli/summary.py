@@ -14,7 +14,7 @@ from rich.table import Table
 
 from mpiagg.benchmarks import machine
 from mpiagg.cli.aggregators import AGGREGATORS
-from mpiagg.cli.training import CLASSES, Result
+from mpiagg.cli.training import CLASSES, TrainingResult
 from mpiagg.launch import job
 
 TOLERANCE: Final = 1e-8
@@ -30,7 +30,7 @@ COLOURS: Final = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e
 MARKS: Final = "osD^vPX"
 
 
-def report(results: Sequence[Result], plot: Path, json_file: Path | None) -> int:
+def report(results: Sequence[TrainingResult], plot: Path, json_file: Path | None) -> int:
     """Tell the results, save what is to be saved, and return the exit status."""
     console = job.console()
     for result in results:
@@ -50,7 +50,7 @@ def report(results: Sequence[Result], plot: Path, json_file: Path | None) -> int
     return 1 if problems else 0
 
 
-def fault(result: Result) -> str | None:
+def fault(result: TrainingResult) -> str | None:
     """Return what is wrong with a result, in words; None if nothing is."""
     for loss in result.losses:
         if not loss <= DIVERGED:  # also if it is not a number
@@ -64,7 +64,7 @@ def fault(result: Result) -> str | None:
     return None
 
 
-def _overview(result: Result) -> Table:
+def _overview(result: TrainingResult) -> Table:
     settings = result.settings
     table = Table(title="Training on handwritten digits", show_header=False, title_justify="left")
     table.add_row("aggregator", f"{settings.aggregator} ({AGGREGATORS[settings.aggregator].what})")
@@ -83,7 +83,7 @@ def _overview(result: Result) -> Table:
     return table
 
 
-def _by_rank(result: Result) -> Table:
+def _by_rank(result: TrainingResult) -> Table:
     table = Table("rank", "computing (s)", "communicating (s)", "bytes sent")
     for column in table.columns:
         column.justify = "right"
@@ -106,7 +106,7 @@ def _told(computing: float, communicating: float, bytes_sent: float) -> tuple[st
     return f"{computing:.3f}", f"{communicating:.3f}", told
 
 
-def draw(results: Sequence[Result], plot: Path) -> str:
+def draw(results: Sequence[TrainingResult], plot: Path) -> str:
     """Draw the loss curves, if matplotlib is installed, and return a line that says so."""
     try:
         from matplotlib.figure import Figure  # noqa: PLC0415 - an extra that need not be installed

@@ -14,7 +14,7 @@ import numpy as np
 import mpiagg
 from mpiagg.cli.aggregators import AGGREGATORS
 from mpiagg.cli.settings import Settings
-from mpiagg.cli.training import Result, Trainer, load, together
+from mpiagg.cli.training import Trainer, TrainingResult, load, together
 from mpiagg.transport.failures import NEEDED, active
 
 if TYPE_CHECKING:
@@ -70,12 +70,14 @@ class _Training:
         self.aggregation.free()
 
 
-def work(settings: Settings, world: MPI.Intracomm, death: Death, after_epoch: Callable[[], object]) -> Result | None:
+def work(
+    settings: Settings, world: MPI.Intracomm, death: Death, after_epoch: Callable[[], object]
+) -> TrainingResult | None:
     """Train while a rank dies, then serially, and compare; collective.
 
     Returns
     -------
-    Result or None
+    TrainingResult or None
         On the first of the ranks that are left the result; None elsewhere.
 
     Raises

@@ -13,8 +13,8 @@ from rich import box
 from rich.table import Table
 
 from mpiagg.launch import job
-from mpiagg.watch import flight_recorder, ranks_in_words, who_says_what
-from mpiagg.watch.recordings import Operation, Recording, Round, read_all
+from mpiagg.watch import describe_ranks, flight_recorder, who_says_what
+from mpiagg.watch.recordings import RecordedOperation, RecordedRound, Recording, read_all
 from mpiagg.watch.timeline import COMPUTING, PACKING, WAITING, Timeline, computing, parts, spent
 
 Event = dict[str, Any]
@@ -133,7 +133,7 @@ def _tracks(timeline: Timeline, recording: Recording) -> Iterator[tuple[str, lis
             yield f"{thread} ({number + 1})" if number else thread, track
 
 
-def _operation(timeline: Timeline, recording: Recording, operation: Operation) -> Slice:
+def _operation(timeline: Timeline, recording: Recording, operation: RecordedOperation) -> Slice:
     end = recording.end_of(operation)
     args: dict[str, object] = {
         "order": operation.order,
@@ -149,7 +149,7 @@ def _operation(timeline: Timeline, recording: Recording, operation: Operation) -
     return Slice(f"{operation.what}{_MARKS[operation.state]}", "operation", operation.start, end, rounds, args)
 
 
-def _round(a_round: Round, end: int) -> Slice:
+def _round(a_round: RecordedRound, end: int) -> Slice:
     inside = [Slice(name, name, start, stop) for name, start, stop in parts(a_round, end)]
     whole = Slice(a_round.name, "round", inside[0].start, inside[-1].end)
     # What is empty, and what is the same as the whole, would only be in the way.
@@ -167,9 +167,9 @@ def summary(timeline: Timeline) -> Iterator[str]:
     if len(there) < size:
         missing = [rank for rank in range(size) if rank not in there]
         more = f" and {len(missing) - _MOST_NAMED} more" if len(missing) > _MOST_NAMED else ""
-        yield f"missing: {ranks_in_words(missing[:_MOST_NAMED])}{more}"
+        yield f"missing: {describe_ranks(missing[:_MOST_NAMED])}{more}"
     if len(groups := timeline.groups()) > 1:
-        apart = "; ".join(map(ranks_in_words, groups))
+        apart = "; ".join(map(describe_ranks, groups))
         yield f"perhaps of several runs, with no communicator in common as far as is recorded: {apart}"
     reasons: dict[str, list[int]] = defaultdict(list)
     clocks: dict[str, list[Recording]] = defaultdict(list)
@@ -180,12 +180,12 @@ def summary(timeline: Timeline) -> Iterator[str]:
     for ranks in clocks.values() if len(clocks) > 1 else ():
         offset = timeline.offsets[ranks[0].rank]
         within = "by the time of day" if offset.within is None else f"within {_time(offset.within)}"
-        who = ranks_in_words([each.rank for each in ranks])
+        who = describe_ranks([each.rank for each in ranks])
         yield f"clock of {ranks[0].host} ({who}): {offset.ns / 1e9:+.6f} s, {within}"
     for operation, running, missing in timeline.stuck():
         name = f"{timeline.names[operation.channel]}, operation {operation.order}: {operation.what}"
-        yield f"still running: {name}, on {ranks_in_words(running)}" + (
-            f"; not entered by {ranks_in_words(missing)}" if missing else ""
+        yield f"still running: {name}, on {describe_ranks(running)}" + (
+            f"; not entered by {describe_ranks(missing)}" if missing else ""
         )
 
 

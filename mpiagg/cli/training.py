@@ -36,7 +36,7 @@ class Digits(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Result:
+class TrainingResult:
     """What came out of a training, as rank 0 sees it.
 
     Attributes
@@ -209,12 +209,12 @@ class Trainer:
         self.communicating += time.perf_counter() - start
 
 
-def work(settings: Settings, comm: MPI.Intracomm, after_epoch: Callable[[], object]) -> Result | None:
+def work(settings: Settings, comm: MPI.Intracomm, after_epoch: Callable[[], object]) -> TrainingResult | None:
     """Train on all ranks, then serially on rank 0, and compare; collective.
 
     Returns
     -------
-    Result or None
+    TrainingResult or None
         On rank 0 the result; None elsewhere.
     """
     trainer = Trainer(settings, load(settings.seed), comm.rank, comm.size, after_epoch)
@@ -224,7 +224,7 @@ def work(settings: Settings, comm: MPI.Intracomm, after_epoch: Callable[[], obje
         return together(trainer, comm)
 
 
-def together(trainer: Trainer, comm: MPI.Intracomm) -> Result | None:
+def together(trainer: Trainer, comm: MPI.Intracomm) -> TrainingResult | None:
     """Return on rank 0 what has come out on all ranks, and None elsewhere; collective."""
     digits, weights = trainer.digits, trainer.network.weights()
     accuracy = trainer.network.accuracy(digits.test_images, digits.test_labels)
@@ -285,14 +285,14 @@ def _train_together(trainer: Trainer, comm: MPI.Intracomm) -> None:
             trainer.train(before_step=ddp.sync_gradients, bytes_sent=bytes_sent)
 
 
-def _compare(settings: Settings, digits: Digits, everyone: Values, count: int) -> Result:
+def _compare(settings: Settings, digits: Digits, everyone: Values, count: int) -> TrainingResult:
     """Train serially and return how that and all ranks differ; ``everyone`` has a row of weights and facts a rank."""
     serial = Trainer(settings, digits)
     serial.train()
     weights, facts = everyone[:, :count], everyone[:, count:]
     accuracies, computing, communicating = facts[:, :3].T
     losses, bytes_by_epoch = np.split(facts[:, 3:], 2, axis=1)
-    return Result(
+    return TrainingResult(
         settings=settings,
         test_accuracy=float(accuracies.min()),
         difference_from_serial=float(np.abs(weights - serial.network.weights()).max()),

@@ -241,7 +241,7 @@ def _run_within(timeout: float, arguments: Arguments, comm: MPI.Intracomm | None
 
         def say() -> str:  # before anything is made that ranks make together
             check_timeout(timeout)
-            return meant(arguments, as_input(arguments[1]), channel)[0].in_words
+            return meant(arguments, as_input(arguments[1]), channel)[0].description
 
         channel = channel_of(comm)
         channel.agree_on(say)
@@ -277,7 +277,7 @@ def planned(arguments: Arguments, comm: MPI.Intracomm | None, timeout: float | N
         def say() -> str:
             check_timeout(timeout)
             good.append(meant(arguments, as_input(arguments[1]), channel, at_once=False))
-            return good[0][0].in_words
+            return good[0][0].description
 
         channel.agree_on(say)
         operation, x, out = good[0]

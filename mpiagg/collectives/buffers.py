@@ -19,7 +19,7 @@ from mpiagg.arrays import HOST, Array, device_of
 from mpiagg.collectives.datatypes import Datatype, extent_of, half_of, half_or_itself
 
 
-class Message(NamedTuple):
+class BufferMessage(NamedTuple):
     """A buffer specification that was understood.
 
     Attributes
@@ -36,12 +36,12 @@ class Message(NamedTuple):
     datatype: Datatype
     length: int
 
-    def matches(self, other: Message | None) -> bool:
+    def matches(self, other: BufferMessage | None) -> bool:
         """Whether both have the same datatype and length, as reductions want it."""
         return other is not None and self.datatype == other.datatype and self.length == other.length
 
 
-def read(specification: object, *, writable: bool, blocks: int = 1) -> Message | None:
+def read(specification: object, *, writable: bool, blocks: int = 1) -> BufferMessage | None:
     """Return what a buffer specification names, or None if that is for mpi4py to say.
 
     Parameters
@@ -59,7 +59,7 @@ def read(specification: object, *, writable: bool, blocks: int = 1) -> Message |
         return None
 
 
-def _read(specification: object, *, writable: bool, blocks: int) -> Message | None:
+def _read(specification: object, *, writable: bool, blocks: int) -> BufferMessage | None:
     thing, count, displacement, kind = _parts(specification)
     datatype = (half_of(thing) if kind is None else None) or half_or_itself(_datatype(thing, kind))
     extent = extent_of(datatype)
@@ -74,10 +74,10 @@ def _read(specification: object, *, writable: bool, blocks: int) -> Message | No
     stop = start + index(count) * extent * blocks
     if not 0 <= start <= stop <= memory.size:
         return None
-    return Message(memory[start:stop], datatype, index(count))
+    return BufferMessage(memory[start:stop], datatype, index(count))
 
 
-def read_blocks(specification: object, size: int, *, writable: bool) -> tuple[Message, tuple[int, ...]] | None:
+def read_blocks(specification: object, size: int, *, writable: bool) -> tuple[BufferMessage, tuple[int, ...]] | None:
     """Return what a buffer specification with a block for each rank names, and the elements of each block.
 
     ``[x, counts]``, ``[x, counts, type]``, ``[x, (counts, displacements)]``, ``[x, (counts, displacements), type]`` and

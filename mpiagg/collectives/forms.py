@@ -67,7 +67,7 @@ def _resolved(method: Method, given: tuple[Any, ...]) -> Any:
     arrays = method.arrays(channel, asked.dtype, given)
     operation = asked.operation(channel, arrays=arrays)
     if CHECK:  # before anything is made that ranks make together
-        channel.agree(operation.in_words)
+        channel.agree(operation.description)
     call = resolve(channel, operation, *arrays, quiet=True)
     if asked.alone:  # another operator may have the handle of one that was freed
         return call

@@ -9,7 +9,7 @@ from mpi4py import MPI
 
 from mpiagg.arrays import Array
 from mpiagg.collectives.asked import BYTES, Arrays, Asked, check_devices, flat, is_rank
-from mpiagg.collectives.buffers import Message, read, read_blocks
+from mpiagg.collectives.buffers import BufferMessage, read, read_blocks
 from mpiagg.collectives.datatypes import is_mpis
 from mpiagg.schedules import Collective
 from mpiagg.transport import Channel
@@ -230,13 +230,13 @@ def alltoallw_read(channel: Channel, sendbuf: object, recvbuf: object) -> None:
     """Return None: an all-to-all of blocks that have datatypes of their own is for the MPI library alone."""
 
 
-def _in_bytes(message: Message, counts: tuple[int, ...]) -> tuple[Message, tuple[int, ...]]:
+def _in_bytes(message: BufferMessage, counts: tuple[int, ...]) -> tuple[BufferMessage, tuple[int, ...]]:
     """Return the lengths of blocks in bytes."""
     extent = message.memory.size // max(1, message.length)
     return message, tuple(count * extent for count in counts)
 
 
-def _has(message: Message | None, nbytes: int) -> bool:
+def _has(message: BufferMessage | None, nbytes: int) -> bool:
     return message is not None and message.memory.size == nbytes
 
 

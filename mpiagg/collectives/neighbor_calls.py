@@ -17,9 +17,9 @@ from mpiagg.common.arguments import check_counts
 from mpiagg.errors import PlanError
 from mpiagg.plans.binding import Run
 from mpiagg.plans.bound import STAGED_BYTES
+from mpiagg.plans.endpoints import Tag, by_length
 from mpiagg.plans.neighbors import Neighbors, bind_neighbors, compare, neighbors_of
 from mpiagg.plans.plan import Plan
-from mpiagg.plans.ports import Tag, by_length
 from mpiagg.transport import CHECK, Channel, channel_of, check_timeout, limited
 from mpiagg.watch import Subject
 
@@ -61,7 +61,7 @@ class _Asked(NamedTuple):
     received: tuple[int, ...] | None
 
     @property
-    def in_words(self) -> str:
+    def description(self) -> str:
         """What all ranks must agree on."""
         return f"{self.name} with rows of {Form(self.x.dtype, self.x.shape[1:], device_of(self.x))}"
 
@@ -99,7 +99,7 @@ class _Asked(NamedTuple):
         sent = [(start * width, stop * width) for start, stop in self.sent]
         received = ranges(cuts_of([rows * width for rows in self.received]))
         program = bind_neighbors(channel, self.neighbors, x, out, sent, received, label=self.name, tag=tag)
-        subject = Subject(channel.trail, self.in_words, nbytes=x.nbytes)
+        subject = Subject(channel.log, self.description, nbytes=x.nbytes)
         return Plan(channel, program, result=out, label=self.name, subject=subject)
 
 
@@ -130,7 +130,7 @@ def _agreed(channel: Channel, given: Given, timeout: float | None, *, check: boo
         found.append(asked)
         if given.out is not None and asked.received is not None:
             asked.output(given.out)
-        return asked.in_words
+        return asked.description
 
     def read() -> str:
         check_timeout(timeout)
@@ -217,7 +217,7 @@ class _Kept:
 
 def _carry_out(channel: Channel, asked: _Asked, out: Array, timeout: float) -> None:
     """Carry out what is asked for."""
-    x, tag = asked.x, by_length(channel, asked.in_words)
+    x, tag = asked.x, by_length(channel, asked.description)
     if device_of(x) is not HOST or max(x.nbytes, out.nbytes) > STAGED_BYTES:
         with asked.plan(channel, x, out, tag) as plan:
             plan.timeout = timeout
@@ -228,7 +228,7 @@ def _carry_out(channel: Channel, asked: _Asked, out: Array, timeout: float) -> N
         own = np.empty_like(x, order="C"), np.empty_like(out, order="C")
         return _Kept(asked.plan(channel, *own, tag), *own)
 
-    key: Hashable = (asked.in_words, x.shape, asked.neighbors, asked.sent, asked.received)
+    key: Hashable = (asked.description, x.shape, asked.neighbors, asked.sent, asked.received)
     call: Any = channel.calls.find(key, make)
     with channel.one_thread:  # the arrays belong to the call
         convert(call.x, x)

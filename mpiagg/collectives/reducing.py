@@ -11,7 +11,7 @@ from mpi4py import MPI
 
 from mpiagg.arrays import HOST, device_of
 from mpiagg.collectives.asked import Arrays, Asked, check_devices, flat, is_rank
-from mpiagg.collectives.buffers import Message, read
+from mpiagg.collectives.buffers import BufferMessage, read
 from mpiagg.collectives.datatypes import number_of, reduction_of
 from mpiagg.collectives.mpi_ops import of_the_users
 from mpiagg.schedules import Collective
@@ -153,7 +153,9 @@ def exscan_arrays(channel: Channel, dtype: np.dtype[Any], given: tuple[Any, ...]
     return x, None if channel.rank == 0 else out
 
 
-def _reducing(collective: Collective, counts: tuple[int, ...], op: Any, sent: Message, root: int = 0) -> Asked | None:
+def _reducing(
+    collective: Collective, counts: tuple[int, ...], op: Any, sent: BufferMessage, root: int = 0
+) -> Asked | None:
     how = reduction_of(sent.datatype, op)
     number = number_of(sent.datatype)
     if how is None and number is not None and _is_users(op) and device_of(sent.memory) is not HOST:

@@ -112,7 +112,7 @@ def _run_lane(buffers: Sequence[Array], layout: Layout, choice: Choice, how: Red
     """Run the ranks' schedules on one lane of their buffers."""
     lane = even_ranges(0, buffers[0].size, find_algorithm(choice.algorithm).chunks(Collective.ALLREDUCE, layout))
     coded = codec_of(choice.wire)
-    images = None if coded is None else _Images(coded)
+    encoded_buffers = None if coded is None else _EncodedBuffers(coded)
     arrived: dict[tuple[int, int], deque[Array]] = {}
 
     def part(rank: int, step: Step) -> Array:
@@ -120,9 +120,9 @@ def _run_lane(buffers: Sequence[Array], layout: Layout, choice: Choice, how: Red
 
     for event in walk(schedules(choice.algorithm, Collective.ALLREDUCE, layout)):
         if isinstance(event, Message):
-            if images is not None:
+            if encoded_buffers is not None:
                 for step in event.sent:
-                    images.replace(event.source, step, part(event.source, step))
+                    encoded_buffers.replace(event.source, step, part(event.source, step))
             arrived[event.target, event.source] = deque(part(event.source, step).copy() for step in event.sent)
         else:
             aside: dict[int, Array] = {}
@@ -134,8 +134,8 @@ def _run_lane(buffers: Sequence[Array], layout: Layout, choice: Choice, how: Red
                     aside[step.chunk] = received
                     continue
                 _apply(step, part(event.rank, step), received, how)
-                if images is not None:
-                    images.follow(event.rank, step, part(event.rank, step))
+                if encoded_buffers is not None:
+                    encoded_buffers.follow(event.rank, step, part(event.rank, step))
 
 
 def _apply(step: Step, own: Array, received: Array | None, how: Reduction) -> None:
@@ -148,29 +148,29 @@ def _apply(step: Step, own: Array, received: Array | None, how: Reduction) -> No
         how.combine(*pair, own)
 
 
-class _Images:
-    """Puts what an image would be decoded to in the place of values, where the ranks do so."""
+class _EncodedBuffers:
+    """Puts what an encoded buffer would be decoded to in the place of values, where the ranks do so."""
 
     def __init__(self, codec: Codec) -> None:
         self._codec = codec
-        self._images: set[tuple[int, int]] = set()
-        """The chunks of ranks that hold what an image was decoded to."""
+        self._encoded_buffers: set[tuple[int, int]] = set()
+        """The chunks of ranks that hold what an encoded buffer was decoded to."""
 
     def replace(self, rank: int, step: Step, own: Array) -> None:
         """Round the values of some chunks, unless they have been."""
         chunks = {(rank, chunk) for chunk in range(step.chunk, step.chunk + step.count)}
-        if not chunks <= self._images:
-            image = scratch(self._codec.nbytes(own.size), np.uint8)
-            self._codec.encode(own, image)
-            self._codec.decode(image, own)
-            self._images |= chunks
+        if not chunks <= self._encoded_buffers:
+            encoded = scratch(self._codec.nbytes(own.size), np.uint8)
+            self._codec.encode(own, encoded)
+            self._codec.decode(encoded, own)
+            self._encoded_buffers |= chunks
 
     def follow(self, rank: int, step: Step, own: Array) -> None:
         """Take note of what a step has made of some chunks."""
         chunks = {(rank, chunk) for chunk in range(step.chunk, step.chunk + step.count)}
         if step.action is Action.RECEIVE:
-            self._images |= chunks
+            self._encoded_buffers |= chunks
         elif step.action is not Action.SEND:
-            self._images -= chunks
+            self._encoded_buffers -= chunks
             if step.action is Action.FINISH:
                 self.replace(rank, step, own)

@@ -88,7 +88,7 @@ class Compiled:
         return module, module.get_function(self._kernel.name)
 
     def __call__(self, grid: tuple[int], block: tuple[int], arguments: tuple[object, ...]) -> None:
-        """Launch it in the present stream of the thread's present device."""
+        """KernelLaunch it in the present stream of the thread's present device."""
         self.compile()(grid, block, arguments)
 
 
@@ -98,7 +98,7 @@ def _compiled(kernel: Kernel) -> Compiled:
 
 
 @dataclass(frozen=True)
-class Launch:
+class KernelLaunch:
     """A launch that can be repeated."""
 
     device: Any
@@ -173,62 +173,62 @@ class Kernels:
 
     # -- the codec u8
 
-    def encode_uint8(self, values: Array, image: Array) -> None:
-        """Write the image of a vector."""
+    def encode_uint8(self, values: Array, encoded: Array) -> None:
+        """Encode a vector."""
         if not values.size:
             return
         with self.device:
             read = cupy.ascontiguousarray(values)
-            shared, dtype = _shared_with_image(read, image), values.dtype.name
+            shared, dtype = _shared_with_encoded(read, encoded), values.dtype.name
             count = self.blocks(shared)
             found = cupy.empty(count * cuda_uint8.BYTES_OF_ENDS, np.uint8)
             self._launch(cuda_uint8.ends(dtype), shared, address(found), address(read))
             after = (address(found), count)
-            self._launch(cuda_uint8.encode(dtype), shared, address(image), address(read), after=after)
+            self._launch(cuda_uint8.encode(dtype), shared, address(encoded), address(read), after=after)
 
-    def decode_uint8(self, image: Array, values: Array) -> None:
-        """Write the values of an image."""
+    def decode_uint8(self, encoded: Array, values: Array) -> None:
+        """Write the values of an encoded buffer."""
         if not values.size:
             return
         with self.device:
             written = values if values.flags.c_contiguous else cupy.empty(values.shape, values.dtype)
-            shared = _shared_with_image(written, image)
-            self._launch(cuda_uint8.decode(values.dtype.name), shared, address(written), address(image))
+            shared = _shared_with_encoded(written, encoded)
+            self._launch(cuda_uint8.decode(values.dtype.name), shared, address(written), address(encoded))
             if written is not values:
                 cupy.copyto(values, written)
 
     # -- the codecs u4 and u2
 
-    def encode_packed(self, codec: PackedMinMax, values: Array, image: Array) -> None:
-        """Write the image of a vector."""
+    def encode_packed(self, codec: PackedMinMax, values: Array, encoded: Array) -> None:
+        """Encode a vector."""
         if not values.size:
             return
         with self.device:
             read = cupy.ascontiguousarray(values)
-            self._check_packed(codec, read, image)
+            self._check_packed(codec, read, encoded)
             kernel, blocks = packed.encode(values.dtype.name, codec.bits), min(-(-values.size // GROUP), self._most)
-            arguments = (address(image), address(read), values.size, codec.nbytes(values.size))
+            arguments = (address(encoded), address(read), values.size, codec.nbytes(values.size))
             _compiled(kernel)((blocks,), (THREADS,), arguments)
 
-    def decode_packed(self, codec: PackedMinMax, image: Array, values: Array) -> None:
-        """Write the values of an image."""
+    def decode_packed(self, codec: PackedMinMax, encoded: Array, values: Array) -> None:
+        """Write the values of an encoded buffer."""
         if not values.size:
             return
         with self.device:
             written = values if values.flags.c_contiguous else cupy.empty(values.shape, values.dtype)
-            self._check_packed(codec, written, image)
+            self._check_packed(codec, written, encoded)
             kernel, threads = packed.decode(values.dtype.name, codec.bits), -(-values.size // codec.per_byte)
-            arguments = (address(written), address(image), values.size)
+            arguments = (address(written), address(encoded), values.size)
             _compiled(kernel)((min(-(-threads // THREADS), self._most),), (THREADS,), arguments)
             if written is not values:
                 cupy.copyto(values, written)
 
     @staticmethod
-    def _check_packed(codec: PackedMinMax, values: Array, image: Array) -> None:
-        if image.size != codec.nbytes(values.size):
-            raise ValueError(f"an image of {image.size} bytes is none of {values.size} values")
+    def _check_packed(codec: PackedMinMax, values: Array, encoded: Array) -> None:
+        if encoded.size != codec.nbytes(values.size):
+            raise ValueError(f"an encoded buffer of {encoded.size} bytes is none of {values.size} values")
         _place(values)
-        _place(image[: image.size // 4 * 4].view(np.float32))
+        _place(encoded[: encoded.size // 4 * 4].view(np.float32))
 
     # -- folds
 
@@ -250,7 +250,7 @@ class Kernels:
                 cupy.cuda.get_current_stream().synchronize()  # the kernel may be launched in another one
         first = pointers if table is None else [address(table), count]
         arguments = (*first, length, shared.head, shared.groups, float(how.divisor or 1))
-        return Launch(self.device, kernel, self.blocks(shared), arguments, (vectors, table))
+        return KernelLaunch(self.device, kernel, self.blocks(shared), arguments, (vectors, table))
 
     # -- selection
 
@@ -272,17 +272,17 @@ class Kernels:
         return np.array(prefix, f"u{dtype.itemsize}").view(dtype)[()]
 
 
-def _shared_with_image(values: Array, image: Array) -> Share:
+def _shared_with_encoded(values: Array, encoded: Array) -> Share:
     """Return how threads share out a vector and its codes.
 
     Raises
     ------
     ValueError
-        If the image is not of the vector's length.
+        If the encoded buffer is not of the vector's length.
     """
-    header, codes = image[:HEADER_BYTES], image[HEADER_BYTES:]
+    header, codes = encoded[:HEADER_BYTES], encoded[HEADER_BYTES:]
     if codes.size != -(-values.size // 32) * 32:
-        raise ValueError(f"an image of {image.size} bytes is none of {values.size} values")
+        raise ValueError(f"an encoded buffer of {encoded.size} bytes is none of {values.size} values")
     _place(header.view(np.float32))
     return share(values.size, LANES, [_place(values), _place(codes)])
 
@@ -296,13 +296,13 @@ class CudaFloat16(Float16):
     def __init__(self, device_kernels: Kernels) -> None:
         self._kernels = device_kernels
 
-    def encode(self, values: Array, image: Array) -> None:
+    def encode(self, values: Array, encoded: Array) -> None:
         """Round to float16."""
-        self._kernels.rewrite(image.view(np.float16), "float16", values, values.dtype.name)
+        self._kernels.rewrite(encoded.view(np.float16), "float16", values, values.dtype.name)
 
-    def decode(self, image: Array, values: Array) -> None:
+    def decode(self, encoded: Array, values: Array) -> None:
         """Widen."""
-        self._kernels.rewrite(values, values.dtype.name, image.view(np.float16), "float16")
+        self._kernels.rewrite(values, values.dtype.name, encoded.view(np.float16), "float16")
 
 
 class CudaBFloat16(BFloat16):
@@ -311,13 +311,13 @@ class CudaBFloat16(BFloat16):
     def __init__(self, device_kernels: Kernels) -> None:
         self._kernels = device_kernels
 
-    def encode(self, values: Array, image: Array) -> None:
+    def encode(self, values: Array, encoded: Array) -> None:
         """Round to bfloat16."""
-        self._kernels.rewrite(image.view(np.uint16), "bfloat16", values, values.dtype.name)
+        self._kernels.rewrite(encoded.view(np.uint16), "bfloat16", values, values.dtype.name)
 
-    def decode(self, image: Array, values: Array) -> None:
+    def decode(self, encoded: Array, values: Array) -> None:
         """Widen."""
-        self._kernels.rewrite(values, values.dtype.name, image.view(np.uint16), "bfloat16")
+        self._kernels.rewrite(values, values.dtype.name, encoded.view(np.uint16), "bfloat16")
 
 
 class CudaMinMaxUInt8(MinMaxUInt8):
@@ -326,13 +326,13 @@ class CudaMinMaxUInt8(MinMaxUInt8):
     def __init__(self, device_kernels: Kernels) -> None:
         self._kernels = device_kernels
 
-    def encode(self, values: Array, image: Array) -> None:
+    def encode(self, values: Array, encoded: Array) -> None:
         """Write the header and the codes."""
-        self._kernels.encode_uint8(values, image)
+        self._kernels.encode_uint8(values, encoded)
 
-    def decode(self, image: Array, values: Array) -> None:
+    def decode(self, encoded: Array, values: Array) -> None:
         """Read the header and the codes."""
-        self._kernels.decode_uint8(image, values)
+        self._kernels.decode_uint8(encoded, values)
 
 
 class CudaPackedMinMax(PackedMinMax):
@@ -342,13 +342,13 @@ class CudaPackedMinMax(PackedMinMax):
         super().__init__()
         self._kernels = device_kernels
 
-    def encode(self, values: Array, image: Array) -> None:
+    def encode(self, values: Array, encoded: Array) -> None:
         """Write the ends and the codes."""
-        self._kernels.encode_packed(self, values, image)
+        self._kernels.encode_packed(self, values, encoded)
 
-    def decode(self, image: Array, values: Array) -> None:
+    def decode(self, encoded: Array, values: Array) -> None:
         """Read the ends and the codes."""
-        self._kernels.decode_packed(self, image, values)
+        self._kernels.decode_packed(self, encoded, values)
 
 
 class CudaMinMaxUInt4(CudaPackedMinMax):

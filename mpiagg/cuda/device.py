@@ -157,7 +157,7 @@ class Cuda(Accelerator):
         self._kernels.convert(target, source)
 
     def codec(self, name: str) -> Codec:
-        """Return the codec of that name: its images are those of the host's, bit for bit."""
+        """Return the codec of that name: it encodes as the host's does, bit for bit."""
         return self._codecs[codec(name).name]
 
     def from_host(self, array: Array) -> Array:

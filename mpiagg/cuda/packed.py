@@ -1,4 +1,4 @@
-"""CUDA C++ for the codecs ``u4`` and ``u2``: the images and the bits of :class:`mpiagg.arrays.codecs.PackedMinMax`.
+"""CUDA C++ for the codecs ``u4`` and ``u2``: the bytes and the bits of :class:`mpiagg.arrays.codecs.PackedMinMax`.
 
 A block of threads takes whole groups of values, one after the other: it finds their ends, and packs their codes.
 """
@@ -15,7 +15,7 @@ from mpiagg.cuda.uint8 import PRELUDE
 
 _ENCODE: Final = Template(r"""
 extern "C" __global__ void __launch_bounds__($threads)
-$name(u8 *image, const $real *values, i64 length, i64 nbytes) {
+$name(u8 *encoded, const $real *values, i64 length, i64 nbytes) {
     const i64 groups = (length + $group - 1) / $group, cut = groups * $ends;
     for (i64 group = blockIdx.x; group < groups; group += gridDim.x) {
         const $real *own = values + group * $group;
@@ -31,7 +31,7 @@ $name(u8 *image, const $real *values, i64 length, i64 nbytes) {
         float least = value_of(found.least) + 0.0f, greatest = value_of(found.greatest) + 0.0f;
         if (!is_finite(least) || !is_finite(greatest)) least = greatest = same_bits<float>((u32)0x7FC00000);
         if (threadIdx.x == 0) {
-            u32 *words = (u32 *)(image + group * $ends);
+            u32 *words = (u32 *)(encoded + group * $ends);
             words[0] = same_bits<u32>(least);
             words[1] = same_bits<u32>(greatest);
         }
@@ -44,26 +44,26 @@ $name(u8 *image, const $real *values, i64 length, i64 nbytes) {
                 put(single, own[i * $per_byte + lane]);
                 packed |= (u32)rint(((double)single - (double)least) * scale) << (lane * $bits);
             }
-            image[cut + group * ($group / $per_byte) + i] = (u8)packed;
+            encoded[cut + group * ($group / $per_byte) + i] = (u8)packed;
         }
         __syncthreads();  // the ends of the next group take the place of these
     }
     if (blockIdx.x == 0) {
         const i64 end = cut + (length + $per_byte - 1) / $per_byte;
-        for (i64 i = end + threadIdx.x; i < nbytes; i += blockDim.x) image[i] = 0;
+        for (i64 i = end + threadIdx.x; i < nbytes; i += blockDim.x) encoded[i] = 0;
     }
 }
 """)
 
 _DECODE: Final = Template(r"""
 extern "C" __global__ void __launch_bounds__($threads)
-$name($real *values, const u8 *image, i64 length) {
+$name($real *values, const u8 *encoded, i64 length) {
     const i64 groups = (length + $group - 1) / $group, bytes = (length + $per_byte - 1) / $per_byte;
     const i64 first = (i64)blockIdx.x * blockDim.x + threadIdx.x, stride = (i64)gridDim.x * blockDim.x;
     for (i64 i = first; i < bytes; i += stride) {
-        const float *ends = (const float *)(image + i / ($group / $per_byte) * $ends);
+        const float *ends = (const float *)(encoded + i / ($group / $per_byte) * $ends);
         const double least = ends[0], step = ((double)ends[1] - least) / $most;
-        const u32 packed = image[groups * $ends + i];
+        const u32 packed = encoded[groups * $ends + i];
         for (int lane = 0; lane < $per_byte && i * $per_byte + lane < length; ++lane) {
             put(values[i * $per_byte + lane], least + (double)(packed >> (lane * $bits) & $most) * step);
         }
@@ -89,11 +89,11 @@ def _kernel(name: str, dtype: str, bits: int, text: Template) -> Kernel:
 
 @cache
 def encode(dtype: str, bits: int) -> Kernel:
-    """Return ``(image, values, length, nbytes)``: the image, of so many bytes, for any number of blocks."""
+    """Return ``(encoded, values, length, nbytes)``: the encoded, of so many bytes, for any number of blocks."""
     return _kernel("encode", dtype, bits, _ENCODE)
 
 
 @cache
 def decode(dtype: str, bits: int) -> Kernel:
-    """Return ``(values, image, length)``: the values of an image, for any number of blocks."""
+    """Return ``(values, encoded, length)``: the values of an encoded buffer, for any number of blocks."""
     return _kernel("decode", dtype, bits, _DECODE)

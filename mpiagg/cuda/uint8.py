@@ -1,4 +1,4 @@
-"""CUDA C++ for the codec ``u8``: the images and the bits of :class:`mpiagg.arrays.codecs.MinMaxUInt8`.
+"""CUDA C++ for the codec ``u8``: the encoded buffers and the bits of :class:`mpiagg.arrays.codecs.MinMaxUInt8`.
 
 The host never learns what the values are: one kernel finds the ends of its blocks' values, and every block of the
 next finds the ends of those and the grid between them.
@@ -123,11 +123,11 @@ template <class Real> INLINE void put_value(Real &to, const Map &map, u8 code) {
 }
 
 // The header, and the zeros after the codes.
-INLINE void write_frame(u8 *image, i64 length, const Map &map) {
-    u32 *words = (u32 *)image;
+INLINE void write_frame(u8 *encoded, i64 length, const Map &map) {
+    u32 *words = (u32 *)encoded;
     const bool finite = map.kind != NOT_FINITE;
     for (int i = threadIdx.x; i < $header / 4; i += blockDim.x) words[i] = 0;
-    for (i64 i = length + threadIdx.x; i < (length + 31) / 32 * 32; i += blockDim.x) image[$header + i] = 0;
+    for (i64 i = length + threadIdx.x; i < (length + 31) / 32 * 32; i += blockDim.x) encoded[$header + i] = 0;
     __syncthreads();
     if (threadIdx.x == 0) {
         words[0] = finite ? same_bits<u32>(map.least) : 0x7FC00000;
@@ -181,30 +181,30 @@ $name(Ends *found, const $real *values, i64 length, i64 head, i64 groups) {
 
 _ENCODE: Final = Template(r"""
 extern "C" __global__ void __launch_bounds__($threads)
-$name(u8 *image, const $real *values, i64 length, i64 head, i64 groups, const Ends *found, i64 count) {
+$name(u8 *encoded, const $real *values, i64 length, i64 head, i64 groups, const Ends *found, i64 count) {
     __shared__ Map shared;
     Ends ends = NOTHING_FOUND;
     for (i64 i = threadIdx.x; i < count; i += blockDim.x) ends = joined(ends, found[i]);
     ends = ends_of_block(ends);
     if (threadIdx.x == 0) shared = map_between(value_of(ends.least), value_of(ends.greatest));
     __syncthreads();
-    Encoding<$real> work = {image + $header, values, shared};
-    if (blockIdx.x == 0) write_frame(image, length, work.map);
+    Encoding<$real> work = {encoded + $header, values, shared};
+    if (blockIdx.x == 0) write_frame(encoded, length, work.map);
     share<$lanes>(work, length, head, groups);
 }
 """)
 
 _DECODE: Final = Template(r"""
 extern "C" __global__ void __launch_bounds__($threads)
-$name($real *values, const u8 *image, i64 length, i64 head, i64 groups) {
+$name($real *values, const u8 *encoded, i64 length, i64 head, i64 groups) {
     __shared__ Map shared;
     __shared__ $real table[256];  // a division for each code, and not for each value
-    const float *ends = (const float *)image;
+    const float *ends = (const float *)encoded;
     if (threadIdx.x == 0) shared = map_between(ends[0], ends[1]);
     __syncthreads();
     for (int code = threadIdx.x; code < 256; code += blockDim.x) put_value(table[code], shared, (u8)code);
     __syncthreads();
-    Decoding<$real> work = {values, image + $header, table};
+    Decoding<$real> work = {values, encoded + $header, table};
     share<$lanes>(work, length, head, groups);
 }
 """)
@@ -224,11 +224,11 @@ def ends(dtype: str) -> Kernel:
 
 @cache
 def encode(dtype: str) -> Kernel:
-    """Return ``(image, values, length, head, groups, found, count)``: the image, when the ends of blocks are found."""
+    """Return ``(encoded, values, length, head, groups, found, count)``: what is encoded, when the ends are found."""
     return _kernel("encode", dtype, _ENCODE)
 
 
 @cache
 def decode(dtype: str) -> Kernel:
-    """Return ``(values, image, length, head, groups)``: the values of an image."""
+    """Return ``(values, encoded, length, head, groups)``: the values of an encoded buffer."""
     return _kernel("decode", dtype, _DECODE)

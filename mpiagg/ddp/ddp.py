@@ -19,7 +19,7 @@ from mpiagg.common.arguments import check_flag, check_integer
 from mpiagg.ddp.adapters import Adapter, ArrayParameter, adapt, check_gradient, is_torch
 from mpiagg.ddp.finite import FiniteCheck, asked_for
 from mpiagg.ddp.hooks import Hooks, under_way
-from mpiagg.ddp.join import Attendance, joined
+from mpiagg.ddp.join import JoinState, joined
 from mpiagg.ddp.steps import Copied, Gradients, Steps
 from mpiagg.errors import PlanError
 from mpiagg.transport import Channel, channel_of
@@ -263,10 +263,10 @@ class DDP:
         """
         self._require_open()
         self._channel.agree_on(lambda: self._check_join(divide_by_initial_size))
-        attendance = Attendance(self.comm, divide_by_initial_size=divide_by_initial_size)
-        with joined(self._steps, attendance, self._adapter.stream):
+        join_state = JoinState(self.comm, divide_by_initial_size=divide_by_initial_size)
+        with joined(self._steps, join_state, self._adapter.stream):
             yield
-        self.broadcast_parameters(attendance.last)
+        self.broadcast_parameters(join_state.last)
 
     def _check_join(self, divide_by_initial_size: bool) -> str:
         if self._steps.attend is not None:

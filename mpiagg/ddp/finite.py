@@ -71,18 +71,18 @@ class FiniteCheck:
         there = [(index, gradient) for index, gradient in enumerate(gradients) if gradient is not None]
         for (index, gradient), good in zip(there, _finite([gradient for _, gradient in there]), strict=True):
             if not good:
-                self._given[index] = self._in_words(index, gradient)
+                self._given[index] = self._described(index, gradient)
 
     def leave_out_of(self, bucket: Bucket) -> None:
         """Look at a bucket that is to set out, and leave those of this rank's gradients out that are not finite."""
         for index, view in _bad(bucket):
-            self._given[index] = self._in_words(index, view)
+            self._given[index] = self._described(index, view)
             view.fill(0)
 
     def look_at_result(self, bucket: Bucket) -> None:
         """Look at what has become of a bucket's gradients."""
         for index, view in _bad(bucket):
-            self._made[index] = self._in_words(index, view)
+            self._made[index] = self._described(index, view)
 
     def flags(self) -> list[bool]:
         """Return whether anything is bad in this rank's gradients, and in what has become of all."""
@@ -115,7 +115,7 @@ class FiniteCheck:
         self._given.clear()
         self._made.clear()
 
-    def _in_words(self, index: int, array: Array) -> str:
+    def _described(self, index: int, array: Array) -> str:
         name = f"{self._names[index]!r}, " if self._names[index] else ""
         kinds = (("NaN", np.isnan(array)), ("Inf", np.isinf(array)))
         counts = ", ".join(f"{int(which.sum().item())} {kind}" for kind, which in kinds)

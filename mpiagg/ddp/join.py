@@ -12,7 +12,7 @@ from mpiagg.collectives.flags import Flags
 from mpiagg.ddp.steps import Copied, Gradients, Steps
 
 
-class Attendance:
+class JoinState:
     """What the ranks share before each step: which of them are active. Making this is collective.
 
     Attributes
@@ -49,9 +49,7 @@ class Attendance:
 
 
 @contextmanager
-def joined(
-    steps: Steps, attendance: Attendance, stream: Callable[[], AbstractContextManager[object]]
-) -> Iterator[None]:
+def joined(steps: Steps, join_state: JoinState, stream: Callable[[], AbstractContextManager[object]]) -> Iterator[None]:
     """Run steps inside this block on the ranks that have some, and then on with the others until all are done.
 
     ``stream`` returns a block in which devices are asked in the streams in which the module is computed.
@@ -59,7 +57,7 @@ def joined(
     An error in a step is known to all ranks, and ends the block on all. One elsewhere is reported to the others in
     their next step.
     """
-    steps.attend, steps.failed = attendance.share, False
+    steps.attend, steps.failed = join_state.share, False
     try:
         yield
         with stream():
@@ -71,8 +69,8 @@ def joined(
         raise
     finally:
         steps.end_joining()
-        steps.aggregation.bytes_sent += attendance.sent_bytes
-        attendance.free()
+        steps.aggregation.bytes_sent += join_state.sent_bytes
+        join_state.free()
 
 
 def _shadow(steps: Steps) -> None:

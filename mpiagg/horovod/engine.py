@@ -22,7 +22,7 @@ from mpiagg.collectives import block_functions, moving_functions
 from mpiagg.collectives.comm import Comm
 from mpiagg.errors import Error
 from mpiagg.horovod.exceptions import HorovodInternalError, InvalidRequestError
-from mpiagg.horovod.requests import Request, Terms
+from mpiagg.horovod.requests import TensorRequest, Terms
 from mpiagg.horovod.running import run
 from mpiagg.plans.background import threads_allowed
 
@@ -46,9 +46,9 @@ class Engine:
         # By our own schedules alone: they may be waited for by polling.
         self.comm = Comm(comm, reproducible=True)
         self.rank, self.size = self.comm.rank, self.comm.size
-        self._pending: dict[str, Request] = {}
+        self._pending: dict[str, TensorRequest] = {}
         self._changed = threading.Condition()
-        self._join: Request | None = None
+        self._join: TensorRequest | None = None
         self._joined: set[int] = set()
         self._ends = self._over = False
         self._failed: BaseException | None = None
@@ -63,7 +63,7 @@ class Engine:
         """Whether requests can still be made."""
         return self._failed is None and not self._ends
 
-    def submit(self, request: Request) -> Request:
+    def submit(self, request: TensorRequest) -> TensorRequest:
         """Ask for something, which is done when all ranks have asked for it.
 
         Raises
@@ -85,11 +85,11 @@ class Engine:
             self._changed.notify()
         return request
 
-    def join(self) -> Request:
+    def join(self) -> TensorRequest:
         """Take part in what others ask for, until all ranks have joined; the result is the last that has."""
         with self._changed:
             self._check()
-            self._join = self._join or Request(Terms("join", "join"))
+            self._join = self._join or TensorRequest(Terms("join", "join"))
             self._changed.notify()
             return self._join
 
@@ -99,7 +99,7 @@ class Engine:
         if self._ends:
             raise HorovodInternalError("Horovod has been shut down.")
 
-    def wait(self, request: Request) -> object:
+    def wait(self, request: TensorRequest) -> object:
         """Wait until a request is done; return its result, or raise its error."""
         while self._thread is None and not request.over.is_set():
             self._step()
@@ -108,7 +108,7 @@ class Engine:
             raise HorovodInternalError(str(request.error)) from request.error
         return request.result
 
-    def is_over(self, request: Request) -> bool:
+    def is_over(self, request: TensorRequest) -> bool:
         """Whether a request is done; where threads may not call MPI, this lets it go on."""
         if self._thread is None and not request.over.is_set():
             self._step()
@@ -198,7 +198,7 @@ class Engine:
                 if request is not None:
                     self._finish(request, error=HorovodInternalError(difference or refused))
             else:
-                self._do(request or Request(reference, reference.stand_ins()))
+                self._do(request or TensorRequest(reference, reference.stand_ins()))
         return bool(common)
 
     def _end_of_round(self, joined: set[int], ending: np.ndarray) -> None:
@@ -221,7 +221,7 @@ class Engine:
                 request.end(error=HorovodInternalError("Horovod has been shut down."))
             self._over = bool(ending.all())
 
-    def _do(self, request: Request) -> None:
+    def _do(self, request: TensorRequest) -> None:
         try:
             result = run(self.comm, request)
         except (Error, MPI.Exception) as error:
@@ -232,7 +232,7 @@ class Engine:
         else:
             self._finish(request, result)
 
-    def _finish(self, request: Request, result: object = None, error: BaseException | None = None) -> None:
+    def _finish(self, request: TensorRequest, result: object = None, error: BaseException | None = None) -> None:
         with self._changed:
             self._pending.pop(request.terms.name, None)
         request.end(result, error)

@@ -67,7 +67,7 @@ class Terms(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         ]
 
 
-class Request:
+class TensorRequest:
     """A collective that a rank has asked for.
 
     Parameters

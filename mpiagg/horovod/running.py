@@ -12,7 +12,7 @@ import torch.distributed as dist
 from mpiagg.collectives import block_functions, functions, moving_functions
 from mpiagg.collectives.comm import Comm
 from mpiagg.ddp.torch_modules import tensor_of
-from mpiagg.horovod.requests import Request, Terms
+from mpiagg.horovod.requests import TensorRequest, Terms
 from mpiagg.torch.tensors import moved, op_of, plain, view
 
 AVERAGE: Final = 0
@@ -29,7 +29,7 @@ _OPS: Final[dict[int, Any]] = {
 Tensors = list[torch.Tensor]
 
 
-def run(comm: Comm, request: Request) -> object:
+def run(comm: Comm, request: TensorRequest) -> object:
     """Do what all ranks have agreed on; return a list of tensors, and for an all-to-all what has come from each."""
     if request.task is not None:
         return request.task()
@@ -52,7 +52,7 @@ def _finished(tensor: torch.Tensor, terms: Terms, size: int) -> torch.Tensor:
     return scaled(tensor, terms.postscale)
 
 
-def _all_reduce(comm: Comm, request: Request) -> Tensors:
+def _all_reduce(comm: Comm, request: TensorRequest) -> Tensors:
     terms, results = request.terms, list(request.tensors)
     if terms.op == ADASUM:
         results = [_finished(_adasum(comm, scaled(x, terms.prescale)), terms, comm.size) for x in request.tensors]
@@ -83,7 +83,7 @@ def _joined(comm: Comm, parts: Sequence[torch.Tensor], terms: Terms, *, in_place
     return _finished(whole, terms, comm.size)
 
 
-def _handed_out(request: Request, results: Tensors) -> Tensors:
+def _handed_out(request: TensorRequest, results: Tensors) -> Tensors:
     if not request.in_place:
         return results
     for own, result in zip(request.tensors, results, strict=True):
@@ -113,7 +113,7 @@ def _pair(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     return first * a + second * b
 
 
-def _all_gather(comm: Comm, request: Request) -> Tensors:
+def _all_gather(comm: Comm, request: TensorRequest) -> Tensors:
     results = []
     for tensor in request.tensors:
         counts = moving_functions.allgather(np.int64(len(tensor)), comm=comm).tolist()
@@ -127,7 +127,7 @@ def _all_gather(comm: Comm, request: Request) -> Tensors:
     return results
 
 
-def _broadcast(comm: Comm, request: Request) -> Tensors:
+def _broadcast(comm: Comm, request: TensorRequest) -> Tensors:
     root = request.terms.root
     results = [plain(x) if request.in_place else plain(x).clone() for x in request.tensors]
     for whole in results:
@@ -137,7 +137,7 @@ def _broadcast(comm: Comm, request: Request) -> Tensors:
     return _handed_out(request, results)
 
 
-def _all_to_all(comm: Comm, request: Request) -> tuple[torch.Tensor, torch.Tensor]:
+def _all_to_all(comm: Comm, request: TensorRequest) -> tuple[torch.Tensor, torch.Tensor]:
     (tensor,) = request.tensors
     sent = np.array(request.splits or [0] * comm.size, np.int64)
     received = moving_functions.alltoall(sent, comm=comm)
@@ -150,7 +150,7 @@ def _all_to_all(comm: Comm, request: Request) -> tuple[torch.Tensor, torch.Tenso
     return result, torch.from_numpy(received.astype(np.int32))
 
 
-def _reduce_scatter(comm: Comm, request: Request) -> Tensors:
+def _reduce_scatter(comm: Comm, request: TensorRequest) -> Tensors:
     terms, results = request.terms, []
     for tensor in request.tensors:
         rows, more = divmod(len(tensor), comm.size)
@@ -166,12 +166,12 @@ def _reduce_scatter(comm: Comm, request: Request) -> Tensors:
     return results
 
 
-def _barrier(comm: Comm, request: Request) -> None:
+def _barrier(comm: Comm, request: TensorRequest) -> None:
     """Do nothing: all ranks have come."""
     del comm, request
 
 
-_RUNS: Final[dict[str, Callable[[Comm, Request], object]]] = {
+_RUNS: Final[dict[str, Callable[[Comm, TensorRequest], object]]] = {
     "allreduce": _all_reduce,
     "allgather": _all_gather,
     "broadcast": _broadcast,

@@ -11,7 +11,7 @@ from mpi4py import MPI
 
 from mpiagg.horovod.engine import Engine
 from mpiagg.horovod.exceptions import InvalidRequestError
-from mpiagg.horovod.requests import Request, Terms
+from mpiagg.horovod.requests import TensorRequest, Terms
 from mpiagg.plans.background import threads_allowed
 
 DYNAMIC: Final = "HOROVOD_DYNAMIC_PROCESS_SETS"
@@ -90,7 +90,7 @@ global_process_set: Final = _GlobalSet()
 """The set of all ranks."""
 
 
-class State:
+class WorldState:
     """What there is between ``init`` and ``shutdown``; making one is collective."""
 
     def __init__(self, comm: MPI.Intracomm, *, dynamic: bool) -> None:
@@ -150,7 +150,7 @@ class State:
 
     def _together(self, words: str, task: Any) -> None:
         engine = self.engines[0]
-        engine.wait(engine.submit(Request(Terms("process sets", "process sets", words=words), task=task)))
+        engine.wait(engine.submit(TensorRequest(Terms("process sets", "process sets", words=words), task=task)))
 
     def end(self) -> None:
         """End all sets; collective."""
@@ -167,10 +167,10 @@ class State:
             self.base.Free()
 
 
-_STATE: list[State] = []
+_STATE: list[WorldState] = []
 
 
-def state() -> State:
+def state() -> WorldState:
     """Return what there is between ``init`` and ``shutdown``.
 
     Raises
@@ -237,7 +237,7 @@ def init(
         ranks = made = world.Create_group(group)
         group.Free()
     dynamic = process_sets == "dynamic" or os.environ.get(DYNAMIC, "0") not in ("", "0")
-    _STATE.append(State(ranks, dynamic=dynamic))
+    _STATE.append(WorldState(ranks, dynamic=dynamic))
     if made is not None:
         made.Free()
     atexit.register(shutdown)
@@ -329,7 +329,7 @@ def remove_process_set(process_set: ProcessSet) -> bool:
     return True
 
 
-def _dynamic() -> State:
+def _dynamic() -> WorldState:
     if not state().dynamic:
         raise ValueError(f'set {DYNAMIC}=1, or call init(process_sets="dynamic"), to add and remove process sets')
     return state()

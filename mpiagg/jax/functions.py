@@ -29,7 +29,7 @@ from mpi4py import MPI
 from mpiagg.arrays import reduction
 from mpiagg.common.arguments import check_root
 from mpiagg.jax.frames import DTYPES
-from mpiagg.jax.primitives import Call, collective_p, comm_of
+from mpiagg.jax.primitives import TracedCall, collective_p, comm_of
 from mpiagg.schedules.table import algorithm as known_algorithm
 
 _BESIDE = ("auto", "native")
@@ -192,6 +192,6 @@ def _bound(  # noqa: PLR0917 - a call in full
         reduction(op, dtype, size)
     if verb in ("reduce_scatter", "alltoall") and (given.ndim == 0 or given.shape[0] % size):
         raise ValueError(f"{verb} of {size} ranks needs rows that they divide, not the shape {given.shape}")
-    call = Call(verb, op, check_root(root, size), algorithm, number, size, rank)
+    call = TracedCall(verb, op, check_root(root, size), algorithm, number, size, rank)
     result: jax.Array = collective_p.bind(given, call=call)
     return result

@@ -30,7 +30,7 @@ TARGET: Final = "mpiagg_collective"
 """The name by which compiled programs call the function here."""
 
 
-class Call(NamedTuple):
+class TracedCall(NamedTuple):
     """A collective call, as compiled programs name it.
 
     Attributes
@@ -115,12 +115,12 @@ _KEPT: Final[list[object]] = []
 
 
 @cache
-def _call_of(text: bytes) -> Call:
+def _call_of(text: bytes) -> TracedCall:
     verb, op, root, algorithm, *numbers = text.decode().split(" ")
     comm, size, rank = map(int, numbers)
     if comm >= len(_COMMS) or (_COMMS[comm].size, _COMMS[comm].rank) != (size, rank):
         raise PlanError(f"this program was compiled for rank {rank} of {size} of a communicator that is not there")
-    return Call(verb, op, int(root), algorithm, comm, size, rank)
+    return TracedCall(verb, op, int(root), algorithm, comm, size, rank)
 
 
 _FUNCTION: Final = c_function(lambda text, x, out: _call_of(text).run(x, out))
@@ -156,7 +156,7 @@ own_p: Final = Primitive("mpiagg_own")
 
 
 @collective_p.def_impl  # type: ignore[untyped-decorator]  # JAX's primitives have no types
-def _run(x: Any, *, call: Call) -> jax.Array:
+def _run(x: Any, *, call: TracedCall) -> jax.Array:
     jax.effects_barrier()  # compiled programs that run in other threads come first
     given = np.asarray(x)
     out = _aligned(call.shape(given.shape), given.dtype)
@@ -176,19 +176,19 @@ def _aligned(shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
 
 
 @collective_p.def_effectful_abstract_eval  # type: ignore[untyped-decorator]  # JAX's primitives have no types
-def _traced(x: Any, *, call: Call) -> tuple[Any, set[Order]]:
+def _traced(x: Any, *, call: TracedCall) -> tuple[Any, set[Order]]:
     return x.update(shape=call.shape(x.shape), weak_type=False), {_ORDER}
 
 
 @own_p.def_abstract_eval  # type: ignore[untyped-decorator]  # JAX's primitives have no types
-def _traced_own(x: Any, *, call: Call) -> Any:
+def _traced_own(x: Any, *, call: TracedCall) -> Any:
     return x.update(shape=x.shape[1:], weak_type=False) if call.verb == "allgather" else x
 
 
 # -- compiled
 
 
-def _lowered(ctx: mlir.LoweringRuleContext, x: mlir.ir.Value, *, call: Call) -> Any:
+def _lowered(ctx: mlir.LoweringRuleContext, x: mlir.ir.Value, *, call: TracedCall) -> Any:
     (given,), (result,) = ctx.avals_in, ctx.avals_out
     # XLA copies the input first, where it is needed afterwards.
     aliases = {1: 1} if given.shape == result.shape else None
@@ -203,7 +203,7 @@ mlir.register_lowering(collective_p, _lowered, platform="cpu")
 
 
 @own_p.def_impl  # type: ignore[untyped-decorator]  # JAX's primitives have no types
-def _own(x: Any, *, call: Call) -> Any:
+def _own(x: Any, *, call: TracedCall) -> Any:
     if call.verb == "allgather":
         return x[call.rank]
     if call.verb == "broadcast":
@@ -220,13 +220,13 @@ _BACK: Final = {"reduce_scatter": "allgather", "alltoall": "alltoall"}
 """The collective that is another's transpose."""
 
 
-def _differentiated(primals: Any, tangents: Any, *, call: Call) -> Any:
+def _differentiated(primals: Any, tangents: Any, *, call: TracedCall) -> Any:
     if call.verb in ("allreduce", "reduce_scatter") and call.op not in ("sum", "avg"):
         raise TypeError(f"{call.verb} by {call.op!r} cannot be differentiated; sums and averages can")
     return _linear(primals, tangents, call=call)
 
 
-def _transposed(cotangent: Any, x: Any, *, call: Call) -> list[Any]:
+def _transposed(cotangent: Any, x: Any, *, call: TracedCall) -> list[Any]:
     del x
     if call.verb == "alltoall":
         return [collective_p.bind(cotangent, call=call)]
@@ -237,7 +237,7 @@ def _transposed(cotangent: Any, x: Any, *, call: Call) -> list[Any]:
     return [own_p.bind(cotangent, call=call)]
 
 
-def _own_transposed(cotangent: Any, x: Any, *, call: Call) -> list[Any]:
+def _own_transposed(cotangent: Any, x: Any, *, call: TracedCall) -> list[Any]:
     del x
     return [collective_p.bind(cotangent, call=call)]
 
@@ -251,7 +251,7 @@ ad.deflinear2(own_p, _own_transposed)
 # -- batched
 
 
-def _batched(primitive: Any, arrays: Any, axes: Any, *, call: Call) -> tuple[Any, int]:
+def _batched(primitive: Any, arrays: Any, axes: Any, *, call: TracedCall) -> tuple[Any, int]:
     """All ranks have a batch, and it travels as a whole: behind the first axis, where a collective looks at that."""
     (x,), (axis,) = arrays, axes
     if call.verb in ("allreduce", "broadcast"):

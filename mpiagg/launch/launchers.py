@@ -164,7 +164,7 @@ def ends_in_start(vendor: str, library: str, environment: Mapping[str, str] = os
     return vendor == "MPICH" and _PMIX in environment and "pmix" not in library.lower()
 
 
-def copies_in_words(found: Launch, vendor: str) -> str:
+def describe_copies(found: Launch, vendor: str) -> str:
     """Return what is wrong where `copies` found something."""
     return (
         f"this process is one of {found.size} that {found.name} started ({found.variable}), but mpi4py loads "
@@ -172,7 +172,7 @@ def copies_in_words(found: Launch, vendor: str) -> str:
     )
 
 
-def end_in_words(found: Launch | None, vendor: str) -> str:
+def describe_end(found: Launch | None, vendor: str) -> str:
     """Return what is wrong where MPI cannot start."""
     started = "" if found is None else f", which {found.name} started as one of {found.size},"
     return (
@@ -208,6 +208,6 @@ def refuse_copies(world_size: int, vendor: str) -> None:
     found = copies(world_size)
     if found is not None:
         raise Error(
-            f'{copies_in_words(found, vendor)}. What would help: {remedy(vendor)}. "mpiagg info" under the same '
+            f'{describe_copies(found, vendor)}. What would help: {remedy(vendor)}. "mpiagg info" under the same '
             f"launcher tells more. If each is to work for itself, set {ALONE}=1."
         )

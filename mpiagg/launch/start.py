@@ -71,12 +71,12 @@ def wrong_launch(vendor: str, world_size: int | None = None, library: str = "") 
     if world_size is None:
         if not launchers.ends_in_start(vendor, library):
             return None
-        what = launchers.end_in_words(launchers.launch(), vendor)
+        what = launchers.describe_end(launchers.launch(), vendor)
     else:
         found = launchers.copies(world_size)
         if found is None:
             return None
-        what = launchers.copies_in_words(found, vendor)
+        what = launchers.describe_copies(found, vendor)
     return f"{what}. What would help: {remedy_of_launch(vendor)}."
 
 

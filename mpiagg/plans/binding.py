@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from mpiagg.arrays import Array, Codec, Device, Reduction, accelerator_of, device_of, even_ranges
-from mpiagg.plans.ports import Draft, Port, Tag, of_lane, port_of
+from mpiagg.plans.endpoints import Draft, Endpoint, Tag, endpoint_of, of_lane
 from mpiagg.plans.program import BoundRound, Interleaved, Program
 from mpiagg.plans.staging import piece_bytes
 from mpiagg.schedules import Action, Round, Step
@@ -99,7 +99,7 @@ def bind(
     label : str
         What it is, for messages to people.
     tag : int or callable
-        The first of ``len(lanes)`` tags; see :class:`mpiagg.plans.ports.Port`.
+        The first of ``len(lanes)`` tags; see :class:`mpiagg.plans.endpoints.Endpoint`.
     wire : Wire, optional
         How values travel.
     """
@@ -110,17 +110,17 @@ def bind(
     tracks = _turns(lanes, first.itemsize) if staged else [[lane] for lane in lanes]
     binders: list[_Binder] = []
     bound: list[tuple[BoundRound, ...]] = []
-    ports = [port_of(channel, of_lane(tag, number), first, label) for number in range(len(tracks))]
-    for port, track in zip(ports, tracks, strict=True):
+    endpoints = [endpoint_of(channel, of_lane(tag, number), first, label) for number in range(len(tracks))]
+    for endpoint, track in zip(endpoints, tracks, strict=True):
         rounds: list[BoundRound] = []
         for lane in track:
-            place = _Place(port, vector, lane, reduction, label)
+            place = _Place(endpoint, vector, lane, reduction, label)
             binders.append(_Binder(place) if wire is None else _WireBinder(place, wire))
             rounds += binders[-1].bind(schedule)
-        bound.append(port.whole(rounds))
-    releases = tuple(release for port in ports for release in port.releases)
-    nbytes = sum(binder.nbytes for binder in binders) + sum(port.nbytes for port in ports)
-    sent = sum(port.sent_bytes for port in ports)
+        bound.append(endpoint.whole(rounds))
+    releases = tuple(release for endpoint in endpoints for release in endpoint.releases)
+    nbytes = sum(binder.nbytes for binder in binders) + sum(endpoint.nbytes for endpoint in endpoints)
+    sent = sum(endpoint.sent_bytes for endpoint in endpoints)
     return Program(bound[0] if len(bound) == 1 else (Interleaved(bound).as_round(),), releases, nbytes, sent, device)
 
 
@@ -177,7 +177,7 @@ def _runs(lane: Chunks, step: Step) -> Iterator[Run]:
 class _Place(NamedTuple):
     """Where a lane of a schedule runs."""
 
-    port: Port
+    endpoint: Endpoint
     vector: Segments
     lane: Chunks
     reduction: Reduction
@@ -240,11 +240,11 @@ class _Binder:
                     self._bind_receive(draft, step, run)
                 else:
                     used += self._bind_reduce(draft, step, run, used)
-        return self.place.port.rounds(draft, index)
+        return self.place.endpoint.rounds(draft, index)
 
     def _bind_finish(self, draft: _Draft, run: Run) -> None:
         if self.place.reduction.divisor is not None:
-            draft.folds.append(partial(self.place.reduction.finish, self._own(run)))
+            draft.reductions.append(partial(self.place.reduction.finish, self._own(run)))
 
     def _bind_send(self, draft: _Draft, index: int, step: Step, run: Run) -> None:
         del index
@@ -264,15 +264,15 @@ class _Binder:
         """Reduce what has arrived into our own values, or keep it aside for the next that arrives."""
         own, combine = self._own(run), self.place.reduction.combine
         if step.action is Action.REPLACE:
-            draft.folds.append(partial(self.place.device.convert, own, arrived))
+            draft.reductions.append(partial(self.place.device.convert, own, arrived))
             return
         if run in draft.held:
-            draft.folds.append(partial(combine, draft.held.pop(run), arrived, arrived))
+            draft.reductions.append(partial(combine, draft.held.pop(run), arrived, arrived))
         if step.action is Action.HOLD:
             draft.held[run] = arrived
         else:
             pair = (arrived, own) if step.received_first else (own, arrived)
-            draft.folds.append(partial(combine, *pair, own))
+            draft.reductions.append(partial(combine, *pair, own))
 
     def _own(self, run: Run) -> Array:
         array, start, stop = self.place.vector.piece(run)
@@ -283,18 +283,18 @@ class _Binder:
 
 
 class _WireBinder(_Binder):
-    """Binds a schedule to one lane; images of values travel.
+    """Binds a schedule to one lane; encoded values travel.
 
     Who sends values goes on with what the receiver gets, and who finishes a chunk goes on with what it will
-    send. So a schedule that leaves all ranks with the same values does so with images, too: ``prove`` shows it.
-    An image that was received, or is there of values that have not changed, is sent as it is.
+    send. So a schedule that leaves all ranks with the same values does so with encoded values, too: ``prove`` shows it.
+    An encoded buffer that was received, or is there of values that have not changed, is sent as it is.
     """
 
     def __init__(self, place: _Place, wire: Wire) -> None:
         super().__init__(place)
         self.wire = wire
         self.spare = place.device.empty(0, np.uint8)
-        self.images: dict[Run, Array] = {}
+        self.encoded_buffers: dict[Run, Array] = {}
         self.current: set[Run] = set()
         self.goes_on: set[tuple[int, int]] = set()
         # Two, for what is kept aside and what arrives next.
@@ -303,8 +303,8 @@ class _WireBinder(_Binder):
     @property
     def nbytes(self) -> int:
         """The memory that belongs to the program alone."""
-        images = sum(image.nbytes for image in self.images.values())
-        return super().nbytes + sum(decoded.nbytes for decoded in self.decoded) + images
+        encoded_buffers = sum(encoded.nbytes for encoded in self.encoded_buffers.values())
+        return super().nbytes + sum(decoded.nbytes for decoded in self.decoded) + encoded_buffers
 
     def bind(self, schedule: Sequence[Round]) -> list[BoundRound]:
         self.goes_on = _going_on(schedule)
@@ -324,20 +324,20 @@ class _WireBinder(_Binder):
     def _bind_finish(self, draft: _Draft, run: Run) -> None:
         super()._bind_finish(draft, run)
         divisor = self.place.reduction.divisor
-        draft.folds += self._encoding(run, 1.0 if divisor is None else divisor)
-        draft.folds.append(partial(self.wire.codec.decode, self.images[run], self._own(run)))
+        draft.reductions += self._encoding(run, 1.0 if divisor is None else divisor)
+        draft.reductions.append(partial(self.wire.codec.decode, self.encoded_buffers[run], self._own(run)))
 
     def _bind_send(self, draft: _Draft, index: int, step: Step, run: Run) -> None:
         if run not in self.current:
             draft.encodings += self._encoding(run)
         if any((index, chunk) in self.goes_on for chunk in range(step.chunk, step.chunk + step.count)):
-            draft.encodings.append(partial(self.wire.codec.decode, self.images[run], self._own(run)))
-        draft.add(step, self.images[run])
+            draft.encodings.append(partial(self.wire.codec.decode, self.encoded_buffers[run], self._own(run)))
+        draft.add(step, self.encoded_buffers[run])
 
     def _bind_receive(self, draft: _Draft, step: Step, run: Run) -> None:
-        image = self._image(run)
-        draft.add(step, image)
-        draft.folds.append(partial(self.wire.codec.decode, image, self._own(run)))
+        encoded = self._encoded_buffer(run)
+        draft.add(step, encoded)
+        draft.reductions.append(partial(self.wire.codec.decode, encoded, self._own(run)))
 
     def _bind_reduce(self, draft: _Draft, step: Step, run: Run, used: int) -> int:
         length = run[1] - run[0]
@@ -345,35 +345,35 @@ class _WireBinder(_Binder):
         draft.add(step, self.spare, used, used + arrived.size)
         first, second = self.decoded
         decoded = (first if run not in draft.held or draft.held[run].base is not first else second)[:length]
-        draft.folds.append(partial(self.wire.codec.decode, arrived, decoded))
+        draft.reductions.append(partial(self.wire.codec.decode, arrived, decoded))
         self._combine(draft, step, run, decoded)
         self._changed(run)
         return arrived.size
 
     def _encoding(self, run: Run, unit: float = 1.0) -> list[Callable[[], object]]:
-        """Return the calls that make the image of our own values, and leave what it loses."""
-        own, image, residual = self._own(run), self._image(run), self.wire.residual
-        calls: list[Callable[[], object]] = [partial(self.wire.codec.encode, own, image)]
+        """Return the calls that encode our own values, and leave what it loses."""
+        own, encoded, residual = self._own(run), self._encoded_buffer(run), self.wire.residual
+        calls: list[Callable[[], object]] = [partial(self.wire.codec.encode, own, encoded)]
         if residual is not None:
-            calls.append(partial(self._leave, own, image, residual[run[0] : run[1]], unit))
+            calls.append(partial(self._leave, own, encoded, residual[run[0] : run[1]], unit))
         return calls
 
-    def _leave(self, own: Array, image: Array, lost: Array, unit: float) -> None:
-        """Write what an image loses of our own values, in a unit."""
-        self.wire.codec.decode(image, lost)
+    def _leave(self, own: Array, encoded: Array, lost: Array, unit: float) -> None:
+        """Write what an encoded buffer loses of our own values, in a unit."""
+        self.wire.codec.decode(encoded, lost)
         with np.errstate(invalid="ignore", over="ignore"):
             np.subtract(own, lost, out=lost)
             np.multiply(lost, unit, out=lost)
         # What is not finite was not lost, but sent as such; it would come back for ever.
         np.copyto(lost, 0, where=~np.isfinite(lost))
 
-    def _image(self, run: Run) -> Array:
-        """Return where the image of a run lies, which is about to be that of its values."""
+    def _encoded_buffer(self, run: Run) -> Array:
+        """Return where the encoded buffer of a run lies, into which its values are about to be encoded."""
         self._changed(run)
         self.current.add(run)
-        if run not in self.images:
-            self.images[run] = self.place.device.empty(self.wire.codec.nbytes(run[1] - run[0]), np.uint8)
-        return self.images[run]
+        if run not in self.encoded_buffers:
+            self.encoded_buffers[run] = self.place.device.empty(self.wire.codec.nbytes(run[1] - run[0]), np.uint8)
+        return self.encoded_buffers[run]
 
     def _changed(self, run: Run) -> None:
         self.current = {(start, stop) for start, stop in self.current if stop <= run[0] or start >= run[1]}

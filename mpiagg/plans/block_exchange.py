@@ -1,8 +1,8 @@
 """All-to-alls of blocks whose lengths only their ends know, through memory that the ranks of a node share.
 
-A rank is told the lengths of its own blocks alone. So before the first gate it writes these into its mailbox, with
-where its input lies. Behind the gate all know all lengths: each finds its blocks in the inputs of the others, and all
-find the same fault if a block is longer at one end than at the other.
+A rank is told the lengths of its own blocks alone. So before the first barrier it writes these into its mailbox, with
+where its input lies. Behind the barrier all know all lengths: each finds its blocks in the inputs of the others, and
+all find the same fault if a block is longer at one end than at the other.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from mpiagg.plans.choices import SHARED
 from mpiagg.plans.one_shot import box_of
 from mpiagg.plans.operation import Operation
 from mpiagg.plans.program import BoundRound, Call, Deferred, Once, Program, in_turn
-from mpiagg.plans.sharing import gate_round
+from mpiagg.plans.sharing import barrier_round
 from mpiagg.schedules import Collective
-from mpiagg.transport import LINE, NOWHERE, Block, Channel, Gate, Position, SharedMemory, SignedGate
+from mpiagg.transport import LINE, NOWHERE, Block, Channel, NodeBarrier, Position, SharedMemory, SignedBarrier
 
 _WORD: Final = np.dtype(np.int64)
 
@@ -30,7 +30,7 @@ _PLACE: Final = 2
 
 _SHORT: Final = 4 * 2**10
 """Bytes of a rank up to which a plan leaves the blocks to what is taken in other memory, if all ranks have as few: two
-gates take longer on ranks that share cores."""
+barriers take longer on ranks that share cores."""
 
 
 def serves_blocks(channel: Channel, operation: Operation, device: Device) -> bool:
@@ -40,10 +40,10 @@ def serves_blocks(channel: Channel, operation: Operation, device: Device) -> boo
     return asked and device is HOST and channel.node.size == channel.size > 1
 
 
-def ground_for(channel: Channel) -> tuple[SignedGate, Block] | None:
-    """Return the gate and the memory of blocking calls, if what a rank says has room there."""
-    ground = channel.memory.for_calls()
-    return None if ground is None or _row_bytes(channel.size) > box_of(ground[1]) else ground
+def memory_for_calls(channel: Channel) -> tuple[SignedBarrier, Block] | None:
+    """Return the barrier and the memory of blocking calls, if what a rank says has room there."""
+    for_calls = channel.memory.for_calls()
+    return None if for_calls is None or _row_bytes(channel.size) > box_of(for_calls[1]) else for_calls
 
 
 def planned_blocks(
@@ -69,11 +69,11 @@ def planned_blocks(
         block = memory.take(LINE, busy=channel.busy)
     except MemoryError:
         return otherwise()
-    gate = Gate(block, node.place, node.ranks)
-    rounds = (gate_round(gate, o.label, 0), BoundRound(told.copies(memory, o, out), (), (), ()))
+    barrier = NodeBarrier(block, node.place, node.ranks)
+    rounds = (barrier_round(barrier, o.label, 0), BoundRound(told.copies(memory, o, out), (), (), ()))
     sent = o.nbytes - o.counts[o.rank] * o.reduction.dtype.itemsize
     back = (partial(memory.give_back, block),)
-    return Program((*rounds, gate_round(gate, o.label, 1)), back, block.nbytes, sent)
+    return Program((*rounds, barrier_round(barrier, o.label, 1)), back, block.nbytes, sent)
 
 
 class Told:
@@ -131,8 +131,8 @@ class BlockExchange:
     channel : Channel
     operation : Operation
         The first, of whose kind the others are.
-    ground : pair of Gate and Block
-        Where the ranks meet, and memory with two mailboxes a rank behind the gate's line.
+    for_calls : pair of NodeBarrier and Block
+        Where the ranks meet, and memory with two mailboxes a rank behind the barrier's line.
     otherwise : callable
         Returns the program of an operation between two arrays, where not all inputs are in reach.
 
@@ -148,14 +148,14 @@ class BlockExchange:
         self,
         channel: Channel,
         operation: Operation,
-        ground: tuple[Gate, Block],
+        for_calls: tuple[NodeBarrier, Block],
         otherwise: Callable[[Operation, Array, Array], Program],
     ) -> None:
         self.operation, self._otherwise = operation, otherwise
         self.x: Any = None
         self.out: Any = None
         self.fault: MismatchError | None = None
-        self._gate, block = ground
+        self._barrier, block = for_calls
         self._memory = channel.memory.host
         nbytes, box = _row_bytes(channel.size), box_of(block)
         self._rows = [
@@ -164,16 +164,16 @@ class BlockExchange:
 
     def program(self) -> Program:
         """Return the program, for the operation and the arrays that there are when it runs."""
-        gate, label = self._gate, self.operation.label
-        told = gate_round(gate, label, 0)._replace(starts=(self._tell, gate.come))
-        reached = Program((BoundRound((self._take,), (), (), ()), gate_round(gate, label, 1)), (), 0)
+        barrier, label = self._barrier, self.operation.label
+        told = barrier_round(barrier, label, 0)._replace(starts=(self._tell, barrier.come))
+        reached = Program((BoundRound((self._take,), (), (), ()), barrier_round(barrier, label, 1)), (), 0)
         elsewhere = Program((Once(self._elsewhere).as_round(),), (), 0)
         nothing = Program((), (), 0)
         found = Deferred(lambda: nothing if self._is_wrong() else reached if self._is_reached() else elsewhere)
         whole = Program((told, found.as_round()), (), 0)
-        if not isinstance(gate, SignedGate):
+        if not isinstance(barrier, SignedBarrier):
             return whole
-        whole = in_turn(partial(gate.enter, self.operation.signature), whole, gate.leave)
+        whole = in_turn(partial(barrier.enter, self.operation.signature), whole, barrier.leave)
         # Whether there are any arrays to be looked for is asked when it runs: on all ranks at the same call.
         begin = Deferred(lambda: whole if self._memory.leased else elsewhere)
         return Program((begin.as_round(),), (), 0)
@@ -184,14 +184,14 @@ class BlockExchange:
     def _tell(self) -> None:
         """Write where our input lies, and the lengths of our blocks."""
         o = self.operation
-        row = self._rows[self._gate.count & 1][o.rank]  # on the only node a rank's place is its number
+        row = self._rows[self._barrier.count & 1][o.rank]  # on the only node a rank's place is its number
         row[:_PLACE] = _position(self._memory, self.x, self.out)
         row[_PLACE : _PLACE + o.size] = o.counts
         row[_PLACE + o.size :] = o.received
 
     def _is_wrong(self) -> bool:
         """Read what all have told, and return whether a block is longer at one end than at the other."""
-        self._told = Told(np.stack(self._rows[(self._gate.count - 1) & 1]))
+        self._told = Told(np.stack(self._rows[(self._barrier.count - 1) & 1]))
         self.fault = self._told.fault
         return self.fault is not None
 

@@ -14,7 +14,7 @@ from mpiagg.plans.exact import bind_exact
 from mpiagg.plans.moves import bind_moves, tag_of_calls, vectors_of
 from mpiagg.plans.native import bind_native
 from mpiagg.plans.nccl import bind_nccl
-from mpiagg.plans.on_node import OnNode, folds_as_it_is, serves
+from mpiagg.plans.on_node import OnNode, reduces_in_place, serves
 from mpiagg.plans.operation import Operation
 from mpiagg.plans.plan import Plan, Result
 from mpiagg.plans.program import Copying, Program
@@ -40,7 +40,7 @@ def prepare(
 
 def plan_of(channel: Channel, operation: Operation, program: Program, result: Result) -> Plan[Result]:
     """Return the plan of an operation's program."""
-    return Plan(channel, program, result=result, label=operation.label, subject=operation.subject(channel.trail))
+    return Plan(channel, program, result=result, label=operation.label, subject=operation.subject(channel.log))
 
 
 def bind_arrays(
@@ -109,7 +109,7 @@ def bind_operation(
 ) -> Program:
     """Return the program of an operation, in place on a buffer of its length.
 
-    The buffer is of the dtype in which values are combined, or as :func:`folds_as_it_is` says.
+    The buffer is of the dtype in which values are combined, or as :func:`reduces_in_place` says.
 
     With a wire, what the codec loses of this rank's contributions is left in ``residual``, if that is given. With a
     tag of its own the program is made by all ranks together, unless ``memory`` says that they do not wait for one
@@ -164,7 +164,7 @@ def _as_buffer(channel: Channel, operation: Operation, out: Array | None) -> Arr
     if own is not None or out is None or out.dtype == operation.reduction.dtype or accelerator_of(out) is None:
         return own
     vector = flat(out)
-    return vector if vector is not None and folds_as_it_is(channel, operation, vector) else None
+    return vector if vector is not None and reduces_in_place(channel, operation, vector) else None
 
 
 def _of_own_dtype(operation: Operation, out: Array | None) -> Array | None:

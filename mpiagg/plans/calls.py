@@ -14,7 +14,7 @@ from mpi4py import MPI
 
 from mpiagg.arrays import HOST, Accelerator, Array, Reduction, address, device_of
 from mpiagg.errors import PlanError
-from mpiagg.plans.block_exchange import BlockExchange, ground_for, serves_blocks
+from mpiagg.plans.block_exchange import BlockExchange, memory_for_calls, serves_blocks
 from mpiagg.plans.bound import STAGED_BYTES, bind_arrays, goes_by_host, pinned, plan_of
 from mpiagg.plans.choices import NATIVE, Choice, Memory
 from mpiagg.plans.native import native_caller
@@ -22,14 +22,14 @@ from mpiagg.plans.one_shot import OneShot, serves_at_once
 from mpiagg.plans.operation import Operation
 from mpiagg.plans.plan import Plan
 from mpiagg.plans.recorded import Recorded
-from mpiagg.plans.sharing import gate_program
+from mpiagg.plans.sharing import barrier_program
 from mpiagg.plans.staging import from_host, to_host
 from mpiagg.schedules import Collective
-from mpiagg.transport import DEFAULT_TIMEOUT, Block, Channel, SignedGate
+from mpiagg.transport import DEFAULT_TIMEOUT, Block, Channel, SignedBarrier
 from mpiagg.watch import END
 
 QUICK_BARRIERS: Final = ("Open MPI",)
-"""The MPI libraries whose own barrier takes less time on a node than a gate of ours: ``bench/calls.py`` shows it."""
+"""The MPI libraries whose own barrier takes less time on a node than a barrier of ours: ``bench/calls.py`` shows it."""
 
 _NEW_ERRSTATE: Final = int(np.__version__.partition(".")[0]) >= 2
 """Whether NumPy's errors are handled as a context says, and not as a thread says."""
@@ -84,7 +84,7 @@ class Call:
 
     def check(self) -> None:
         """Raise on all ranks if they are about to make different calls; collective."""
-        self.channel.agree(self.operation.in_words)
+        self.channel.agree(self.operation.description)
 
     def run(self, x: Array | None, out: Array | None, timeout: float = DEFAULT_TIMEOUT) -> None:
         """Carry the operation out, from ``x`` to ``out``.
@@ -129,8 +129,8 @@ def resolve(channel: Channel, operation: Operation, x: Array | None, out: Array 
         return _Native(channel, o, x, out, quiet=quiet)
     if device is HOST and as_they_are and serves_at_once(channel, o) and channel.memory.for_calls() is not None:
         return _Short(channel, o, quiet=quiet)
-    if serves_blocks(channel, o, device) and (ground := ground_for(channel)) is not None:
-        return _Blocks(channel, o, ground, quiet=quiet)
+    if serves_blocks(channel, o, device) and (for_calls := memory_for_calls(channel)) is not None:
+        return _Blocks(channel, o, for_calls, quiet=quiet)
     short = o.nbytes <= STAGED_BYTES or o.choice.algorithm == NATIVE or not as_they_are
     if not flat or by_host or (device is HOST and short):
         return _Copied(channel, o, x, out, quiet=quiet)
@@ -153,7 +153,7 @@ class _Native(Call, Recorded):
         words: str = "",
     ) -> None:
         Call.__init__(self, channel, operation, quiet=quiet)
-        Recorded.__init__(self, channel, words or operation.in_words, operation.collective.value, operation.nbytes)
+        Recorded.__init__(self, channel, words or operation.description, operation.collective.value, operation.nbytes)
         self.subject.data = operation.data
         self._call = native_caller(channel.comm, operation, x, out)
 
@@ -172,8 +172,8 @@ class _WithPlan(Call):
         self._go = self._freely(plan)
 
     def _run(self, timeout: float) -> None:
-        if not self.channel.trail.blocking[END]:
-            self.channel.trail.check_thread()  # which may be in this plan
+        if not self.channel.log.blocking[END]:
+            self.channel.log.check_thread()  # which may be in this plan
         self.plan.timeout = timeout  # type: ignore[union-attr]  # who runs it has taken one
         self._go()
 
@@ -194,20 +194,20 @@ class _Short(_WithPlan):
 
     def __init__(self, channel: Channel, operation: Operation, *, quiet: bool) -> None:
         super().__init__(channel, operation, quiet=quiet)
-        self._letters = OneShot(channel, operation)
-        self._take(plan_of(channel, operation, self._letters.program(), None))
+        self._one_shot = OneShot(channel, operation)
+        self._take(plan_of(channel, operation, self._one_shot.program(), None))
 
     def run(self, x: Array | None, out: Array | None, timeout: float = DEFAULT_TIMEOUT) -> None:
         """Carry the operation out; see :meth:`Call.run`."""
-        letters, plan, trail = self._letters, self.plan, self.channel.trail
-        if not trail.blocking[END]:
-            trail.check_thread()  # which may read what is written here
-        letters.x, letters.out = x, out
+        one_shot, plan, log = self._one_shot, self.plan, self.channel.log
+        if not log.blocking[END]:
+            log.check_thread()  # which may read what is written here
+        one_shot.x, one_shot.out = x, out
         plan.timeout = timeout  # type: ignore[union-attr]  # there is one
         self._go()
-        if letters.x is not x or letters.out is not out:
+        if one_shot.x is not x or one_shot.out is not out:
             raise PlanError(f"{self.operation.label}: two threads came to it at the same moment")
-        letters.x = letters.out = None  # which are the caller's to keep
+        one_shot.x = one_shot.out = None  # which are the caller's to keep
 
 
 class _Copied(Call):
@@ -275,7 +275,7 @@ class _Placed(Call):
         choice = operation.choice
         other = replace(operation, choice=choice.in_other_memory) if choice.elsewhere == NATIVE else None
         # On other ranks the same call may be one that is copied, under the words of the whole choice.
-        words = operation.in_words
+        words = operation.description
         self._native = None if other is None else _Native(channel, other, x, out, quiet=quiet, words=words)
 
     def run(self, x: Array | None, out: Array | None, timeout: float = DEFAULT_TIMEOUT) -> None:
@@ -351,11 +351,11 @@ class _Blocks(_WithPlan):
     of_any_lengths = True
 
     def __init__(
-        self, channel: Channel, operation: Operation, ground: tuple[SignedGate, Block], *, quiet: bool
+        self, channel: Channel, operation: Operation, for_calls: tuple[SignedBarrier, Block], *, quiet: bool
     ) -> None:
         super().__init__(channel, operation, quiet=quiet)
         by_messages = partial(bind_arrays, channel, memory=Memory.NONE)
-        self._exchange = BlockExchange(channel, operation, ground, by_messages)
+        self._exchange = BlockExchange(channel, operation, for_calls, by_messages)
         self._take(plan_of(channel, operation, self._exchange.program(), None))
 
     def run(self, x: Array | None, out: Array | None, timeout: float = DEFAULT_TIMEOUT) -> None:
@@ -375,18 +375,18 @@ class _Blocks(_WithPlan):
 
 
 class Barrier(_WithPlan, Recorded):
-    """A barrier: a gate between the ranks of a node, or the MPI library's own."""
+    """A barrier: by counters in memory that the ranks of a node share, or the MPI library's own."""
 
     def __init__(self, channel: Channel) -> None:
         how = Reduction(np.bitwise_or, np.dtype(np.uint8), "bor")
         byte = Operation(Collective.ALLREDUCE, channel.rank, channel.layout, 0, (1,), how, Choice(NATIVE), MPI.BOR)
         _WithPlan.__init__(self, channel, byte)
         Recorded.__init__(self, channel, "barrier")
-        gated = channel.library not in QUICK_BARRIERS and 1 < channel.size == channel.node.size
-        ground = channel.memory.for_calls() if gated else None
-        if ground is not None:
-            self._take(Plan(channel, gate_program(ground[0], "barrier"), result=None, label="barrier"))
-        self.given_as_it_is = ground is None
+        on_one_node = channel.library not in QUICK_BARRIERS and 1 < channel.size == channel.node.size
+        for_calls = channel.memory.for_calls() if on_one_node else None
+        if for_calls is not None:
+            self._take(Plan(channel, barrier_program(for_calls[0], "barrier"), result=None, label="barrier"))
+        self.given_as_it_is = for_calls is None
 
     def check(self) -> None:
         """Raise on all ranks if others are about to make another call; collective."""

@@ -29,7 +29,7 @@ LONGEST: Final = 64
 """How many rounds are written out at most."""
 
 
-def straight_line(rounds: Sequence[BoundRound], tries: int = TRIES) -> Callable[[Waiting], None]:
+def compile_rounds(rounds: Sequence[BoundRound], tries: int = TRIES) -> Callable[[Waiting], None]:
     """Return a function that runs the rounds, one after the other; it is given who waits after so many tries."""
     if len(rounds) > LONGEST:
         return partial(_one_by_one, rounds)
@@ -41,7 +41,7 @@ def straight_line(rounds: Sequence[BoundRound], tries: int = TRIES) -> Callable[
         for kind, calls in zip(BoundRound._fields, a_round, strict=True):
             names.update({f"{kind}_{number}_{index}": call for index, call in enumerate(calls)})
     shape = tuple(
-        None if _deferred(a_round) else (len(a_round.starts), len(a_round.tests), len(a_round.folds))
+        None if _deferred(a_round) else (len(a_round.starts), len(a_round.tests), len(a_round.reductions))
         for a_round in rounds
     )
     return FunctionType(_code(shape, tries), names)
@@ -49,13 +49,13 @@ def straight_line(rounds: Sequence[BoundRound], tries: int = TRIES) -> Callable[
 
 def _one_by_one(rounds: Sequence[BoundRound], waiting: Waiting) -> None:
     """Run the rounds of a long program, to which a loop adds little."""
-    for starts, tests, folds, awaited in rounds:
+    for starts, tests, reductions, awaited in rounds:
         for start in starts:
             start()
         for test, message in zip(tests, awaited, strict=True):
             if not test():
                 waiting.wait_for(test, message)
-        for fold in folds:
+        for fold in reductions:
             fold()
 
 
@@ -71,29 +71,29 @@ class _AtOnce:
     def __init__(self, deferred: Deferred, tries: int) -> None:
         self._choose, self._tries = deferred.choose, tries
         self._program: Program | None = None
-        self._run: Callable[[Waiting], None] = straight_line(())
+        self._run: Callable[[Waiting], None] = compile_rounds(())
 
     def __call__(self, waiting: Waiting) -> None:
         program = self._choose()
         if program is not self._program:
-            self._program, self._run = program, straight_line(program.rounds, self._tries)
+            self._program, self._run = program, compile_rounds(program.rounds, self._tries)
         self._run(waiting)
 
 
 @lru_cache(maxsize=256)
 def _code(shape: tuple[tuple[int, int, int] | None, ...], tried: int) -> CodeType:
-    """Return the code for rounds with so many starts, tests and folds, and tests tried so often; None is deferred."""
+    """Return the code for rounds with so many starts, tests and reductions, tests tried so often; None is deferred."""
     lines = []
     for number, calls in enumerate(shape):
         if calls is None:
             lines.append(f"deferred_{number}(waiting)")
             continue
-        starts, tests, folds = calls
+        starts, tests, reductions = calls
         lines += [f"starts_{number}_{index}()" for index in range(starts)]
         for index in range(tests):
             tries = " or ".join([f"tests_{number}_{index}()"] * tried)
             lines.append(f"{tries} or waiting.wait_for(tests_{number}_{index}, awaited_{number}_{index})")
-        lines += [f"folds_{number}_{index}()" for index in range(folds)]
+        lines += [f"reductions_{number}_{index}()" for index in range(reductions)]
     source = "def run(waiting):\n" + "\n".join(f"    {line}" for line in lines or ["pass"])
-    module = compile(source, "<straight line>", "exec")
+    module = compile(source, "<compiled rounds>", "exec")
     return next(constant for constant in module.co_consts if isinstance(constant, CodeType))

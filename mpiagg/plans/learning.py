@@ -45,7 +45,7 @@ class _Learning(calls.Call):
         super().__init__(channel, operation, quiet=quiet)
         self._trials: dict[Choice, calls.Call] = {}
         # The choice may have been another when another rank resolved this.
-        self._words = replace(operation, choice=Choice("auto")).in_words
+        self._words = replace(operation, choice=Choice("auto")).description
 
     @property
     def nbytes(self) -> int:

@@ -27,14 +27,14 @@ from mpiagg.arrays import (
 from mpiagg.errors import MismatchError
 from mpiagg.plans.binding import Run, Segments, bind
 from mpiagg.plans.choices import Choice
+from mpiagg.plans.endpoints import Tag, by_length
 from mpiagg.plans.operation import Operation
-from mpiagg.plans.ports import Tag, by_length
 from mpiagg.plans.program import Call, Once, Program, in_turn
 from mpiagg.schedules import Collective, Round, forwards
 from mpiagg.transport import Channel
 
 
-class Vectors(NamedTuple):
+class MovedVectors(NamedTuple):
     """The input and the output as vectors that have nothing in common, but for a chunk that lies where it stays.
 
     Attributes
@@ -59,7 +59,7 @@ class Vectors(NamedTuple):
         return replace(whole, nbytes=whole.nbytes + self.nbytes)
 
 
-def vectors_of(operation: Operation | None, x: Array | None, out: Array | None) -> Vectors:
+def vectors_of(operation: Operation | None, x: Array | None, out: Array | None) -> MovedVectors:
     """Return the arrays of an operation, of any layout, as vectors; without one, no chunk lies where it stays."""
     source, target = (None if part is None else flat(part) for part in (x, out))
     load = store = None
@@ -75,7 +75,7 @@ def vectors_of(operation: Operation | None, x: Array | None, out: Array | None) 
         source = device.empty(x.size, x.dtype)
         load = partial(device.convert, source.reshape(x.shape), x)
         nbytes += x.nbytes
-    return Vectors(source, target, load, store, nbytes)
+    return MovedVectors(source, target, load, store, nbytes)
 
 
 def _stays(o: Operation | None, source: Any, target: Any) -> bool:
@@ -100,8 +100,8 @@ def _kept(
 
 
 def tag_of_calls(channel: Channel, operation: Operation) -> Tag:
-    """Return the tag of blocking calls of an operation; see :class:`mpiagg.plans.ports.Port` on what has several."""
-    return by_length(channel, operation.in_words) if operation.ragged else channel.tags.shared(operation.signature)
+    """Return the tag of blocking calls; see :class:`mpiagg.plans.endpoints.Endpoint` on what has several."""
+    return by_length(channel, operation.description) if operation.ragged else channel.tags.shared(operation.signature)
 
 
 def bind_moves(channel: Channel, operation: Operation, source: Array | None, target: Array | None, tag: Tag) -> Program:

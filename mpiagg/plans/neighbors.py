@@ -20,8 +20,8 @@ from mpiagg.arrays import Array, device_of
 from mpiagg.common.arguments import check_integer
 from mpiagg.errors import MismatchError
 from mpiagg.plans.binding import Run
+from mpiagg.plans.endpoints import Draft, Tag, endpoint_of
 from mpiagg.plans.moves import vectors_of
-from mpiagg.plans.ports import Draft, Tag, port_of
 from mpiagg.plans.program import BoundRound, Call, Program, in_turn
 from mpiagg.schedules import receive, send
 from mpiagg.transport import Channel
@@ -151,7 +151,7 @@ def compare(channel: Channel, sent: Edges, received: Edges) -> list[int]:
 # -- messages
 
 
-class Exchange(NamedTuple):
+class NeighborExchange(NamedTuple):
     """What a rank receives from others and sends to them in one round.
 
     Attributes
@@ -167,9 +167,11 @@ class Exchange(NamedTuple):
     fold: Call | None = None
 
 
-def bind_exchanges(channel: Channel, exchanges: Sequence[Exchange], memory: Array, *, label: str, tag: Tag) -> Program:
+def bind_exchanges(
+    channel: Channel, exchanges: Sequence[NeighborExchange], memory: Array, *, label: str, tag: Tag
+) -> Program:
     """Return the program of exchanges, one after the other, of vectors that lie where ``memory`` does."""
-    port = port_of(channel, tag, memory, label)
+    endpoint = endpoint_of(channel, tag, memory, label)
     rounds: list[BoundRound] = []
     for number, exchange in enumerate(exchanges):
         draft = Draft()
@@ -178,9 +180,9 @@ def bind_exchanges(channel: Channel, exchanges: Sequence[Exchange], memory: Arra
         for peer, vector in exchange.sent:
             draft.add(send(peer, number), vector)
         if exchange.fold is not None:
-            draft.folds.append(exchange.fold)
-        rounds += port.rounds(draft, number)
-    return Program(port.whole(rounds), port.releases, port.nbytes, port.sent_bytes, port.device)
+            draft.reductions.append(exchange.fold)
+        rounds += endpoint.rounds(draft, number)
+    return Program(endpoint.whole(rounds), endpoint.releases, endpoint.nbytes, endpoint.sent_bytes, endpoint.device)
 
 
 def bind_neighbors(  # noqa: PLR0917 - two arrays and what goes where
@@ -207,7 +209,7 @@ def bind_neighbors(  # noqa: PLR0917 - two arrays and what goes where
     label : str
         What it is for, for messages to people.
     tag : int or callable
-        Of the messages; see :class:`mpiagg.plans.ports.Port`.
+        Of the messages; see :class:`mpiagg.plans.endpoints.Endpoint`.
     """
     made = vectors_of(None, x, out)
     source, target = made.x, made.out
@@ -216,7 +218,7 @@ def bind_neighbors(  # noqa: PLR0917 - two arrays and what goes where
     ways = zip(neighbors.destinations, sent, strict=True)
     departures = [(peer, source[slice(*part)]) for peer, part in ways if peer != MPI.PROC_NULL]
     arrivals = [(neighbors.sources[place], target[slice(*received[place])]) for place in neighbors.matched]
-    program = bind_exchanges(channel, [Exchange(arrivals, departures)], target, label=label, tag=tag)
+    program = bind_exchanges(channel, [NeighborExchange(arrivals, departures)], target, label=label, tag=tag)
     keep = None
     if made.store is not None and len(arrivals) < len(neighbors.sources):
         keep = partial(device_of(out).convert, target.reshape(out.shape), out)

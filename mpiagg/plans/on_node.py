@@ -9,20 +9,20 @@ from functools import partial
 from mpiagg.arrays import Accelerator, Array, accelerator_of, convert, device_of
 from mpiagg.plans.binding import Lane, bind, scratch_length
 from mpiagg.plans.choices import NATIVE, NCCL, SEGMENT, SHARED
+from mpiagg.plans.endpoints import Asking
 from mpiagg.plans.moves import bind_moves
 from mpiagg.plans.native import bind_native, called_at_once
 from mpiagg.plans.one_shot import ONE_SHOT, box_of
 from mpiagg.plans.operation import Operation
 from mpiagg.plans.places import Found, Places, told_by_all
-from mpiagg.plans.ports import Asking
 from mpiagg.plans.program import Arrival, Call, Copying, Deferred, Program, in_turn
 from mpiagg.plans.sharing import (
     InTurn,
     Mail,
-    Task,
+    NodeTask,
     Vectors,
+    barrier_round,
     exchange_work,
-    gate_round,
     mail_rounds,
     owner_work,
     rounds_in_place,
@@ -30,7 +30,7 @@ from mpiagg.plans.sharing import (
 from mpiagg.plans.slots import by_slots, slot_rounds, slots_for
 from mpiagg.schedules import Action, Collective, Round, algorithm
 from mpiagg.tables import ANNOUNCED
-from mpiagg.transport import LINE, NOWHERE, SHARED_TAG, Block, Channel, Gate, Positions, SignedGate
+from mpiagg.transport import LINE, NOWHERE, SHARED_TAG, Block, Channel, NodeBarrier, Positions, SignedBarrier
 
 
 def serves(channel: Channel, operation: Operation, device: Accelerator | None) -> bool:
@@ -48,7 +48,7 @@ def serves(channel: Channel, operation: Operation, device: Accelerator | None) -
     return len(o.layout.nodes) == 1 or (o.choice.algorithm != SHARED and o.nbytes > ANNOUNCED)
 
 
-def folds_as_it_is(channel: Channel, operation: Operation, vector: Array) -> bool:
+def reduces_in_place(channel: Channel, operation: Operation, vector: Array) -> bool:
     """Whether a vector of a dtype that is combined in another need not be converted, if all others lie like it.
 
     That is half precision in memory of a device that the ranks of one node map: a kernel combines it in float32.
@@ -96,7 +96,7 @@ class OnNode:
         self.node, self.device = channel.node, accelerator_of(x if out is None else out)
         # Of a chunk for each rank, two elements at least go through memory at a time.
         self.segment = max(o.choice.segment or SEGMENT, 2 * o.size * o.reduction.dtype.itemsize)
-        # Gates, and blocks for them, are in the host's memory; the vectors may be in a device's.
+        # Barriers, and blocks for them, are in the host's memory; the vectors may be in a device's.
         shared = channel.memory.host if self.device is None else channel.memory.known(self.device)
         # Within one node there is nothing but what its ranks share; across nodes there are messages.
         self.all_here = self.node.size == o.size
@@ -151,13 +151,13 @@ class OnNode:
         except MemoryError:
             self.channel.memory.give_back_slots(slots)
             return self.by_messages()
-        gate, brought = Gate(block, self.node.place, self.node.ranks), self.first is not None
+        barrier, brought = NodeBarrier(block, self.node.place, self.node.ranks), self.first is not None
         if by_mail:
-            program = self.by_mail(gate, block)
+            program = self.by_mail(barrier, block)
         elif slots is None:
-            program = in_turn(self._ready(), self.in_place(gate, positions))
+            program = in_turn(self._ready(), self.in_place(barrier, positions))
         else:
-            program = in_turn(self._ready(), self.through_slots(gate, slots, brought=brought))
+            program = in_turn(self._ready(), self.through_slots(barrier, slots, brought=brought))
         give_back = partial(memory.give_back, block), partial(self.channel.memory.give_back_slots, slots)
         back = Program((), give_back, block.nbytes + (0 if slots is None else slots.nbytes))
         return replace(in_turn(program, back), sent_bytes=self.messages.sent_bytes)
@@ -192,43 +192,43 @@ class OnNode:
 
     def _unannounced(self) -> Program:
         """Return the program for arrays of which none can be in memory that the ranks share."""
-        ground = self.channel.memory.for_calls() if self.mailed else None
-        if ground is None:
+        for_calls = self.channel.memory.for_calls() if self.mailed else None
+        if for_calls is None:
             return self.by_messages()
-        gate, block = ground
-        program = self.by_mail(gate, block)
-        return replace(self._within(gate, program), sent_bytes=self.messages.sent_bytes)
+        barrier, block = for_calls
+        program = self.by_mail(barrier, block)
+        return replace(self._within(barrier, program), sent_bytes=self.messages.sent_bytes)
 
     def _announced(self) -> Program:
-        """Return the program that begins with a gate, at which ranks say where their arrays lie."""
-        ground = self.channel.memory.for_calls()
-        if ground is None:
+        """Return the program that begins with a barrier, at which ranks say where their arrays lie."""
+        for_calls = self.channel.memory.for_calls()
+        if for_calls is None:
             return self.by_messages()
-        gate, block = ground
-        met = gate_round(gate, self.operation.label, 0)
-        announced = gate.in_short(self._positions)
-        announce = met._replace(starts=(partial(gate.announce, announced), *met.starts))
-        found = Found(gate, partial(self._where_they_lie, gate, block))
+        barrier, block = for_calls
+        met = barrier_round(barrier, self.operation.label, 0)
+        announced = barrier.in_short(self._positions)
+        announce = met._replace(starts=(partial(barrier.announce, announced), *met.starts))
+        found = Found(barrier, partial(self._where_they_lie, barrier, block))
         if self.device is not None:
             self.channel.memory.users.add(found)
-        program = self._within(gate, Program((announce, Deferred(found.program).as_round()), (), 0))
+        program = self._within(barrier, Program((announce, Deferred(found.program).as_round()), (), 0))
         rounds = (*self._ready().rounds, *program.rounds)
         return Program(rounds, (found.release,), self._scratch_bytes(), self.messages.sent_bytes, self.device)
 
-    def _within(self, gate: SignedGate, program: Program) -> Program:
-        """Return a program that enters the operation at the gate that calls share first, and leaves it last."""
-        return in_turn(partial(gate.enter, self.operation.signature), program, gate.leave)
+    def _within(self, barrier: SignedBarrier, program: Program) -> Program:
+        """Return a program that enters the operation at the barrier that calls share first, and leaves it last."""
+        return in_turn(partial(barrier.enter, self.operation.signature), program, barrier.leave)
 
-    def _where_they_lie(self, gate: SignedGate, block: Block, positions: tuple[Positions, ...]) -> Program:
+    def _where_they_lie(self, barrier: SignedBarrier, block: Block, positions: tuple[Positions, ...]) -> Program:
         if self.places.reached(positions):
-            return self.in_place(gate, positions, first=False)
+            return self.in_place(barrier, positions, first=False)
         brought = self.first is not None
         if self.mailed:
-            return self.by_mail(gate, block, brought=brought)
+            return self.by_mail(barrier, block, brought=brought)
         slots = slots_for(self.channel, self.operation, self.device, positions, together=False)
         if slots is None:
             return self.by_messages(brought=brought)
-        return self.through_slots(gate, slots, brought=brought)
+        return self.through_slots(barrier, slots, brought=brought)
 
     def _scratch_bytes(self) -> int:
         """Return the memory that messages would need."""
@@ -280,7 +280,7 @@ class OnNode:
         enough = 1 << max(self.operation.nbytes - 1, LINE - 1).bit_length()
         return min(enough, -(-self.segment // LINE) * LINE)
 
-    def by_mail(self, gate: Gate, block: Block, *, brought: bool = False) -> Program:
+    def by_mail(self, barrier: NodeBarrier, block: Block, *, brought: bool = False) -> Program:
         """Return the program that copies through mailboxes, a segment after the other."""
         o, made = self.operation, self._copying(brought=brought)
         # The boxes lie in the same places for all who share the block, so that nobody writes where another still reads.
@@ -293,11 +293,11 @@ class OnNode:
             {rank: part[start : start + box] for rank, part in zip(self.node.ranks, block.parts, strict=True)}
             for start in (LINE, LINE + box)
         )
-        mail = Mail(gate, (first[o.rank], second[o.rank]), (first, second))
-        rounds = mail_rounds(self._schedule(), Task(made.buffer, lanes, o.reduction), mail, o.label)
+        mail = Mail(barrier, (first[o.rank], second[o.rank]), (first, second))
+        rounds = mail_rounds(self._schedule(), NodeTask(made.buffer, lanes, o.reduction), mail, o.label)
         return made.around(Program(tuple(rounds), (), 0))
 
-    def through_slots(self, gate: Gate, slots: Block, *, brought: bool = False) -> Program:
+    def through_slots(self, barrier: NodeBarrier, slots: Block, *, brought: bool = False) -> Program:
         """Return the program that copies to slots in memory of devices, and from there, a piece after the other."""
         o, asking = self.operation, self.asking
         assert asking is not None
@@ -309,26 +309,26 @@ class OnNode:
             x, out = (None if part is None else made.buffer[part] for part in (o.source, o.target))
             vectors = x, out
         memory, work = dict(zip(self.node.ranks, slots.parts, strict=True)), partial(self._work, o.schedule(), owned)
-        program = Program(tuple(slot_rounds(o, vectors, memory, gate, asking, work)), (), 0, device=self.device)
+        program = Program(tuple(slot_rounds(o, vectors, memory, barrier, asking, work)), (), 0, device=self.device)
         return program if made is None else made.around(in_turn(Program((asking.follow(),), (), 0), program))
 
-    def in_place(self, gate: Gate, positions: Sequence[Positions], *, first: bool = True) -> Program:
-        """Return the program for vectors that all ranks of the node reach; ``first`` if it begins with a gate."""
+    def in_place(self, barrier: NodeBarrier, positions: Sequence[Positions], *, first: bool = True) -> Program:
+        """Return the program for vectors that all ranks of the node reach; ``first`` if it begins with a barrier."""
         vectors = self.places.vectors(positions)
-        program = self._by_owners(gate, vectors) if self.operation.entry.owned else self._in_step(gate, vectors)
+        program = self._by_owners(barrier, vectors) if self.operation.entry.owned else self._in_step(barrier, vectors)
         if not first:
-            met, *rounds = program.rounds  # of every way the first round is a gate
+            met, *rounds = program.rounds  # of every way the first round is a barrier
             assert all(isinstance(awaited, Arrival) for awaited in met.awaited)
             program = replace(program, rounds=(met._replace(starts=(), tests=(), awaited=()), *rounds))
         return in_turn(program, self.store)
 
-    def _in_step(self, gate: Gate, vectors: Vectors) -> Program:
+    def _in_step(self, barrier: NodeBarrier, vectors: Vectors) -> Program:
         """Return the program of the rounds, in which each rank reads from the others' vectors."""
         o = self.operation
-        task = Task(self.copying.buffer, o.lanes(), o.reduction)
-        return Program(tuple(rounds_in_place(o.schedule(), task, vectors, gate, self.segment, o.label)), (), 0)
+        task = NodeTask(self.copying.buffer, o.lanes(), o.reduction)
+        return Program(tuple(rounds_in_place(o.schedule(), task, vectors, barrier, self.segment, o.label)), (), 0)
 
-    def _by_owners(self, gate: Gate, vectors: Vectors) -> Program:
+    def _by_owners(self, barrier: NodeBarrier, vectors: Vectors) -> Program:
         """Return the program of stages, in which owners read from all vectors, and write into them."""
         o = self.operation
         assert o.entry.owned is not None
@@ -338,9 +338,9 @@ class OnNode:
             if here:
                 work = self._work(rounds, owned, vectors, o.lanes())
                 work = work if self.asking is None else self.asking.ask(work)
-                before = gate_round(gate, o.label, len(parts), work)
+                before = barrier_round(barrier, o.label, len(parts), work)
                 done = () if self.asking is None else (self.asking.done(),)
-                after = gate_round(gate, o.label, len(parts) + 1)
+                after = barrier_round(barrier, o.label, len(parts) + 1)
                 parts.append(Program((before, *done, after), (), 0, device=self.device))
             else:
                 buffer = self.copying.buffer

@@ -13,7 +13,7 @@ from mpiagg.schedules import Collective
 from mpiagg.transport import LINE, Block, Channel
 
 ONE_SHOT: Final = 4 * 2**10
-"""Bytes up to which every rank reduces everything by itself: one gate then, and two for longer vectors."""
+"""Bytes up to which every rank reduces everything by itself: one barrier then, and two for longer vectors."""
 
 
 def serves_at_once(channel: Channel, operation: Operation) -> bool:
@@ -30,7 +30,7 @@ def serves_at_once(channel: Channel, operation: Operation) -> bool:
 
 
 class OneShot:
-    """An all-reduction of short vectors: one gate, after which every rank has all of them in mailboxes.
+    """An all-reduction of short vectors: one barrier, after which every rank has all of them in mailboxes.
 
     Parameters
     ----------
@@ -50,7 +50,7 @@ class OneShot:
     def __init__(self, channel: Channel, operation: Operation) -> None:
         found = channel.memory.for_calls()
         assert found is not None
-        self._gate, block = found
+        self._barrier, block = found
         o, self._operation = operation, operation
         boxes = [
             [part[start : start + o.nbytes].view(o.reduction.dtype) for part in block.parts]
@@ -67,20 +67,20 @@ class OneShot:
 
     def program(self) -> Program:
         """Return the program."""
-        arrival = Arrival(self._operation.label, 0, self._gate)
-        return Program((BoundRound((self._write,), (self._gate.passed,), (self._read,), (arrival,)),), (), 0)
+        arrival = Arrival(self._operation.label, 0, self._barrier)
+        return Program((BoundRound((self._write,), (self._barrier.passed,), (self._read,), (arrival,)),), (), 0)
 
     def _write(self) -> None:
-        x, box = self.x, self._own[self._gate.count & 1]
+        x, box = self.x, self._own[self._barrier.count & 1]
         try:
             box[:] = x if x.ndim == 1 else x.reshape(-1)
         except ValueError:  # a memory view of another of several equal dtypes
             np.copyto(np.asarray(box), x.reshape(-1))
-        self._gate.enter_and_come(self._signature)
+        self._barrier.enter_and_come(self._signature)
 
     def _read(self) -> None:
-        gate, out = self._gate, self.out
-        first, second, others = self._boxes[(gate.count - 1) & 1]
+        barrier, out = self._barrier, self.out
+        first, second, others = self._boxes[(barrier.count - 1) & 1]
         if out.ndim != 1:
             out = out.reshape(-1)
         self._combine(first, second, out)
@@ -88,9 +88,9 @@ class OneShot:
             self._combine(out, other, out)
         if self._finish is not None:
             self._finish(out)
-        gate.leave()
+        barrier.leave()
 
 
 def box_of(block: Block) -> int:
-    """Return the bytes of a mailbox in a block for calls, of which there are two behind the gate's line."""
+    """Return the bytes of a mailbox in a block for calls, of which there are two behind the barrier's line."""
     return (block.nbytes - LINE) // 2

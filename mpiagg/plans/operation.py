@@ -13,7 +13,7 @@ from mpiagg.plans.binding import Lane
 from mpiagg.plans.choices import NATIVE, Case, Choice
 from mpiagg.schedules import Action, Algorithm, Collective, Layout, Round, algorithm
 from mpiagg.transport import signature
-from mpiagg.watch import Data, Subject, Trail
+from mpiagg.watch import Data, OperationLog, Subject
 
 
 @dataclass(frozen=True)
@@ -77,7 +77,7 @@ class Operation:
         return f"{self.collective.value} by {self.choice.algorithm}{wire}"
 
     @cached_property
-    def in_words(self) -> str:
+    def description(self) -> str:
         """What all ranks must agree on."""
         length = "any lengths of" if self.ragged else sum(self.counts)
         values = self.form or f"{length} {self.reduction.dtype}"
@@ -88,11 +88,11 @@ class Operation:
     @property
     def signature(self) -> int:
         """A number that is another for an operation on which ranks do not agree, but for bad luck."""
-        return signature(self.in_words)
+        return signature(self.description)
 
-    def subject(self, trail: Trail) -> Subject:
+    def subject(self, log: OperationLog) -> Subject:
         """Return the operation as it is recorded."""
-        subject = Subject(trail, self.in_words, self.collective.value, self.nbytes)
+        subject = Subject(log, self.description, self.collective.value, self.nbytes)
         subject.data = self.data
         return subject
 

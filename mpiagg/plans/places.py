@@ -13,7 +13,7 @@ from mpiagg.plans.operation import Operation
 from mpiagg.plans.program import Call, Program
 from mpiagg.plans.sharing import Part, Vectors
 from mpiagg.schedules import Collective
-from mpiagg.transport import NOWHERE, Node, Position, Positions, SharedMemory, SignedGate
+from mpiagg.transport import NOWHERE, Node, Position, Positions, SharedMemory, SignedBarrier
 
 
 class Places:
@@ -187,17 +187,17 @@ def told_by_all(memory: SharedMemory, mine: Positions) -> tuple[Positions, ...]:
 class Found:
     """The program that was made for what ranks announced last; they mostly announce the same again."""
 
-    def __init__(self, gate: SignedGate, make: Callable[[tuple[Positions, ...]], Program]) -> None:
-        self._gate, self._make = gate, make
+    def __init__(self, barrier: SignedBarrier, make: Callable[[tuple[Positions, ...]], Program]) -> None:
+        self._barrier, self._make = barrier, make
         self._announced: tuple[int, ...] = ()
         self._program = Program((), (), 0)
 
     def program(self) -> Program:
         """Return the program for what they have just announced."""
-        announced = self._gate.announced()
+        announced = self._barrier.announced()
         if announced != self._announced:
             self.release()
-            self._announced, self._program = announced, self._make(self._gate.positions(announced))
+            self._announced, self._program = announced, self._make(self._barrier.positions(announced))
         return self._program
 
     def release(self) -> None:

@@ -13,13 +13,13 @@ from typing import Final, Generic, Protocol, TypeVar
 
 from mpiagg.arrays import Stream
 from mpiagg.errors import Error, PlanError
-from mpiagg.plans.compiled import TRIES, Waiting, straight_line
+from mpiagg.plans.compiled import TRIES, Waiting, compile_rounds
 from mpiagg.plans.program import Arrival, BoundRound, Computing, Interleaved, Program, Wait, run, run_in
 from mpiagg.transport import DEFAULT_TIMEOUT, YIELDS, YIELDS_IN_A_CROWD, Channel, keep_for_good, process, wait_patiently
 from mpiagg.watch import END, STAMPS, Entry, Subject, clock, done, failed
 
 SPINS: Final = 500
-"""How often a call tries a gate before it starts to yield the core, where every rank has one: as long as a segment
+"""How often a call tries a barrier before it starts to yield the core, where every rank has one: as long as a segment
 takes. For messages it yields at once: that costs nothing where nobody else wants the core, and whoever carries the
 messages may want it."""
 
@@ -81,7 +81,7 @@ class Plan(Generic[Result]):
         if self._stream is not None:
             self._stream.follow()  # what has been done so far to memory of the program's own
             self._rounds += (BoundRound((), (self._stream.done,), (), (Computing(label),)),)
-        self._subject = Subject(channel.trail, label) if subject is None else subject
+        self._subject = Subject(channel.log, label) if subject is None else subject
         self._begin = process().recorder.begin
         self._entry: Entry = []
         if process().recorder.rounds:
@@ -89,7 +89,7 @@ class Plan(Generic[Result]):
         # Where ranks outnumber cores, whoever tries again and again only keeps the others from coming.
         crowded = channel.node.crowded
         self._spins, self._yields = (0, YIELDS_IN_A_CROWD) if crowded else (SPINS, YIELDS)
-        self._run = straight_line(self._rounds, tries=1 if crowded else TRIES)
+        self._run = compile_rounds(self._rounds, tries=1 if crowded else TRIES)
         if self._stream is not None:
             self._run = partial(_run_in, self._stream, self._run)
         # Whether it can be started: not while it runs, nor after an error in the middle, nor when it is freed.
@@ -240,12 +240,12 @@ class Plan(Generic[Result]):
 
         yield BoundRound((begin,), (), (), ())
         names = []
-        for place, (starts, tests, folds, awaited) in enumerate(rounds):
+        for place, (starts, tests, reductions, awaited) in enumerate(rounds):
             if tests:
                 names.append(f"round {getattr(awaited[0], 'round', 'of several lanes')}")
             else:
                 names.append("packing" if place in (0, len(rounds) - 1) else "round without messages")
-            yield BoundRound((mark, *starts, mark), tests, (mark, *folds, mark), awaited)
+            yield BoundRound((mark, *starts, mark), tests, (mark, *reductions, mark), awaited)
         self._subject.rounds = tuple(names)
 
     def _awaited_now(self) -> Wait | None:
@@ -259,7 +259,7 @@ class Plan(Generic[Result]):
         PlanError
             If another thread is in an operation of the communicator, which may be this plan.
         """
-        self._channel.trail.check_thread()
+        self._channel.log.check_thread()
         failed(self._begin(self._subject, False))
         return self._unusable()
 

@@ -8,8 +8,8 @@ from typing import NamedTuple
 
 from mpiagg.arrays import Accelerator, Array, Stream
 from mpiagg.schedules import Action, Step
-from mpiagg.transport import Gate, Some
-from mpiagg.watch import ranks_in_words
+from mpiagg.transport import NodeBarrier, Some
+from mpiagg.watch import describe_ranks
 
 Call = Callable[[], object]
 
@@ -34,16 +34,16 @@ class Awaited(NamedTuple):
 
 
 class Arrival(NamedTuple):
-    """What a wait is for: the other ranks of the node at a gate."""
+    """What a wait is for: the other ranks of the node at a barrier."""
 
     label: str
     round: int
-    gate: Gate | Some
+    barrier: NodeBarrier | Some
 
     def __str__(self) -> str:
         """Say it in words."""
-        missing = self.gate.missing()
-        return f"{self.label}, round {self.round}: {ranks_in_words(missing) if missing else 'nobody'} to come"
+        missing = self.barrier.missing()
+        return f"{self.label}, round {self.round}: {describe_ranks(missing) if missing else 'nobody'} to come"
 
     @property
     def now(self) -> Arrival:
@@ -78,19 +78,19 @@ class BoundRound(NamedTuple):
 
     starts: tuple[Call, ...]
     tests: tuple[Callable[[], bool], ...]
-    folds: tuple[Call, ...]
+    reductions: tuple[Call, ...]
     awaited: tuple[Wait | Interleaved, ...]
 
 
 def run(rounds: Sequence[BoundRound]) -> Iterator[Wait]:
     """Run rounds one after the other; yield what is waited for whenever it has not come."""
-    for starts, tests, folds, awaited in rounds:
+    for starts, tests, reductions, awaited in rounds:
         for start in starts:
             start()
         for test, message in zip(tests, awaited, strict=True):
             while not test():
                 yield message.now
-        for fold in folds:
+        for fold in reductions:
             fold()
 
 

@@ -31,9 +31,9 @@ class Recorded:
     def __init__(
         self, channel: Channel, what: str, collective: str | None = None, nbytes: int = 0, *, signed: bool = True
     ) -> None:
-        self.subject = Subject(channel.trail, f"{what} by {NATIVE}" if collective is None else what, collective, nbytes)
+        self.subject = Subject(channel.log, f"{what} by {NATIVE}" if collective is None else what, collective, nbytes)
         self.subject.unleavable = DEFAULT_TIMEOUT
-        self._channel, self._trail, self._keep = channel, channel.trail, process().recorder.keep
+        self._channel, self._log, self._keep = channel, channel.log, process().recorder.keep
         self._written = channel.memory.signatures()
         self._own, self._beside = (self._written.own, self._written.beside) if signed else ({}, ())
         self._signature = signature(what)
@@ -48,15 +48,15 @@ class Recorded:
         MismatchError
             If a rank of the node that this one compares with has made another call instead, and that shows by now.
         """
-        trail, written = self._trail, self._written
+        log, written = self._log, self._written
         # What the recorder's ``begin`` does, since to call it takes a twentieth of a short call's time.
-        order = trail.count + 1
+        order = log.count + 1
         entry: Entry = [self.subject, order, clock(), 0, True, None]
-        if not trail.blocking[END]:
-            trail.check_thread()
-        if trail.blocking[END]:
-            trail.blocking = entry
-        trail.count = order
+        if not log.blocking[END]:
+            log.check_thread()
+        if log.blocking[END]:
+            log.blocking = entry
+        log.count = order
         self._keep(entry)
         written.count = count = written.count + 1
         place = count & _LAST

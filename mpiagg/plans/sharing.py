@@ -19,15 +19,15 @@ from mpiagg.arrays import Array, Reduction, cuts_of, device_of, ranges
 from mpiagg.plans.binding import Lane, Run
 from mpiagg.plans.program import Arrival, BoundRound, Call, Program
 from mpiagg.schedules import Action, Round, Step
-from mpiagg.transport import Gate, SignedGate, Some, signature
+from mpiagg.transport import NodeBarrier, SignedBarrier, Some, signature
 
 
-def gate_round(gate: Gate | Some, label: str, number: int, call: Call | None = None) -> BoundRound:
+def barrier_round(barrier: NodeBarrier | Some, label: str, number: int, call: Call | None = None) -> BoundRound:
     """Return the round in which the ranks of a node wait for one another, and then make a call."""
-    return BoundRound((gate.come,), (gate.passed,), (call,) if call else (), (Arrival(label, number, gate),))
+    return BoundRound((barrier.come,), (barrier.passed,), (call,) if call else (), (Arrival(label, number, barrier),))
 
 
-class Task(NamedTuple):
+class NodeTask(NamedTuple):
     """What is reduced.
 
     Attributes
@@ -45,10 +45,10 @@ class Task(NamedTuple):
     reduction: Reduction
 
 
-def gate_program(gate: SignedGate, label: str) -> Program:
+def barrier_program(barrier: SignedBarrier, label: str) -> Program:
     """Return the program in which the ranks of a node wait for one another, and do nothing else."""
-    met = gate_round(gate, label, 0, gate.leave)
-    return Program((met._replace(starts=(partial(gate.enter, signature(label)), *met.starts)),), (), 0)
+    met = barrier_round(barrier, label, 0, barrier.leave)
+    return Program((met._replace(starts=(partial(barrier.enter, signature(label)), *met.starts)),), (), 0)
 
 
 class Part(NamedTuple):
@@ -95,8 +95,8 @@ def owner_work(  # noqa: PLR0917 - what there is to be said of them
 ) -> Call:
     """Return the call that does an owner's part of some rounds, on vectors that all lie in reach.
 
-    Between a gate before and a gate after it nobody else touches the chunks that a rank owns, in any vector: whoever
-    sends or receives them in these rounds leaves it to their owner. So there is nothing to wait for in between.
+    Between a barrier before and a barrier after it nobody else touches the chunks that a rank owns, in any vector:
+    whoever sends or receives them in these rounds leaves it to their owner. So there is nothing to wait for in between.
 
     Parameters
     ----------
@@ -173,14 +173,14 @@ def _block_work(
 
 
 class Mail(NamedTuple):
-    """The mailboxes of the ranks of a node: two for each, used in turn from gate to gate.
+    """The mailboxes of the ranks of a node: two for each, used in turn from barrier to barrier.
 
     While the others may still read from one, a rank writes into the other. It comes back to the first after one more
-    gate, to which all have come only when they had read.
+    barrier, to which all have come only when they had read.
 
     Attributes
     ----------
-    gate : Gate
+    barrier : NodeBarrier
         Where they meet.
     own : pair of numpy.ndarray
         The mailboxes of this rank, as bytes.
@@ -188,12 +188,12 @@ class Mail(NamedTuple):
         The mailboxes of all ranks.
     """
 
-    gate: Gate
+    barrier: NodeBarrier
     own: tuple[Array, Array]
     boxes: tuple[Mapping[int, Array], Mapping[int, Array]]
 
 
-def mail_rounds(rounds: Sequence[Round], task: Task, mail: Mail, label: str) -> Iterator[BoundRound]:
+def mail_rounds(rounds: Sequence[Round], task: NodeTask, mail: Mail, label: str) -> Iterator[BoundRound]:
     """Yield the rounds that carry a schedule out through mailboxes, lane after lane.
 
     All ranks of the schedule are on this node, and have as many rounds with messages.
@@ -202,19 +202,19 @@ def mail_rounds(rounds: Sequence[Round], task: Task, mail: Mail, label: str) -> 
     aside = _aside(chain(*rounds), task.lanes, task.vector.size, task.vector)
     for lane in task.lanes:
         for number, steps in enumerate(exchanges):
-            letter = _Letter(steps, lane, task, mail, aside)
-            arrival = Arrival(label, number, mail.gate)
-            yield BoundRound((letter.write,), (mail.gate.passed,), (letter.read,), (arrival,))
+            mailbox_round = _MailboxRound(steps, lane, task, mail, aside)
+            arrival = Arrival(label, number, mail.barrier)
+            yield BoundRound((mailbox_round.write,), (mail.barrier.passed,), (mailbox_round.read,), (arrival,))
 
 
-class _Letter:
+class _MailboxRound:
     """What a rank writes into its mailbox, and what it does with what it finds in the others', for one round and lane.
 
     The chunks of a lane lie one after the other in a mailbox, each in its place, whether or not the others are sent.
     """
 
-    def __init__(self, steps: Sequence[Step], lane: Lane, task: Task, mail: Mail, aside: Array) -> None:
-        self._gate, buffer = mail.gate, task.vector
+    def __init__(self, steps: Sequence[Step], lane: Lane, task: NodeTask, mail: Mail, aside: Array) -> None:
+        self._barrier, buffer = mail.barrier, task.vector
         places = [0, *accumulate((stop - start) * buffer.itemsize for start, stop in lane)]
         sent = _sent(steps)
         done = [step for step in steps if step.action is not Action.SEND]
@@ -235,19 +235,19 @@ class _Letter:
         self._reads = (reads(mail.boxes[0]), reads(mail.boxes[1]))
 
     def write(self) -> None:
-        """Write, and come to the gate."""
-        for target, source in self._writes[self._gate.count & 1]:
+        """Write, and come to the barrier."""
+        for target, source in self._writes[self._barrier.count & 1]:
             target[:] = source
-        self._gate.come()
+        self._barrier.come()
 
     def read(self) -> None:
-        """Read what all have written before they came to the gate that is now passed."""
-        for call in self._reads[(self._gate.count - 1) & 1]:
+        """Read what all have written before they came to the barrier that is now passed."""
+        for call in self._reads[(self._barrier.count - 1) & 1]:
             call()
 
 
 def rounds_in_place(  # noqa: PLR0917 - what there is to be said of them
-    rounds: Sequence[Round], task: Task, vectors: Vectors, gate: Gate, segment: int, label: str
+    rounds: Sequence[Round], task: NodeTask, vectors: Vectors, barrier: NodeBarrier, segment: int, label: str
 ) -> Iterator[BoundRound]:
     """Yield the rounds that carry a schedule out where all vectors lie in reach: each rank reads from the others'.
 
@@ -264,11 +264,11 @@ def rounds_in_place(  # noqa: PLR0917 - what there is to be said of them
     ----------
     rounds : sequence of Round
         What this rank does.
-    task : Task
+    task : NodeTask
         What is reduced, in this rank's vector.
     vectors : Vectors
         Where the vectors lie.
-    gate : Gate
+    barrier : NodeBarrier
         Where the ranks wait for one another.
     segment : int
         Bytes of a block.
@@ -297,10 +297,10 @@ def rounds_in_place(  # noqa: PLR0917 - what there is to be said of them
                         ((s, own, own, other) for s, other in zip(fold, others, strict=True)), task.reduction, aside
                     )
         sources = {step.peer for step in done if step.action.receives}
-        met = gate.among(sources | readers) if number else gate
-        yield gate_round(met, label, number, InTurn(calls))
+        met = barrier.among(sources | readers) if number else barrier
+        yield barrier_round(met, label, number, InTurn(calls))
         readers = {step.peer for step in steps if step.action is Action.SEND}
-    yield gate_round(gate, label, len(exchanges))
+    yield barrier_round(barrier, label, len(exchanges))
 
 
 def _exchanges(rounds: Sequence[Round]) -> list[list[Step]]:

@@ -14,12 +14,12 @@ from typing import Final, NamedTuple
 from mpiagg.arrays import Accelerator, Array, device_of, same_memory
 from mpiagg.plans.binding import Lane, Run
 from mpiagg.plans.choices import SHARED
+from mpiagg.plans.endpoints import Asking
 from mpiagg.plans.operation import Operation
-from mpiagg.plans.ports import Asking
 from mpiagg.plans.program import BoundRound, Call
-from mpiagg.plans.sharing import Part, Vectors, gate_round, taking
+from mpiagg.plans.sharing import Part, Vectors, barrier_round, taking
 from mpiagg.schedules import Collective
-from mpiagg.transport import Block, Channel, Gate, Positions
+from mpiagg.transport import Block, Channel, NodeBarrier, Positions
 
 TURNS: Final = 2
 """How many slots a rank has."""
@@ -69,15 +69,16 @@ def slot_rounds(  # noqa: PLR0917 - what there is to be said of them
     operation: Operation,
     vectors: tuple[Array | None, Array | None],
     slots: Mapping[int, Array],
-    gate: Gate,
+    barrier: NodeBarrier,
     asking: Asking,
     work: Work,
 ) -> list[BoundRound]:
     """Return the rounds that carry an operation out through slots, a piece after the other.
 
-    There is one gate between two rounds, and at most three pieces are in hand in a round: the result of one leaves its
-    slot, owners work on the next, and the input of the one after it goes where the first has been, in that order. So a
-    slot is touched either by its own rank or by owners between two gates, and what they do is done before the next.
+    There is one barrier between two rounds, and at most three pieces are in hand in a round: the result of one leaves
+    its slot, owners work on the next, and the input of the one after it goes where the first has been, in that order.
+    So a slot is touched either by its own rank or by owners between two barriers, and what they do is done before the
+    next.
 
     Parameters
     ----------
@@ -87,7 +88,7 @@ def slot_rounds(  # noqa: PLR0917 - what there is to be said of them
         This rank's input and output: contiguous, of one dtype, without any memory in common unless it is the same.
     slots : mapping of int to array
         For each rank the bytes of its slots.
-    gate : Gate
+    barrier : NodeBarrier
         Where the ranks meet.
     asking : Asking
         What asks the device; it waits for what was asked for before.
@@ -110,7 +111,7 @@ def slot_rounds(  # noqa: PLR0917 - what there is to be said of them
             *((pieces[number - 1].work,) if 1 <= number <= len(pieces) else ()),
             *(pieces[number].loads if number < len(pieces) else ()),
         ]
-        rounds += (asking.done()._replace(starts=(asking.ask(*calls),)), gate_round(gate, o.label, number + 1))
+        rounds += (asking.done()._replace(starts=(asking.ask(*calls),)), barrier_round(barrier, o.label, number + 1))
     return rounds[:-1]  # nobody reads what is copied out last
 
 

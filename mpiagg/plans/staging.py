@@ -15,7 +15,7 @@ from typing import Final
 import numpy as np
 
 from mpiagg.arrays import Accelerator, Array, convert, flat
-from mpiagg.plans.ports import ask
+from mpiagg.plans.endpoints import ask
 from mpiagg.plans.program import BoundRound, Call, Computing, Program, in_turn
 
 LEAST_PIECE: Final = 2**20

@@ -25,7 +25,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from functools import lru_cache
 
-from mpiagg.schedules.ranks import Table
+from mpiagg.schedules.ranks import RankTable
 from mpiagg.schedules.steps import Parts, Round, finish, receive, reduce_from, send, within
 from mpiagg.schedules.swing import departures, even_part, meets, steps
 
@@ -80,7 +80,7 @@ def _from_root(rank: int, size: int) -> Iterator[Round]:
 
 
 @lru_cache(maxsize=16)
-def departs(size: int) -> Table:
+def departs(size: int) -> RankTable:
     """Return in which step each rank hands its sum on towards rank 0, which never does: as many as there are steps."""
     found = [int(departures(size)[rank % 2][-rank % size]) for rank in range(size)]
-    return Table([steps(size), *found[1:]])
+    return RankTable([steps(size), *found[1:]])

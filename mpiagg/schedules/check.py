@@ -15,7 +15,7 @@ from mpiagg.errors import ScheduleError
 from mpiagg.schedules.layout import Layout
 from mpiagg.schedules.steps import Action, Collective, Round, Step
 from mpiagg.schedules.table import algorithm, schedules
-from mpiagg.schedules.walk import Message, RoundDone, chunks_in_words, walk
+from mpiagg.schedules.walk import Message, RoundDone, describe_chunks, walk
 
 
 @dataclass(frozen=True)
@@ -129,7 +129,7 @@ def _check_round(a_round: Round, rank: int, index: int, chunks: int) -> None:
     for step in a_round:
         where = {"rank": rank, "round": index, "chunk": step.chunk}
         if not (step.chunk >= 0 and step.count >= 1 and step.chunk + step.count <= chunks):
-            raise ScheduleError(f"rank {rank} in round {index} names {chunks_in_words(step)} of {chunks}", **where)
+            raise ScheduleError(f"rank {rank} in round {index} names {describe_chunks(step)} of {chunks}", **where)
         for chunk in range(step.chunk, step.chunk + step.count):
             other = uses.get(chunk)
             if other is not None and Action.RECEIVE in (other, step.action):

@@ -25,7 +25,7 @@ from collections.abc import Iterator, Mapping
 from functools import lru_cache
 
 from mpiagg.schedules.circulant import halvings
-from mpiagg.schedules.ranks import Ranks, Table
+from mpiagg.schedules.ranks import Ranks, RankTable
 from mpiagg.schedules.steps import Collective, Generator, Round, finish, receive, reduce_from, send
 
 
@@ -76,8 +76,8 @@ def _taken(rank: int, size: int, blocks: int, number: int) -> int:
 
 
 @lru_cache(maxsize=4)
-def _tables(size: int, blocks: int) -> list[Table]:
-    return [Table(column) for column in zip(*(_blocks_of(rank, size, blocks) for rank in range(size)), strict=True)]
+def _tables(size: int, blocks: int) -> list[RankTable]:
+    return [RankTable(column) for column in zip(*(_blocks_of(rank, size, blocks) for rank in range(size)), strict=True)]
 
 
 @lru_cache(maxsize=1024)

@@ -27,7 +27,7 @@ from itertools import chain
 from operator import index
 from typing import NamedTuple
 
-from mpiagg.schedules.ranks import Ranks, Table
+from mpiagg.schedules.ranks import Ranks, RankTable
 from mpiagg.schedules.steps import Collective, Generator, Round, Step, finish, receive, reduce_from, send
 
 Blocks = Iterator[tuple[int, Callable[[int], Step]]]
@@ -107,16 +107,16 @@ def _two_trees(rank: int, size: int, first: int = 0) -> tuple[Place, Place]:
     return one, other
 
 
-def _known(tables: Sequence[Table], rank: int) -> Place:
+def _known(tables: Sequence[RankTable], rank: int) -> Place:
     """Return the place that tables have of a rank, in which -1 is nobody."""
     parent, left, right = (table[rank] if table[rank] >= 0 else None for table in tables[:3])
     return Place(parent, left, right, index(tables[3][rank]))
 
 
 @lru_cache(maxsize=8)
-def _tables(size: int, first: int, turned: bool) -> list[Table]:
+def _tables(size: int, first: int, turned: bool) -> list[RankTable]:
     places = (_place(rank, size, first, turned=turned) for rank in range(size))
-    return [Table([-1 if of is None else of for of in column]) for column in zip(*places, strict=True)]
+    return [RankTable([-1 if of is None else of for of in column]) for column in zip(*places, strict=True)]
 
 
 def _place(rank: int, size: int, first: int, *, turned: bool) -> Place:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate, chain, pairwise
 
-from mpiagg.schedules.ranks import Table
+from mpiagg.schedules.ranks import RankTable
 
 
 @dataclass(frozen=True)
@@ -47,13 +47,19 @@ class Layout:
         return sum(map(len, self.nodes))
 
     @cached_property
-    def _tables(self) -> tuple[Table, Table, Table, Table, Table]:
+    def _tables(self) -> tuple[RankTable, RankTable, RankTable, RankTable, RankTable]:
         """The node and the place of each rank; the first of each node's, and how many; the ranks, node by node."""
         sizes = [len(ranks) for ranks in self.nodes]
         found = {rank: (node, place) for node, ranks in enumerate(self.nodes) for place, rank in enumerate(ranks)}
         nodes, places = zip(*(found[rank] for rank in range(self.size)), strict=True)
         firsts = list(accumulate(sizes, initial=0))
-        return Table(nodes), Table(places), Table(firsts), Table(sizes), Table([*chain(*self.nodes)])
+        return (
+            RankTable(nodes),
+            RankTable(places),
+            RankTable(firsts),
+            RankTable(sizes),
+            RankTable([*chain(*self.nodes)]),
+        )
 
     def node_of(self, rank: int) -> int:
         """Return the number of a rank's node."""

@@ -20,8 +20,8 @@ the one wanted, if that is not 1. The last level takes what is left; so a prime 
 ``multi_radix-4`` wants 4 at every level, and ``multi_radix-4x2x8`` 4 ranks that share a cache, 2 such caches in a
 socket, and 8 sockets.
 
-On one node a round is a gate, and what is received is read from mailboxes. In registered memory, an all-reduce and an
-all-gather read from where the others have it; there a rank waits for those alone that it exchanges with.
+On one node a round is a barrier, and what is received is read from mailboxes. In registered memory, an all-reduce and
+an all-gather read from where the others have it; there a rank waits for those alone that it exchanges with.
 
 Every chunk is the same sum, whichever collective it is. In a reduce-scatter and an all-gather, where a rank's chunk has
 its number, the chunks of a message do not lie together. Scratch: (f_1 - 1)/f_1 of a vector.

@@ -131,7 +131,7 @@ def where(condition: bool, one: int, other: int) -> int:
     return one if condition else other
 
 
-class Table:
+class RankTable:
     """Numbers to be looked up by a number, or by one on each rank."""
 
     def __init__(self, numbers: Sequence[int]) -> None:

@@ -108,8 +108,8 @@ class _Posts:
 def _match(sent: _Posted, received: _Posted) -> Message:
     if [(step.chunk, step.count) for step in sent.steps] != [(step.chunk, step.count) for step in received.steps]:
         raise ScheduleError(
-            f"mismatched message: rank {sent.rank} in round {sent.round} sends {_in_words(sent.steps)}, "
-            f"but rank {received.rank} in round {received.round} expects {_in_words(received.steps)}",
+            f"mismatched message: rank {sent.rank} in round {sent.round} sends {_described(sent.steps)}, "
+            f"but rank {received.rank} in round {received.round} expects {_described(received.steps)}",
             rank=received.rank,
             round=received.round,
             chunk=received.steps[0].chunk,
@@ -132,7 +132,7 @@ def _deadlock(
         else:
             where = f"which is in round {position[peer]}"
         lines.append(
-            f"rank {posted.rank} in round {posted.round} waits to {verb} {_in_words(posted.steps)} "
+            f"rank {posted.rank} in round {posted.round} waits to {verb} {_described(posted.steps)} "
             f"{'to' if verb == 'send' else 'from'} rank {peer}, {where}"
         )
     more = f"; and {len(waits) - 8} more" if len(waits) > 8 else ""
@@ -145,10 +145,10 @@ def _deadlock(
     )
 
 
-def _in_words(steps: Sequence[Step]) -> str:
-    return ", ".join(map(chunks_in_words, steps))
+def _described(steps: Sequence[Step]) -> str:
+    return ", ".join(map(describe_chunks, steps))
 
 
-def chunks_in_words(step: Step) -> str:
+def describe_chunks(step: Step) -> str:
     """Return ``chunk 3`` or ``chunks 3 to 5``."""
     return f"chunk {step.chunk}" if step.count == 1 else f"chunks {step.chunk} to {step.chunk + step.count - 1}"

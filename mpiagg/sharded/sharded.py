@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 from mpi4py import MPI
 
-from mpiagg.aggregation.packing import layout_in_words
+from mpiagg.aggregation.packing import describe_layout
 from mpiagg.arrays import Array, Form, load, reduction, to_host, working_dtype
 from mpiagg.common.arguments import check_integer, check_number
 from mpiagg.ddp.adapters import is_torch
@@ -155,7 +155,7 @@ class Sharded(Training):
             return (
                 f"Sharded by {self._optimizer_in_words()}: stage {stage}, {op} by {divisor} by {algorithm}, clipped to "
                 f"{clip_norm}, kept in {master_dtype}, split by {how}, {self._turns} at a time, shared {share}, "
-                f"units {units} of {layout_in_words(tuple(forms))}"
+                f"units {units} of {describe_layout(tuple(forms))}"
             )
 
         self._layers_asked: list[list[int]] | None = None

@@ -14,7 +14,7 @@ What the model leaves out is put right here, in words:
 - Two lanes pay every latency twice, and hide half of the reduction behind the other lane's transfer. Within a node
   they hide nothing: the processor that reduces is the one that moves the bytes. A chain of ranks (``ring``, in a scan)
   is a pipeline of its lanes.
-- Through shared memory, a round is a gate, and bytes are copied once, where messages copy them in and out.
+- Through shared memory, a round is a barrier, and bytes are copied once, where messages copy them in and out.
 - Vectors that not all lie there must be copied into it and out of it. Up to 1 MiB that was measured to be faster than
   messages. Longer vectors are reduced by messages: where the cores of two ranks share a cache, copies would still take
   0.4 to 0.8 of the time, but where they do not, reading what another core has just written is several times slower
@@ -50,7 +50,7 @@ CLUSTER: Final = Cluster(
 )
 """The cluster of the default table. A sum of long vectors reads two numbers from memory for each that it writes."""
 
-GATE: Final = 0.5e-6
+BARRIER: Final = 0.5e-6
 """Seconds in which the ranks of a node wait for one another."""
 
 MEMORY: Final = 10e9
@@ -101,7 +101,7 @@ class Prices:
         lanes: dict[str, list[int]] = {}
         for choice in candidates(collective, Spread.of(layout), memory):
             lanes.setdefault(choice.algorithm, []).append(choice.lanes)
-        shared = replace(cluster, node_alpha=GATE, node_beta=1 / MEMORY)
+        shared = replace(cluster, node_alpha=BARRIER, node_beta=1 / MEMORY)
         self._pricings = [
             (Pricing(name, collective, layout, shared if name == "shared" else cluster), numbers)
             for name, numbers in lanes.items()

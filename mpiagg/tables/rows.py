@@ -15,7 +15,7 @@ segments of this length; a choice may have shorter ones."""
 
 ANNOUNCED: Final = 32 * 2**10
 """Bytes from which calls first ask whether all vectors lie in shared memory; shorter ones are copied anyway. Between
-nodes, shorter ones go by messages, within the nodes, too: more gates between the messages took longer."""
+nodes, shorter ones go by messages, within the nodes, too: more barriers between the messages took longer."""
 
 
 class Memory(Enum):

@@ -21,7 +21,7 @@ from mpiagg.ddp.torch_modules import tensor_of
 from mpiagg.torch.starting import BACKEND
 from mpiagg.torch.tensors import moved, plain
 from mpiagg.torch.versions import SPLITS
-from mpiagg.torch.works import Line, Message, Work
+from mpiagg.torch.works import Line, MessageWork, Work
 from mpiagg.transport import channel_of, keep_for_good
 
 if TYPE_CHECKING:
@@ -64,10 +64,10 @@ class RankGroup(dist.ProcessGroup):  # type: ignore[misc]  # mypy sees no classe
         # By our own schedules alone: the MPI library's collectives cannot be left when the time is over.
         self._comm, self._messages = Comm(comm, reproducible=True), comm.Dup()
         self._name, self._description, self._timeout = name, "undefined", timeout
-        self._line, self._under_way = Line(f"mpiagg {name}"), set[Message]()
+        self._line, self._under_way = Line(f"mpiagg {name}"), set[MessageWork]()
         self._calls = 0
-        self._trail = channel_of(self._comm).trail
-        self._trail.label = name
+        self._log = channel_of(self._comm).log
+        self._log.label = name
         self._freed = False
 
     @classmethod
@@ -148,7 +148,7 @@ class RankGroup(dist.ProcessGroup):  # type: ignore[misc]  # mypy sees no classe
 
     def _set_label(self) -> None:
         """Have recordings call the group as torch does."""
-        self._trail.label = self._name if self._description == "undefined" else f"{self._name}:{self._description}"
+        self._log.label = self._name if self._description == "undefined" else f"{self._name}:{self._description}"
 
     @property
     def _device_types(self) -> list[torch.device]:
@@ -235,7 +235,7 @@ class RankGroup(dist.ProcessGroup):  # type: ignore[misc]  # mypy sees no classe
         seconds = None if limit == dist.default_pg_timeout else limit.total_seconds()
 
         def named() -> None:
-            self._trail.callers.append((self._trail.count + 1, name))
+            self._log.callers.append((self._log.count + 1, name))
             task(seconds)
 
         return self._line.do(outputs, named, at_once=not getattr(opts, "asyncOp", True))
@@ -273,7 +273,7 @@ class RankGroup(dist.ProcessGroup):  # type: ignore[misc]  # mypy sees no classe
         label = f"{whole.nbytes} bytes to {'arrive from' if into else 'be sent to'} {peer}"
         kept = (lambda: tensor.copy_(whole)) if into and whole is not tensor else None
         seconds = self._timeout.total_seconds()
-        return Message(tensor if into else whole, request, label, seconds, kept, under_way=self._under_way)
+        return MessageWork(tensor if into else whole, request, label, seconds, kept, under_way=self._under_way)
 
     def monitored_barrier(self, timeout: timedelta | None = None, wait_all_ranks: bool = False) -> None:
         """Wait for all ranks; rank 0 says which have not come in time.

@@ -126,7 +126,7 @@ class Work(dist.Work):  # type: ignore[misc]  # mypy sees no classes of torch's 
             future.set_result(list(self._tensors))
 
 
-class Message(Work):
+class MessageWork(Work):
     """A message under way: it goes on when somebody asks.
 
     Parameters
@@ -140,7 +140,7 @@ class Message(Work):
         Seconds that a wait may last.
     then : callable, optional
         What is to be done when it has come.
-    under_way : set of Message
+    under_way : set of MessageWork
         Those of the group, whose memory MPI may still read or write; this one is among them as long as that may be.
     """
 
@@ -152,7 +152,7 @@ class Message(Work):
         timeout: float,
         then: Task | None = None,
         *,
-        under_way: set[Message],
+        under_way: set[MessageWork],
     ) -> None:
         super().__init__([tensor], then or _nothing)
         self._request, self._label, self._timeout = request, label, timeout

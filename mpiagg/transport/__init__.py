@@ -1,8 +1,8 @@
 """How chunks cross between ranks."""
 
+from mpiagg.transport.barriers import WRITTEN, NodeBarrier, SignedBarrier, Some
 from mpiagg.transport.channels import channel_of, free_channel_of, meet
 from mpiagg.transport.comparison import cache_of
-from mpiagg.transport.gates import WRITTEN, Gate, SignedGate, Some
 from mpiagg.transport.meetings import keep_for_good
 from mpiagg.transport.memory import LINE, NOWHERE, Block, Position, Positions, SharedMemory, Window
 from mpiagg.transport.messages import SHARED_TAG, Channel
@@ -28,14 +28,14 @@ __all__ = [
     "WRITTEN",
     "Block",
     "Channel",
-    "Gate",
+    "NodeBarrier",
     "Node",
     "Position",
     "Positions",
     "YIELDS",
     "YIELDS_IN_A_CROWD",
     "SharedMemory",
-    "SignedGate",
+    "SignedBarrier",
     "Some",
     "Window",
     "cache_of",

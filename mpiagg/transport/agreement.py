@@ -11,7 +11,7 @@ from mpiagg.errors import Error, MismatchError
 from mpiagg.transport.failures import Failures, active
 from mpiagg.transport.meetings import gather
 from mpiagg.transport.process import process
-from mpiagg.watch import Trail, who_says_what
+from mpiagg.watch import OperationLog, who_says_what
 
 
 class Agreement:
@@ -28,7 +28,7 @@ class Agreement:
         On which the ranks tell one another.
     rank, size : int
         This rank, and how many there are.
-    trail : Trail
+    log : OperationLog
         What is done here, for those who watch over it.
     failures : Failures
         What is known of ranks that have died.
@@ -37,10 +37,10 @@ class Agreement:
     def __init__(self, comm: MPI.Intracomm) -> None:
         self.comm = comm
         self.rank, self.size = comm.Get_rank(), comm.Get_size()
-        self.trail = Trail("", self.rank, self.size)
+        self.log = OperationLog("", self.rank, self.size)
         self.failures = Failures(comm)
         if active():
-            self.trail.alarm = self.failures.look
+            self.log.alarm = self.failures.look
         with contextlib.suppress(ValueError):  # of which all ranks are told when they compare their settings
             process()  # so that there is somebody to warn
 
@@ -111,9 +111,9 @@ class Agreement:
             If a rank has died.
         """
         with self.failures.told():
-            return gather(self.comm, data, purpose, self.trail, word)
+            return gather(self.comm, data, purpose, self.log, word)
 
     def disagreement(self) -> Error:
         """Return the error that ranks of a node are in different operations."""
-        self.trail.explain(self.trail.count)
-        return self.trail.fault or MismatchError("ranks disagree about the collective that they are in")
+        self.log.explain(self.log.count)
+        return self.log.fault or MismatchError("ranks disagree about the collective that they are in")

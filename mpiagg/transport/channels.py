@@ -17,7 +17,7 @@ from mpiagg.errors import Error, PlanError
 from mpiagg.transport.meetings import end_all, gather
 from mpiagg.transport.messages import MAKE, Channel
 from mpiagg.transport.process import RECORD, ending
-from mpiagg.watch import Subject, Trail
+from mpiagg.watch import OperationLog, Subject
 
 
 def channel_of(comm: MPI.Intracomm | None, *, reproducible: bool = False) -> Channel:
@@ -135,6 +135,6 @@ def _free_all() -> None:
     ending().leave()
     if (os.environ.get(RECORD) or "off") != "off":  # it was asked for
         ending().dump("its program has ended", beside=True)
-    end_all(Subject(Trail("", 0, 1), "the end of the program"))
+    end_all(Subject(OperationLog("", 0, 1), "the end of the program"))
     for channel in list(_channels.values()):
         channel.free(at_exit=True)

@@ -23,7 +23,7 @@ from mpiagg.tables.files import table_of
 from mpiagg.transport.agreement import Agreement
 from mpiagg.transport.awareness import awareness
 from mpiagg.transport.process import process
-from mpiagg.watch import CARD_BYTES, Card
+from mpiagg.watch import PEER_BYTES, Peer
 
 if TYPE_CHECKING:
     from mpiagg.tables.learned import Learner
@@ -45,16 +45,16 @@ def compare_settings(ranks: Agreement, layout: Layout, *, reproducible: bool) ->
     """
     name = os.urandom(NAME_BYTES)
     try:
-        mine, able, card = _settings(ranks, layout).digest(), awareness().able, process().card
+        mine, able, peer = _settings(ranks, layout).digest(), awareness().able, process().peer
         mine = mine[:-1] + bytes([mine[-1] ^ reproducible])
     except ValueError:
-        mine, able, card = bytes(DIGEST_BYTES), False, bytes(CARD_BYTES)
-    told = np.empty((ranks.size, DIGEST_BYTES + 1 + NAME_BYTES + CARD_BYTES), np.uint8)
-    ranks.comm.Allgather(np.frombuffer(mine + bytes([able]) + name + card, np.uint8), told)
-    digests, ables, names, cards = np.split(told, np.cumsum([DIGEST_BYTES, 1, NAME_BYTES]), axis=1)
-    ranks.trail.name = names[0].tobytes().hex()
+        mine, able, peer = bytes(DIGEST_BYTES), False, bytes(PEER_BYTES)
+    told = np.empty((ranks.size, DIGEST_BYTES + 1 + NAME_BYTES + PEER_BYTES), np.uint8)
+    ranks.comm.Allgather(np.frombuffer(mine + bytes([able]) + name + peer, np.uint8), told)
+    digests, ables, names, peers = np.split(told, np.cumsum([DIGEST_BYTES, 1, NAME_BYTES]), axis=1)
+    ranks.log.name = names[0].tobytes().hex()
     if digests.any(axis=1).all() and (digests == digests[0]).all():
-        _watch(ranks, [Card.unpack(row.tobytes()) for row in cards])
+        _watch(ranks, [Peer.unpack(row.tobytes()) for row in peers])
     else:
         kept = ", reproducible" if reproducible else ""
         ranks.agree_on(lambda: f"uses {_settings(ranks, layout)}{kept}")
@@ -94,17 +94,17 @@ def cache_of(ranks: Agreement, layout: Layout) -> tuple[Path | None, Origin]:
     return path, Origin(layout, mpi, {"machines": machines})
 
 
-def _watch(ranks: Agreement, cards: Sequence[Card]) -> None:
+def _watch(ranks: Agreement, peers: Sequence[Peer]) -> None:
     """Have the recorder know a communicator, and the watchdog whom to ask what is done there."""
-    trail, watchdog, recorder = ranks.trail, process().watchdog, process().recorder
+    log, watchdog, recorder = ranks.log, process().watchdog, process().recorder
     group, world = ranks.comm.Get_group(), MPI.COMM_WORLD.Get_group()
     found = group.Translate_ranks(None, world)
     group.Free()
     world.Free()
-    trail.ranks = () if MPI.UNDEFINED in found else tuple(map(int, found))
-    recorder.trails[trail.name] = trail
-    if watchdog is not None and all(card.port for card in cards):
-        watchdog.join(trail, cards)
+    log.ranks = () if MPI.UNDEFINED in found else tuple(map(int, found))
+    recorder.logs[log.name] = log
+    if watchdog is not None and all(peer.port for peer in peers):
+        watchdog.join(log, peers)
 
 
 def _settings(ranks: Agreement, layout: Layout) -> Settings:

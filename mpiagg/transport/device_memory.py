@@ -87,10 +87,10 @@ class DeviceWindow:
             raise kind("; ".join(faults)) from fault
 
     def sync(self) -> None:
-        """Do nothing: gates are in the host's memory."""
+        """Do nothing: barriers are in the host's memory."""
 
     def begin(self, part: Array) -> None:
-        """Do nothing: no gate stands in a block here."""
+        """Do nothing: no barrier stands in a block here."""
 
     def claim(self, part: Array) -> None:
         """Do nothing: the memory is there."""

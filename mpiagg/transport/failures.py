@@ -1,8 +1,8 @@
 """Ranks that die, and how the others hear of it: by MPI's user-level failure mitigation (ULFM), as Open MPI has it.
 
 MPI learns that a process has died, and raises an error for those who have to do with it. Whoever waits for one of those
-would wait for ever, and at a gate MPI is not even asked. So waits that last look for themselves now and then, and who
-learns that a rank has died *revokes* the channel's communicators: all that is under way on them fails, on all ranks.
+would wait for ever, and at a barrier MPI is not even asked. So waits that last look for themselves now and then, and
+who learns that a rank has died *revokes* the channel's communicators: what is under way on them fails, on all ranks.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from mpi4py import MPI
 
 from mpiagg.errors import Error, RankFailedError
 from mpiagg.transport.meetings import complete, meeting
-from mpiagg.watch import Trail, ranks_in_words
+from mpiagg.watch import OperationLog, describe_ranks
 
 ENABLED: Final = "OMPI_MCA_mpi_ft_enable"
 """The environment variable that ``mpiexec --with-ft ulfm`` of Open MPI sets for its ranks."""
@@ -106,7 +106,7 @@ class Failures:
             time.sleep(1e-3)
         if not ranks:
             return RankFailedError("another rank has given the communicator up; comm.shrink() gives a new one")
-        dead = f"{ranks_in_words(ranks)} of {self._size} {'has' if len(ranks) == 1 else 'have'} died"
+        dead = f"{describe_ranks(ranks)} of {self._size} {'has' if len(ranks) == 1 else 'have'} died"
         return RankFailedError(f"{dead}; comm.shrink() gives a communicator of the others", ranks)
 
     def raise_for(self, error: BaseException) -> None:
@@ -160,7 +160,7 @@ def all_agree(comm: MPI.Intracomm, *, word: bool) -> bool:
     """
     agreed, purpose = np.array([word], np.intc), "agree on who is alive"
     try:
-        with meeting(purpose, Trail("", comm.Get_rank(), comm.Get_size())) as subject:
+        with meeting(purpose, OperationLog("", comm.Get_rank(), comm.Get_size())) as subject:
             complete(comm.Iagree(agreed), purpose, subject)
     except MPI.Exception:
         return False

@@ -21,7 +21,7 @@ from mpiagg.arrays import cuts_of, ranges
 from mpiagg.errors import Error, MismatchError, StallError
 from mpiagg.transport.process import ending
 from mpiagg.transport.waiting import time_limit, wait_patiently
-from mpiagg.watch import Subject, Trail, done, failed, ranks_in_words, who_says_what
+from mpiagg.watch import OperationLog, Subject, describe_ranks, done, failed, who_says_what
 
 GRACE: Final = 2.0
 """Seconds that who comes late is waited for at the end of the program."""
@@ -30,7 +30,9 @@ LONGEST: Final = 300
 """Bytes of what a rank says of its purpose, where ranks have different ones."""
 
 
-def gather(comm: MPI.Intracomm, data: bytes, purpose: str, trail: Trail | None = None, word: str = "") -> list[bytes]:
+def gather(
+    comm: MPI.Intracomm, data: bytes, purpose: str, log: OperationLog | None = None, word: str = ""
+) -> list[bytes]:
     """Return what every rank says; collective.
 
     Parameters
@@ -41,7 +43,7 @@ def gather(comm: MPI.Intracomm, data: bytes, purpose: str, trail: Trail | None =
         What this rank says.
     purpose : str
         What all ranks come together for, for messages to people.
-    trail : Trail, optional
+    log : OperationLog, optional
         The operations of the communicator, of which this is one.
     word : str
         What more there is to be told of the purpose, if other ranks have another.
@@ -53,7 +55,7 @@ def gather(comm: MPI.Intracomm, data: bytes, purpose: str, trail: Trail | None =
     StallError
         If a rank does not come within the timeout; or if another has waited in vain for this one before.
     """
-    with meeting(purpose, Trail("", comm.Get_rank(), comm.Get_size()) if trail is None else trail) as subject:
+    with meeting(purpose, OperationLog("", comm.Get_rank(), comm.Get_size()) if log is None else log) as subject:
         return exchange(comm, data, purpose, subject, word=word)
 
 
@@ -178,7 +180,7 @@ class _Exchange:
         found = [bytes(everything[start:stop]) for start, stop in ranges(cuts_of(counts))]
         gone = [rank for rank, each in enumerate(found) if each[0]]
         if gone and not self._given_up:
-            raise StallError(f"{ranks_in_words(gone)} waited in vain for all ranks to {self._purpose}")
+            raise StallError(f"{describe_ranks(gone)} waited in vain for all ranks to {self._purpose}")
         self._found = [each[1:] for each in found]
 
 
@@ -200,7 +202,7 @@ def _forget(comm: MPI.Comm, keyval: int, late: _Exchange) -> None:
 
 
 @contextmanager
-def meeting(purpose: str, trail: Trail) -> Iterator[Subject]:
+def meeting(purpose: str, log: OperationLog) -> Iterator[Subject]:
     """Enter a meeting of all ranks as an operation, for those who watch over it.
 
     Yields
@@ -208,7 +210,7 @@ def meeting(purpose: str, trail: Trail) -> Iterator[Subject]:
     Subject
         The operation.
     """
-    subject = Subject(trail, f"a meeting of all ranks to {purpose}")
+    subject = Subject(log, f"a meeting of all ranks to {purpose}")
     entry = ending().recorder.begin(subject, True)
     try:
         yield subject

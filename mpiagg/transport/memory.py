@@ -136,7 +136,7 @@ class Block(NamedTuple):
     parts : list of numpy.ndarray
         For each place on the node its bytes.
     sync : callable
-        What stands between writing and saying so, and between hearing so and reading: see ``gates``.
+        What stands between writing and saying so, and between hearing so and reading: see ``barriers``.
     nbytes : int
         Bytes of a part.
     position : Position
@@ -272,7 +272,7 @@ class SharedMemory:
     def tell(self, words: tuple[int, ...], purpose: str) -> list[tuple[int, ...]]:
         """Return what every rank of the node tells the others; collective among them."""
         with self._node.failures.told():
-            told = gather(self._node.comm, np.array(words, np.int64).tobytes(), purpose, self._node.trail)
+            told = gather(self._node.comm, np.array(words, np.int64).tobytes(), purpose, self._node.log)
         return [tuple(np.frombuffer(each, np.int64).tolist()) for each in told]
 
     def take(self, nbytes: int, *, busy: bool) -> Block:

@@ -98,7 +98,7 @@ class Channel(Agreement):
         super().__init__(plain)
         self.reproducible = reproducible or REPRODUCIBLE
         self.library = MPI.get_vendor()[0]
-        with self.failures.told(), meeting(MAKE, self.trail) as subject:
+        with self.failures.told(), meeting(MAKE, self.log) as subject:
             exchange(plain, b"", MAKE, subject)
             # What follows are calls of the MPI library's that wait without a deadline; but now all are here.
             subject.unleavable = DEFAULT_TIMEOUT
@@ -112,7 +112,7 @@ class Channel(Agreement):
         self.comm = MPI.Intracomm(comm.Create(group))
         group.Free()
         self.failures.comms.append(self.comm)
-        self.node = Node(self.comm, self.failures, self.trail)
+        self.node = Node(self.comm, self.failures, self.log)
         self.memory = NodeMemory(self.node, lambda: self.busy, self.disagreement)
         self.nccl: Nccl | None = None
         self.open: dict[int, Freeable] = {}
@@ -180,9 +180,9 @@ class Channel(Agreement):
             elif not at_exit or self._all_are_at_their_end():
                 self._free_together(at_exit=at_exit)
         with contextlib.suppress(ValueError):  # of settings that were refused
-            process().recorder.trails.pop(self.trail.name, None)
+            process().recorder.logs.pop(self.log.name, None)
             if (watchdog := process().watchdog) is not None:
-                watchdog.leave(self.trail)
+                watchdog.leave(self.log)
 
     def _abandon(self) -> None:
         """Leave what can only be freed by all ranks: one of them has died."""
@@ -196,9 +196,9 @@ class Channel(Agreement):
 
     def _all_are_at_their_end(self) -> bool:
         """Wait for all ranks to come to the end of the program; return whether nothing has gone wrong meanwhile."""
-        if self.trail.fault is not None:
+        if self.log.fault is not None:
             return False
-        subject = Subject(self.trail, "the end of the program")  # of which nobody is warned
+        subject = Subject(self.log, "the end of the program")  # of which nobody is warned
         while (all_are := self._come_to_end(subject)) is None:
             pass
         return all_are
@@ -208,7 +208,7 @@ class Channel(Agreement):
         try:
             exchange(self.comm, b"", "come to the end of the program", subject, math.inf)
         except MismatchError:
-            return False if self.trail.fault is not None or is_late(self.comm) else None
+            return False if self.log.fault is not None or is_late(self.comm) else None
         except StallError:
             return False
         return True
@@ -218,8 +218,8 @@ class Channel(Agreement):
         if at_exit:
             self._free_parts()
             return
-        self.trail.fault = None  # which has been raised: it is no reason not to come together once more
-        with meeting("free a communicator", self.trail) as subject:
+        self.log.fault = None  # which has been raised: it is no reason not to come together once more
+        with meeting("free a communicator", self.log) as subject:
             exchange(self.comm, b"", "free a communicator", subject)
             subject.unleavable = DEFAULT_TIMEOUT  # a rank that has given up waiting for this one does not come
             self._free_parts()

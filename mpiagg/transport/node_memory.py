@@ -10,8 +10,8 @@ from weakref import WeakSet
 from mpiagg.arrays import HOST, Accelerator, Device
 from mpiagg.errors import DeviceError, Error
 from mpiagg.tables import SEGMENT
+from mpiagg.transport.barriers import WRITTEN, Signatures, SignedBarrier
 from mpiagg.transport.device_memory import warn_of_sharing
-from mpiagg.transport.gates import WRITTEN, Signatures, SignedGate
 from mpiagg.transport.memory import LINE, Block, SharedMemory
 from mpiagg.transport.nodes import Node
 
@@ -51,7 +51,7 @@ class NodeMemory:
         self.host = SharedMemory(node)
         self.device: SharedMemory | None = None
         self._node, self._busy, self._disagreement = node, busy, disagreement
-        self._for_calls: tuple[SignedGate, Block] | None = None
+        self._for_calls: tuple[SignedBarrier, Block] | None = None
         self._signatures = Signatures()
         self._slots: SharedMemory | None = None
         self._slots_for_calls: Block | None = None
@@ -59,8 +59,8 @@ class NodeMemory:
         self._no_slots: str | None = None
         self._untold = False
 
-    def for_calls(self) -> tuple[SignedGate, Block] | None:
-        """Return the gate of blocking calls, and the block of memory that they share; None if there is not as much.
+    def for_calls(self) -> tuple[SignedBarrier, Block] | None:
+        """Return the barrier of blocking calls, and the block of memory that they share; None if there is not as much.
 
         They follow one another, so they can share it. The first call is collective on the node.
         """
@@ -72,7 +72,7 @@ class NodeMemory:
                 self.host.refused = True
             else:
                 self._signatures = Signatures(written, self._node.place)
-                self._for_calls = SignedGate(block, self._node.place, self._node.ranks, self._disagreement), block
+                self._for_calls = SignedBarrier(block, self._node.place, self._node.ranks, self._disagreement), block
         return self._for_calls
 
     def signatures(self) -> Signatures:

@@ -10,7 +10,7 @@ from mpi4py import MPI
 
 from mpiagg.schedules import Layout
 from mpiagg.transport.failures import Failures
-from mpiagg.watch import Aside, Trail
+from mpiagg.watch import Aside, OperationLog
 
 NODES: Final = "MPIAGG_NODES"
 """The environment variable that says how many ranks of the world each node has, as in ``2,2``: for tests, and
@@ -49,9 +49,9 @@ class Node:
         If the environment variable MPIAGG_NODES is set and does not say how many ranks each node has.
     """
 
-    def __init__(self, comm: MPI.Intracomm, failures: Failures | None = None, trail: Trail | None = None) -> None:
+    def __init__(self, comm: MPI.Intracomm, failures: Failures | None = None, log: OperationLog | None = None) -> None:
         self.failures = Failures(comm) if failures is None else failures
-        self.trail = Aside(Trail("", comm.Get_rank(), comm.Get_size()) if trail is None else trail)
+        self.log = Aside(OperationLog("", comm.Get_rank(), comm.Get_size()) if log is None else log)
         group = _group_of_world_rank(MPI.COMM_WORLD.Get_rank(), MPI.COMM_WORLD.Get_size())
         sharing = comm.Split_type(MPI.COMM_TYPE_SHARED, comm.Get_rank())
         self.comm = MPI.Intracomm(sharing.Split(group, comm.Get_rank()))

@@ -11,7 +11,7 @@ from mpi4py import MPI
 
 from mpiagg.launch.launchers import on_one_node, started_by
 from mpiagg.transport.waiting import timeout_by_environment
-from mpiagg.watch import CARD_BYTES, KEEPS, Ending, Recorder, Watchdog, say
+from mpiagg.watch import KEEPS, PEER_BYTES, Ending, Recorder, Watchdog, say
 
 WARN: Final = "MPIAGG_WARN"
 """The environment variable for the seconds after which a wait is warned of; 30 by default, 0 for never."""
@@ -48,9 +48,9 @@ class Process(NamedTuple):
     watchdog: Watchdog | None
 
     @property
-    def card(self) -> bytes:
+    def peer(self) -> bytes:
         """Where this process listens, for the others."""
-        return bytes(CARD_BYTES) if self.watchdog is None else self.watchdog.listener.card.pack()
+        return bytes(PEER_BYTES) if self.watchdog is None else self.watchdog.listener.peer.pack()
 
 
 _ENDING: list[Ending] = []

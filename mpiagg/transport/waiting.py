@@ -151,9 +151,9 @@ def _sleep_until(
         if now is not last:
             last, since, pause = now, time.monotonic(), 0.0
         if subject is not None:
-            subject.trail.check()
+            subject.log.check()
         if time.monotonic() - since > timeout:
-            who = "" if subject is None else subject.trail.whole.explain()
+            who = "" if subject is None else subject.log.whole.explain()
             raise StallError(f"waited {timeout:g} s in vain for {last}" + (f"\n{who}" if who else ""))
         pause = min(pause + 2e-6, LONGEST_SLEEP)
         time.sleep(pause)

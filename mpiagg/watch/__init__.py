@@ -9,37 +9,37 @@ from mpiagg.watch.recorder import (
     Data,
     Entry,
     OneThread,
+    OperationLog,
     Recorder,
     Subject,
-    Trail,
     clock,
     done,
     failed,
 )
-from mpiagg.watch.report import ranks_in_words, who_says_what
-from mpiagg.watch.side_channel import CARD_BYTES, Card
+from mpiagg.watch.report import describe_ranks, who_says_what
+from mpiagg.watch.side_channel import PEER_BYTES, Peer
 from mpiagg.watch.watchdog import Watchdog, say
 
 __all__ = [
     "Aside",
-    "CARD_BYTES",
+    "PEER_BYTES",
     "END",
     "KEEPS",
     "LAST_WORDS",
     "STAMPS",
-    "Card",
+    "Peer",
     "Data",
     "Ending",
     "Entry",
     "OneThread",
     "Recorder",
     "Subject",
-    "Trail",
+    "OperationLog",
     "Watchdog",
     "clock",
     "done",
     "failed",
-    "ranks_in_words",
+    "describe_ranks",
     "say",
     "who_says_what",
 ]

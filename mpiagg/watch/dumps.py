@@ -11,7 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
 
-from mpiagg.watch.recorder import END, ORDER, STAMPS, START, SUBJECT, Entry, Recorder, Subject, Trail, clock
+from mpiagg.watch.recorder import END, ORDER, STAMPS, START, SUBJECT, Entry, OperationLog, Recorder, Subject, clock
 from mpiagg.watch.recordings import FORMAT, VERSION
 
 DIRECTORY: Final = "MPIAGG_RECORD_DIR"
@@ -73,24 +73,24 @@ def recording(recorder: Recorder, rank: int, size: int, reason: str) -> dict[str
         "reason": reason[:4096],
         "dropped": recorder.dropped,
         "operations": [_operation(entry, names) for entry in recorder.entries],
-        "communicators": [_communicator(trail) for trail in _trails(recorder)],
+        "communicators": [_communicator(log) for log in _logs(recorder)],
     }
 
 
-def _trails(recorder: Recorder) -> list[Trail]:
+def _logs(recorder: Recorder) -> list[OperationLog]:
     """Return the communicators that have a name: those that there are, and those of the operations that are kept."""
-    kept: list[Trail] = [entry[SUBJECT].trail for entry in recorder.entries]
-    named = {trail.name: trail for trail in (*recorder.trails.copy().values(), *kept)}
-    return [trail for name, trail in named.items() if name]
+    kept: list[OperationLog] = [entry[SUBJECT].log for entry in recorder.entries]
+    named = {log.name: log for log in (*recorder.logs.copy().values(), *kept)}
+    return [log for name, log in named.items() if name]
 
 
-def _communicator(trail: Trail) -> dict[str, Any]:
-    return {"channel": trail.name, "label": trail.label[:4096], "ranks": list(trail.ranks), "entered": trail.count}
+def _communicator(log: OperationLog) -> dict[str, Any]:
+    return {"channel": log.name, "label": log.label[:4096], "ranks": list(log.ranks), "entered": log.count}
 
 
 def _caller(subject: Subject, order: int) -> str:
     """Return the name of the call of another interface that an operation is part of, if it is of one."""
-    callers = subject.trail.callers.copy()
+    callers = subject.log.callers.copy()
     return next((name for first, name in reversed(callers) if first <= order), "")
 
 
@@ -98,7 +98,7 @@ def _operation(entry: Entry, names: dict[int | None, str]) -> dict[str, Any]:
     subject: Subject = entry[SUBJECT]
     end = entry[END]
     return {
-        "channel": subject.trail.name or None,
+        "channel": subject.log.name or None,
         "order": entry[ORDER],
         "what": subject.what[:4096],
         "collective": subject.collective,

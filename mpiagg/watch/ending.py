@@ -117,14 +117,14 @@ class Ending:
         hook = self._hooks[0]
         printed = None if hook is sys.__excepthook__ else partial(hook, kind, error, trace)
         lines = "" if printed else "".join(traceback.format_exception(kind, error, trace))
-        self._end(f"raised {_in_words(error)}", 1, lines, printed)
+        self._end(f"raised {_described(error)}", 1, lines, printed)
 
     def _uncaught_in_thread(self, args: threading.ExceptHookArgs) -> None:
         if args.exc_type is SystemExit:
             return
         name = args.thread.name if args.thread else "a thread"
         lines = traceback.format_exception(args.exc_type, args.exc_value, args.exc_traceback)
-        self._end(f"raised, in {name}, {_in_words(args.exc_value)}", 1, "".join(lines))
+        self._end(f"raised, in {name}, {_described(args.exc_value)}", 1, "".join(lines))
 
     # -- signals
 
@@ -269,7 +269,7 @@ def _nothing() -> None:
     pass
 
 
-def _in_words(error: BaseException | None) -> str:
+def _described(error: BaseException | None) -> str:
     """Return the kind of an error, and what it says, if it says anything."""
     said = ""
     with suppress(Exception):  # it may be the error that cannot say what it is

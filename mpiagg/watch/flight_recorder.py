@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from mpiagg.schedules import Collective
 from mpiagg.watch.recorder import LENGTH
-from mpiagg.watch.recordings import Operation, Recording
+from mpiagg.watch.recordings import RecordedOperation, Recording
 
 VERSION: Final = "2.10"
 """The version of the format."""
@@ -119,7 +119,7 @@ def _forgotten(recordings: Iterable[Recording], members: Mapping[str, Sequence[i
     return found
 
 
-def _status(operations: Iterable[Operation]) -> dict[str, dict[str, str]]:
+def _status(operations: Iterable[RecordedOperation]) -> dict[str, dict[str, str]]:
     """Return how far a rank has come on each communicator."""
     last: dict[str, dict[str, str]] = {}
     for each in operations:
@@ -130,7 +130,7 @@ def _status(operations: Iterable[Operation]) -> dict[str, dict[str, str]]:
     return last
 
 
-def _entry(recording: Recording, operation: Operation, number: int, group: tuple[str, str]) -> dict[str, Any]:
+def _entry(recording: Recording, operation: RecordedOperation, number: int, group: tuple[str, str]) -> dict[str, Any]:
     """Return an operation as the flight recorder has it; its frame says in words what it is."""
     data, (sent, received) = operation.data, _sizes(operation)
     dtypes = [data.dtype] if data else [""]
@@ -165,7 +165,7 @@ def _entry(recording: Recording, operation: Operation, number: int, group: tuple
     return entry
 
 
-def _name(operation: Operation) -> str:
+def _name(operation: RecordedOperation) -> str:
     """Return torch's name for an operation."""
     name = _NAMES.get(operation.collective, _OTHER) if operation.collective else _OTHER
     if operation.data is not None and not operation.data.even:
@@ -175,7 +175,7 @@ def _name(operation: Operation) -> str:
     return operation.caller if own else name
 
 
-def _sizes(operation: Operation) -> tuple[list[int], list[int]]:
+def _sizes(operation: RecordedOperation) -> tuple[list[int], list[int]]:
     """Return the sizes of input and output; nothing for what ranks need not agree on."""
     data = operation.data
     if data is None:

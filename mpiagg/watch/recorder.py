@@ -44,14 +44,14 @@ _PACKAGE: Final = f"{Path(__file__).parents[1]}{os.sep}"
 _WATCH: Final = f"{Path(__file__).parent}{os.sep}"
 
 
-class Trail:
+class OperationLog:
     """The operations of one communicator on this rank, in their order.
 
     Attributes
     ----------
     name : str
         The same on all ranks of the communicator, and of no other; empty where they have not agreed on one.
-    whole : Trail
+    whole : OperationLog
         That of all its ranks.
     rank, size : int
         This rank of the communicator, and how many there are.
@@ -88,8 +88,8 @@ class Trail:
         that ranks are known to disagree in."""
 
     @property
-    def whole(self) -> Trail:
-        """The trail of all its ranks: this one, where it is not an :class:`Aside`."""
+    def whole(self) -> OperationLog:
+        """The log of all its ranks: this one, where it is not an :class:`Aside`."""
         return self
 
     def check_thread(self) -> None:
@@ -109,29 +109,29 @@ class Trail:
             raise type(self.fault)(str(self.fault))
 
 
-class Aside(Trail):
+class Aside(OperationLog):
     """Operations of some ranks of a communicator alone: they are not numbered with those of all its ranks.
 
     Parameters
     ----------
-    trail : Trail
+    log : OperationLog
         The communicator's.
     """
 
-    __slots__ = ("_trail",)
+    __slots__ = ("_log",)
 
-    def __init__(self, trail: Trail) -> None:
-        super().__init__("", trail.rank, trail.size)
-        self._trail = trail
+    def __init__(self, log: OperationLog) -> None:
+        super().__init__("", log.rank, log.size)
+        self._log = log
 
     @property
-    def whole(self) -> Trail:
-        """The communicator's trail."""
-        return self._trail
+    def whole(self) -> OperationLog:
+        """The communicator's log."""
+        return self._log
 
     def check(self) -> None:
         """Raise what is known to be wrong with the communicator."""
-        self._trail.check()
+        self._log.check()
 
 
 class Data(NamedTuple):
@@ -157,7 +157,7 @@ class Subject:
 
     Attributes
     ----------
-    trail : Trail
+    log : OperationLog
         Its communicator's.
     what : str
         The operation in words; on all ranks the same.
@@ -177,10 +177,10 @@ class Subject:
         What goes in and comes out, where that is known.
     """
 
-    __slots__ = ("collective", "data", "nbytes", "rounds", "thread", "trail", "unleavable", "waits", "what")
+    __slots__ = ("collective", "data", "log", "nbytes", "rounds", "thread", "unleavable", "waits", "what")
 
-    def __init__(self, trail: Trail, what: str, collective: str | None = None, nbytes: int = 0) -> None:
-        self.trail, self.what, self.collective, self.nbytes = trail, what, collective, nbytes
+    def __init__(self, log: OperationLog, what: str, collective: str | None = None, nbytes: int = 0) -> None:
+        self.log, self.what, self.collective, self.nbytes = log, what, collective, nbytes
         self.rounds: tuple[str, ...] = ()
         self.waits: Callable[[], object] | None = None
         self.thread = 0
@@ -206,7 +206,7 @@ class Recorder:
         """Keep an entry, for who makes one as ``begin`` does."""
         self.begin: Callable[[Subject, bool], Entry] = _no_entry if keeps == "off" else _entering(self.keep)
         """Enter an operation that starts, and say whether its caller waits for it; return its entry."""
-        self.trails: dict[str, Trail] = {}
+        self.logs: dict[str, OperationLog] = {}
         """The communicators that there are, by name."""
         self.status = "runs"
         """What is to be said of this process as a whole."""
@@ -224,9 +224,9 @@ class Recorder:
     @property
     def dropped(self) -> int:
         """How many operations came before these on the same communicators, and are no longer kept."""
-        oldest: dict[Trail, int] = {}
+        oldest: dict[OperationLog, int] = {}
         for entry in self.entries:
-            oldest.setdefault(entry[SUBJECT].trail, entry[ORDER])
+            oldest.setdefault(entry[SUBJECT].log, entry[ORDER])
         return sum(order - 1 for order in oldest.values())
 
 
@@ -234,16 +234,16 @@ def _entering(keep: Callable[[Entry], object]) -> Callable[[Subject, bool], Entr
     """Return what enters an operation; a function of its own, because each operation pays for it."""
 
     def begin(subject: Subject, blocking: bool) -> Entry:
-        trail = subject.trail
-        order = trail.count + 1
+        log = subject.log
+        order = log.count + 1
         entry = [subject, order, clock(), 0, blocking, None]
         if blocking:
-            if not trail.blocking[END]:
-                _check_thread(trail.blocking)
+            if not log.blocking[END]:
+                _check_thread(log.blocking)
             # Nothing is called between the question and the answer, so that no other thread comes between.
-            if trail.blocking[END]:
-                trail.blocking = entry
-        trail.count = order
+            if log.blocking[END]:
+                log.blocking = entry
+        log.count = order
         keep(entry)
         return entry
 
@@ -370,7 +370,7 @@ def stack(thread: int | None = None, *, most: int = 6, outside: bool = False) ->
 
 
 def _is_ours(frame: FrameType) -> bool:
-    return frame.f_code.co_filename.startswith((_PACKAGE, "<straight line>"))
+    return frame.f_code.co_filename.startswith((_PACKAGE, "<compiled rounds>"))
 
 
 def _place(frame: FrameType) -> str:

@@ -41,7 +41,7 @@ class _Told(Struct, frozen=True, forbid_unknown_fields=True):
                 force_setattr(self, name, documents.printable(value))
 
 
-class Round(_Told, frozen=True, array_like=True):
+class RecordedRound(_Told, frozen=True, array_like=True):
     """A round of an operation.
 
     Attributes
@@ -66,7 +66,7 @@ class Round(_Told, frozen=True, array_like=True):
         return tuple(time for time in times if time is not UNSET)
 
 
-class Data(_Told, frozen=True):
+class RecordedData(_Told, frozen=True):
     """What goes into an operation on one rank, and what comes out.
 
     Attributes
@@ -84,7 +84,7 @@ class Data(_Told, frozen=True):
     even: bool
 
 
-class Operation(_Told, frozen=True):
+class RecordedOperation(_Told, frozen=True):
     """An operation of one rank.
 
     Attributes
@@ -107,11 +107,11 @@ class Operation(_Told, frozen=True):
     state : {"running", "done", "failed"}
     thread : str
         The thread that waits for it.
-    rounds : tuple of Round
+    rounds : tuple of RecordedRound
         In their order; none, if they were not recorded.
     caller : str
         What another interface on top, torch.distributed, calls the call that it is part of; empty without one.
-    data : Data or None
+    data : RecordedData or None
         What goes in and comes out, where that is known.
     """
 
@@ -124,9 +124,9 @@ class Operation(_Told, frozen=True):
     end: Count | None
     state: Literal["running", "done", "failed"]
     thread: Text
-    rounds: Annotated[tuple[Round, ...], Meta(max_length=MOST_ROUNDS)]
+    rounds: Annotated[tuple[RecordedRound, ...], Meta(max_length=MOST_ROUNDS)]
     caller: Text = ""
-    data: Data | None = None
+    data: RecordedData | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -178,7 +178,7 @@ class Recording(_Told, frozen=True):
         Why it was written.
     dropped : int
         How many operations came before these on the same communicators.
-    operations : tuple of Operation
+    operations : tuple of RecordedOperation
     communicators : tuple of Communicator
         Those that the rank is in, or has been in for one of the operations.
     """
@@ -192,7 +192,7 @@ class Recording(_Told, frozen=True):
     wall_ns: Count
     reason: Text
     dropped: Count
-    operations: Annotated[tuple[Operation, ...], Meta(max_length=MOST_OPERATIONS)]
+    operations: Annotated[tuple[RecordedOperation, ...], Meta(max_length=MOST_OPERATIONS)]
     communicators: Annotated[tuple[Communicator, ...], Meta(max_length=MOST_OPERATIONS)] = ()
 
     def __post_init__(self) -> None:
@@ -200,7 +200,7 @@ class Recording(_Told, frozen=True):
         if self.rank >= self.size:
             raise ValueError(f"rank must be below the size, {self.size}, and is {self.rank}")
 
-    def end_of(self, operation: Operation) -> int:
+    def end_of(self, operation: RecordedOperation) -> int:
         """Return when an operation of this rank ended; a running one does when this is written, or just after."""
         if operation.end is not None:
             return operation.end

@@ -19,7 +19,7 @@ MOST_SHOWN: Final = 64
 """How many ranks a table shows at most; those that matter most come first."""
 
 
-class Operation(NamedTuple):
+class ReportedOperation(NamedTuple):
     """An operation that a rank has entered.
 
     Attributes
@@ -40,7 +40,7 @@ class Operation(NamedTuple):
     waiting: bool
 
 
-class State(NamedTuple):
+class RankState(NamedTuple):
     """What a rank tells of itself.
 
     Attributes
@@ -49,7 +49,7 @@ class State(NamedTuple):
         ``"runs"``; or what has ended it, as in ``"raised ValueError: ..."``.
     entered : int
         How many operations it has entered on the communicator.
-    recent : tuple of Operation
+    recent : tuple of ReportedOperation
         The last of them, as far as they are still known.
     waits : str
         What it waits for, and since when; nothing, if it waits for nothing.
@@ -61,17 +61,17 @@ class State(NamedTuple):
 
     status: str
     entered: int
-    recent: tuple[Operation, ...]
+    recent: tuple[ReportedOperation, ...]
     waits: str
     elsewhere: str
     stack: tuple[str, ...]
 
     @property
-    def waits_in(self) -> Operation | None:
+    def waits_in(self) -> ReportedOperation | None:
         """The first operation that somebody waits in."""
         return next((operation for operation in self.recent if operation.running and operation.waiting), None)
 
-    def of(self, order: int) -> Operation | None:
+    def of(self, order: int) -> ReportedOperation | None:
         """Return the operation of a number, if it is still known."""
         return next((operation for operation in self.recent if operation.order == order), None)
 
@@ -86,7 +86,7 @@ SILENT: Final = (
     "or its node cannot be reached"
 )
 
-Answer = State | str
+Answer = RankState | str
 """What is known of a rank: its state, or one of the words above. Only ``GONE`` is certain."""
 
 
@@ -114,14 +114,14 @@ def report(answers: Sequence[Answer], differ_in: int = 0) -> Report:
     differ_in : int
         The number of an operation that ranks are known to disagree in; 0 for none.
     """
-    states = [(rank, answer) for rank, answer in enumerate(answers) if isinstance(answer, State)]
+    states = [(rank, answer) for rank, answer in enumerate(answers) if isinstance(answer, RankState)]
     fault = (_disagreement(states, differ_in) if differ_in else None) or _lost(answers) or _mismatch(states)
     stuck = _stuck_in(answers)
     what = next((state.of(stuck) for _, state in states if _waits_in(state, stuck)), None)
     beside = "" if what else next((it.elsewhere for _, it in states if _is_beside(it)), "")
     first = f"operation {stuck} of {len(answers)} ranks, {what.what}:" if what else f"{beside} of {len(answers)} ranks:"
     met = bool(what or beside)
-    lines = [f"  rank {rank}: {_in_words(answer, what, met=met)}" for rank, answer in enumerate(answers)]
+    lines = [f"  rank {rank}: {_described(answer, what, met=met)}" for rank, answer in enumerate(answers)]
     if len(lines) > MOST_SHOWN:
         # Those that are in the operation, as they should be, are the least interesting.
         order = sorted(range(len(lines)), key=lambda rank: _waits_in(answers[rank], stuck))[:MOST_SHOWN]
@@ -131,21 +131,21 @@ def report(answers: Sequence[Answer], differ_in: int = 0) -> Report:
 
 def _stuck_in(answers: Sequence[Answer]) -> int:
     """Return the number of the first operation that some rank is in; 0 if none is."""
-    running = [each.order for state in answers if isinstance(state, State) for each in state.recent if each.running]
+    running = [each.order for state in answers if isinstance(state, RankState) for each in state.recent if each.running]
     return min(running, default=0)
 
 
 def _waits_in(answer: Answer, order: int) -> bool:
-    operation = answer.of(order) if isinstance(answer, State) else None
+    operation = answer.of(order) if isinstance(answer, RankState) else None
     return operation is not None and operation.running
 
 
-def _is_beside(state: State) -> bool:
+def _is_beside(state: RankState) -> bool:
     """Whether a rank waits in something that ranks of this communicator do, beside its operations."""
     return bool(state.elsewhere) and not state.elsewhere.endswith(ELSEWHERE)
 
 
-def _in_words(answer: Answer, what: Operation | None, *, met: bool) -> str:
+def _described(answer: Answer, what: ReportedOperation | None, *, met: bool) -> str:
     """Return in words what a rank does, where others are in an operation, or ``met`` beside the operations."""
     if isinstance(answer, str):
         return answer
@@ -166,13 +166,13 @@ def _in_words(answer: Answer, what: Operation | None, *, met: bool) -> str:
     return f"{missing}it has entered {answer.entered} operations, and {doing}{where}"
 
 
-def _mismatch(states: Sequence[tuple[int, State]]) -> MismatchError | None:
+def _mismatch(states: Sequence[tuple[int, RankState]]) -> MismatchError | None:
     """Return the operation of which it is certain that some ranks wait in another for each other.
 
     Ranks may start plans in different orders, as long as all of them start all of them. So two ranks disagree if each
     waits in another operation, and what they have entered up to there is not the same, in whichever order.
     """
-    waiting: dict[str, list[tuple[int, State, int]]] = {}
+    waiting: dict[str, list[tuple[int, RankState, int]]] = {}
     for rank, state in states:
         if (operation := state.waits_in) is not None:
             waiting.setdefault(operation.what, []).append((rank, state, operation.order))
@@ -185,7 +185,7 @@ def _mismatch(states: Sequence[tuple[int, State]]) -> MismatchError | None:
     return None
 
 
-def _differ(one: State, other: State, last: int) -> bool:
+def _differ(one: RankState, other: RankState, last: int) -> bool:
     """Whether two ranks have entered other operations up to a number, as far back as both tell."""
     first = max(state.recent[0].order for state in (one, other))
     entered = [
@@ -195,7 +195,7 @@ def _differ(one: State, other: State, last: int) -> bool:
     return entered[0] != entered[1]
 
 
-def _disagreement(states: Sequence[tuple[int, State]], order: int) -> MismatchError | None:
+def _disagreement(states: Sequence[tuple[int, RankState]], order: int) -> MismatchError | None:
     """Return who says what of an operation, if that differs as far as is still known."""
     said: dict[str, list[int]] = {}
     for rank, state in states:
@@ -214,16 +214,16 @@ def _lost(answers: Sequence[Answer]) -> StallError | None:
     lost = [
         f"rank {rank} {answer if isinstance(answer, str) else answer.status}"
         for rank, answer in enumerate(answers)
-        if answer == GONE or (isinstance(answer, State) and answer.status != "runs")
+        if answer == GONE or (isinstance(answer, RankState) and answer.status != "runs")
     ]
     return StallError(f"waited in vain: {'; '.join(lost)}") if lost else None
 
 
 def who_says_what(said: Mapping[str, Sequence[int]]) -> str:
     """Return in words which ranks say what."""
-    return "; ".join(f"{ranks_in_words(ranks)}: {text}" for text, ranks in said.items())
+    return "; ".join(f"{describe_ranks(ranks)}: {text}" for text, ranks in said.items())
 
 
-def ranks_in_words(ranks: Sequence[int]) -> str:
+def describe_ranks(ranks: Sequence[int]) -> str:
     """Return in words which ranks these are."""
     return f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {', '.join(map(str, ranks))}"

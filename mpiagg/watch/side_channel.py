@@ -2,12 +2,12 @@
 
 It is there for when messages of MPI do not come any more: a thread of each process listens on a TCP port. It costs
 nothing while nobody asks. Ranks learn each other's addresses, and a secret of each, when their communicator is set up
-(:class:`Card`). The secret itself is never sent on the side channel: each side gives the other a fresh number, and
+(:class:`Peer`). The secret itself is never sent on the side channel: each side gives the other a fresh number, and
 proves with every message that it knows the secret, by a code made of both numbers, the secret and what is said (HMAC,
 RFC 2104). What is said is JSON, of limited length, and is checked before use.
 
-Who connects is a stranger at first, of whom nothing is kept but the connection, and nothing read but the first proof.
-Strangers get no thread, and little time; where there are many, the one that has waited longest is dropped.
+Who connects is unauthenticated at first: nothing is kept but the connection, and nothing read but the first proof.
+They get no thread, and little time; where there are many, the one that has waited longest is dropped.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ from mpiagg.common import documents
 
 SECRET: Final = 16
 MOST_ADDRESSES: Final = 6
-_CARD: Final = struct.Struct(f"!{SECRET}sIHB{4 * MOST_ADDRESSES}s64s")
-CARD_BYTES: Final = _CARD.size
-"""Bytes of a card."""
+_PEER: Final = struct.Struct(f"!{SECRET}sIHB{4 * MOST_ADDRESSES}s64s")
+PEER_BYTES: Final = _PEER.size
+"""Bytes of a peer's packed address."""
 
 LONGEST: Final = 2**20
 """Bytes of a question or an answer at most."""
@@ -41,11 +41,11 @@ LONGEST: Final = 2**20
 PATIENCE: Final = 2.0
 """Seconds after which who does not answer counts as silent."""
 
-MOST_STRANGERS: Final = 256
+MOST_UNAUTHENTICATED: Final = 256
 """How many may be connected at the same time without a proof."""
 
 MOMENT: Final = 1.0
-"""Seconds that a stranger has."""
+"""Seconds that an unauthenticated peer has."""
 
 PACE: Final = 0.01
 """Seconds between two tries to let somebody in who cannot be let in."""
@@ -70,7 +70,7 @@ class GoneError(OSError):
     certain = False
 
 
-class Card(NamedTuple):
+class Peer(NamedTuple):
     """Where a rank listens.
 
     Attributes
@@ -93,14 +93,14 @@ class Card(NamedTuple):
     host: str
 
     def pack(self) -> bytes:
-        """Return the card as ``CARD_BYTES`` bytes."""
+        """Return the address as ``PEER_BYTES`` bytes."""
         packed = b"".join(map(socket.inet_aton, self.addresses))
-        return _CARD.pack(self.secret, self.pid, self.port, len(self.addresses), packed, self.host.encode()[:64])
+        return _PEER.pack(self.secret, self.pid, self.port, len(self.addresses), packed, self.host.encode()[:64])
 
     @classmethod
-    def unpack(cls, data: bytes) -> Card:
-        """Return the card that was packed so."""
-        secret, pid, port, count, packed, host = _CARD.unpack(data)
+    def unpack(cls, data: bytes) -> Peer:
+        """Return the address that was packed so."""
+        secret, pid, port, count, packed, host = _PEER.unpack(data)
         addresses = [socket.inet_ntoa(packed[4 * i : 4 * i + 4]) for i in range(min(count, MOST_ADDRESSES))]
         return cls(secret, pid, port, tuple(addresses), host.rstrip(b"\0").decode(errors="replace"))
 
@@ -136,7 +136,7 @@ class Card(NamedTuple):
         raise OSError(f"{self.host} does not answer: {faults[-1] if faults else 'it does not listen'}")
 
 
-class _Stranger:
+class _Unauthenticated:
     """Who has connected, and has not proved anything yet."""
 
     __slots__ = ("nonce", "since", "told")
@@ -163,7 +163,7 @@ class Listener:
     ----------
     socket : socket.socket
         Where it listens.
-    card : Card
+    peer : Peer
         The same, for others.
     """
 
@@ -173,12 +173,12 @@ class Listener:
         self._answer, self._look, self._every = answer, look, every
         self.socket = socket.create_server((host, 0), backlog=128)
         self.socket.setblocking(False)
-        self._strangers: dict[socket.socket, _Stranger] = {}  # in the order in which they came
+        self._unauthenticated: dict[socket.socket, _Unauthenticated] = {}  # in the order in which they came
         self._polled = selectors.PollSelector()
         self._polled.register(self.socket, selectors.EVENT_READ)
         self._closed = False
         port, addresses = self.socket.getsockname()[1], () if host else _addresses()
-        self.card = Card(secrets.token_bytes(SECRET), os.getpid(), port, addresses, socket.gethostname())
+        self.peer = Peer(secrets.token_bytes(SECRET), os.getpid(), port, addresses, socket.gethostname())
         self._thread = threading.Thread(target=self._serve, name="mpiagg watch", daemon=True)
         self._thread.start()
 
@@ -189,24 +189,24 @@ class Listener:
         self.socket.close()
 
     def _serve(self) -> None:
-        """Let others in, hear what strangers say, and look, until this is closed."""
+        """Let others in, hear what they say, and look, until this is closed."""
         next_look = time.monotonic() + self._every
         while not self._closed:
-            oldest = next(iter(self._strangers.values()), None)
+            oldest = next(iter(self._unauthenticated.values()), None)
             until = next_look if oldest is None else min(next_look, oldest.since + MOMENT)
             for key, _ in self._polled.select(max(0.0, until - time.monotonic())):
                 if key.fileobj is self.socket:
                     self._let_in()
-                elif key.fileobj in self._strangers:  # it may have been dropped since
+                elif key.fileobj in self._unauthenticated:  # it may have been dropped since
                     self._hear(key.fileobj)
             now = time.monotonic()
-            for stranger in [each for each, known in self._strangers.items() if now - known.since >= MOMENT]:
-                self._drop(stranger)
+            for unknown in [each for each, known in self._unauthenticated.items() if now - known.since >= MOMENT]:
+                self._drop(unknown)
             if now >= next_look:
                 next_look = now + self._every
                 self._look()
-        for stranger in list(self._strangers):
-            self._drop(stranger)
+        for unknown in list(self._unauthenticated):
+            self._drop(unknown)
 
     def _let_in(self) -> None:
         try:
@@ -215,33 +215,33 @@ class Listener:
             time.sleep(PACE)
             return
         connection.setblocking(False)
-        if len(self._strangers) >= MOST_STRANGERS:
-            self._drop(next(iter(self._strangers)))
-        stranger = self._strangers[connection] = _Stranger()
+        if len(self._unauthenticated) >= MOST_UNAUTHENTICATED:
+            self._drop(next(iter(self._unauthenticated)))
+        unknown = self._unauthenticated[connection] = _Unauthenticated()
         self._polled.register(connection, selectors.EVENT_READ)
         with suppress(OSError):  # it has hung up
-            connection.send(stranger.nonce)
+            connection.send(unknown.nonce)
 
-    def _forget(self, connection: socket.socket) -> _Stranger:
+    def _forget(self, connection: socket.socket) -> _Unauthenticated:
         self._polled.unregister(connection)
-        return self._strangers.pop(connection)
+        return self._unauthenticated.pop(connection)
 
     def _drop(self, connection: socket.socket) -> None:
         self._forget(connection)
         connection.close()
 
     def _hear(self, connection: socket.socket) -> None:
-        """Read what there is of a stranger's proof; who has given it is answered in a thread."""
-        stranger = self._strangers[connection]
+        """Read what there is of an unauthenticated peer's proof; who has given it is answered in a thread."""
+        unknown = self._unauthenticated[connection]
         try:
-            more = connection.recv(_NONCE + _PROOF - len(stranger.told))
+            more = connection.recv(_NONCE + _PROOF - len(unknown.told))
         except OSError:
             more = b""
-        stranger.told += more
-        if more and len(stranger.told) < _NONCE + _PROOF:
+        unknown.told += more
+        if more and len(unknown.told) < _NONCE + _PROOF:
             return
-        both, proof = stranger.told[:_NONCE] + stranger.nonce, stranger.told[_NONCE:]
-        if not hmac.compare_digest(proof, _code(self.card.secret, b"proof", both)):
+        both, proof = unknown.told[:_NONCE] + unknown.nonce, unknown.told[_NONCE:]
+        if not hmac.compare_digest(proof, _code(self.peer.secret, b"proof", both)):
             self._drop(connection)
             return
         self._forget(connection)
@@ -254,10 +254,10 @@ class Listener:
     def _reply(self, connection: socket.socket, both: bytes) -> None:
         """Answer one question; keep quiet about those who have hung up, or say what is none."""
         with connection, suppress(OSError, ValueError):
-            question = _receive(connection, self.card.secret, b"question" + both, time.monotonic() + PATIENCE)
+            question = _receive(connection, self.peer.secret, b"question" + both, time.monotonic() + PATIENCE)
             answer = self._answer(question)
             connection.settimeout(PATIENCE)
-            _send(connection, answer, self.card.secret, b"answer" + both)
+            _send(connection, answer, self.peer.secret, b"answer" + both)
 
 
 def _code(secret: bytes, *parts: bytes) -> bytes:
@@ -275,7 +275,7 @@ def _receive(connection: socket.socket, secret: bytes, context: bytes, until: fl
         raise ValueError(f"a message of {length} bytes")
     data = _exactly(connection, length, until)
     if not hmac.compare_digest(code, _code(secret, context, data)):
-        raise ValueError("a message of a stranger's")
+        raise ValueError("a message of an unauthenticated peer")
     return documents.made(documents.parsed(data), dict[str, Any])
 
 

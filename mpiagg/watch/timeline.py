@@ -8,7 +8,7 @@ from itertools import pairwise
 from typing import Final, NamedTuple
 
 from mpiagg.watch.alignment import MEETINGS, align
-from mpiagg.watch.recordings import Operation, Recording, Round
+from mpiagg.watch.recordings import RecordedOperation, RecordedRound, Recording
 
 COMPUTING: Final = "computing"
 PACKING: Final = "packing"
@@ -26,7 +26,7 @@ class Late(NamedTuple):
 class Stuck(NamedTuple):
     """An operation that is still running: on which ranks, and which ranks of its communicator have not entered it."""
 
-    operation: Operation
+    operation: RecordedOperation
     running: list[int]
     missing: list[int]
 
@@ -112,7 +112,7 @@ class Timeline:
         return list(found.values())
 
 
-def parts(a_round: Round, end: int) -> Iterator[tuple[str, int, int]]:
+def parts(a_round: RecordedRound, end: int) -> Iterator[tuple[str, int, int]]:
     """Yield what a round was spent on, from when and until when; a round that has not ended ends with its operation."""
     times = a_round.times if len(a_round.times) == 4 else (*a_round.times, end)
     if a_round.name.startswith("round"):

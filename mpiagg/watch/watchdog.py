@@ -1,7 +1,7 @@
 """The watchdog of a process: it warns of operations that do not get on, and finds out why.
 
 It looks at what the recorder holds every so often, in the thread that listens on the side channel; operations
-themselves know nothing of it. What it learns is raised by whoever waits (:meth:`Trail.check`).
+themselves know nothing of it. What it learns is raised by whoever waits (:meth:`OperationLog.check`).
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from mpiagg.watch.recorder import (
     START,
     SUBJECT,
     Entry,
+    OperationLog,
     Recorder,
     Subject,
-    Trail,
     call_site,
     clock,
     stack,
@@ -38,12 +38,12 @@ from mpiagg.watch.report import (
     RECENT,
     SILENT,
     Answer,
-    Operation,
+    RankState,
     Report,
-    State,
+    ReportedOperation,
     report,
 )
-from mpiagg.watch.side_channel import PATIENCE, Card, GoneError, Listener, Told
+from mpiagg.watch.side_channel import PATIENCE, GoneError, Listener, Peer, Told
 
 SHORTEST_LOOK: Final = 0.05
 LONGEST_LOOK: Final = 2.0
@@ -92,21 +92,21 @@ class Watchdog:
     ) -> None:
         self.recorder = recorder
         self._warn, self._timeout, self._give_up, self._dump = warn, timeout, give_up, dump
-        self._trails: dict[str, tuple[Trail, Sequence[Card]]] = {}
+        self._logs: dict[str, tuple[OperationLog, Sequence[Peer]]] = {}
         self._seen: dict[int, _Seen] = {}
         self._reports: dict[str, _Gathered] = {}
         self._gathering = threading.Lock()
         every = max(SHORTEST_LOOK, min(LONGEST_LOOK, *(seconds / 4 for seconds in (warn, timeout) if seconds)))
         self.listener = Listener(self.answer, partial(_quietly, self.look), every, host)
 
-    def join(self, trail: Trail, cards: Sequence[Card]) -> None:
+    def join(self, log: OperationLog, peers: Sequence[Peer]) -> None:
         """Learn of a communicator: what is done on it, and where its ranks listen."""
-        self._trails[trail.name] = trail, cards
-        trail.explain = partial(self._explain, trail)
+        self._logs[log.name] = log, peers
+        log.explain = partial(self._explain, log)
 
-    def leave(self, trail: Trail) -> None:
+    def leave(self, log: OperationLog) -> None:
         """Forget a communicator."""
-        self._trails.pop(trail.name, None)
+        self._logs.pop(log.name, None)
 
     # -- this process's own operations
 
@@ -135,79 +135,79 @@ class Watchdog:
 
     def _complain(self, seen: _Seen, seconds: float) -> None:
         subject: Subject = seen.entry[SUBJECT]
-        trail = subject.trail.whole
+        log = subject.log.whole
         awaited = "" if seen.awaited is None else str(seen.awaited)
         what = f" for {awaited}" if awaited and awaited not in subject.what else ""
         site = call_site(subject.thread or threading.main_thread().ident or 0)
         called = f"; called at {site}" if site else ""
-        say(f"rank {trail.rank} has waited {seconds:.0f} s in {_operation(seen.entry)}{what}{called}")
-        found = self.report(trail, aloud=True)
+        say(f"rank {log.rank} has waited {seconds:.0f} s in {_operation(seen.entry)}{what}{called}")
+        found = self.report(log, aloud=True)
         if found.fault is not None and subject.waits is not None:
-            trail.fault = trail.fault or found.fault
+            log.fault = log.fault or found.fault
 
-    def _explain(self, trail: Trail, differ_in: int = 0) -> str:
+    def _explain(self, log: OperationLog, differ_in: int = 0) -> str:
         """Return in words who is where; nothing, if that cannot be found out."""
         try:
-            found = self.report(trail, differ_in=differ_in)
+            found = self.report(log, differ_in=differ_in)
             return found.table or str(found.fault or "")
         except Exception:  # noqa: BLE001 - whoever asks has an error to raise, and must not get another
             return ""
 
     # -- the ranks of a communicator
 
-    def report(self, trail: Trail, *, aloud: bool = False, differ_in: int = 0) -> Report:
+    def report(self, log: OperationLog, *, aloud: bool = False, differ_in: int = 0) -> Report:
         """Return what all ranks of a communicator do, as one of them has found out for all.
 
         The lowest rank that answers does so. It tells all of them, if something is wrong for certain; otherwise it
         prints what it has found, if that is to be said ``aloud``. ``differ_in`` is the number of an operation that
         ranks are known to disagree in, if it is not 0.
         """
-        known = self._trails.get(trail.name)
+        known = self._logs.get(log.name)
         if known is None:
             return Report("", None)
-        question = {"ask": "report", "channel": trail.name, "aloud": aloud, "differ_in": differ_in}
+        question = {"ask": "report", "channel": log.name, "aloud": aloud, "differ_in": differ_in}
         patience = 2 * PATIENCE * (1 + len(known[1]) // AT_ONCE)
 
-        def ask(card: Card) -> Report | None:
+        def ask(peer: Peer) -> Report | None:
             with suppress(Exception):  # in a thread of its own, where an error would end the job
-                card.ask({"ask": "state", "channel": trail.name})  # who does not answer this is not worth more patience
-                told = card.ask(question, patience)
+                peer.ask({"ask": "state", "channel": log.name})  # who does not answer this is not worth more patience
+                told = peer.ask(question, patience)
                 return Report(str(told["table"]), _fault(told))
             return None
 
-        for card in known[1][: min(trail.rank, GATHERERS)]:
-            found = _unless(lambda: trail.fault is not None, partial(ask, card))
-            if trail.fault is not None:  # somebody has told us; who was asked may be at its end by now, and silent
-                return Report("", trail.fault)
+        for peer in known[1][: min(log.rank, GATHERERS)]:
+            found = _unless(lambda: log.fault is not None, partial(ask, peer))
+            if log.fault is not None:  # somebody has told us; who was asked may be at its end by now, and silent
+                return Report("", log.fault)
             if found is not None:
                 return found
-        return self._gather(trail.name, aloud=aloud, differ_in=differ_in)
+        return self._gather(log.name, aloud=aloud, differ_in=differ_in)
 
     def _gather(self, name: str, *, aloud: bool, differ_in: int = 0) -> Report:
         with self._gathering:
-            known = self._trails.get(name)
+            known = self._logs.get(name)
             if known is None:
                 return Report("", None)
-            trail, cards = known
+            log, peers = known
             last = self._reports.get(name)
             if last is None or time.monotonic() - last.when > FRESH or (differ_in and last.report.fault is None):
-                answers = _each(lambda card: self._state_of(name, card), cards)
-                there = [card for card, answer in zip(cards, answers, strict=True) if isinstance(answer, State)]
+                answers = _each(lambda peer: self._state_of(name, peer), peers)
+                there = [peer for peer, answer in zip(peers, answers, strict=True) if isinstance(answer, RankState)]
                 last = self._reports[name] = _Gathered(report(answers, differ_in), there)
                 if (fault := last.report.fault) is not None:
                     told = {"tell": type(fault).__name__, "text": str(fault), "channel": name}
-                    _each(lambda card: _tell(card, told), [card for card in there if card != self.listener.card])
-                    trail.fault = trail.fault or fault  # last: with it this program may be at its end
+                    _each(lambda peer: _tell(peer, told), [peer for peer in there if peer != self.listener.peer])
+                    log.fault = log.fault or fault  # last: with it this program may be at its end
             if aloud and not last.said:
                 last.said = True
                 if last.report.fault is None:
                     say(last.report.table)
-                _each(lambda card: _tell(card, {"tell": "dump", "channel": name}), last.there)
+                _each(lambda peer: _tell(peer, {"tell": "dump", "channel": name}), last.there)
         return last.report
 
-    def _state_of(self, name: str, card: Card) -> Answer:
+    def _state_of(self, name: str, peer: Peer) -> Answer:
         try:
-            return documents.made(card.ask({"ask": "state", "channel": name}).get("state"), State)
+            return documents.made(peer.ask({"ask": "state", "channel": name}).get("state"), RankState)
         except GoneError as error:
             return GONE if error.certain else CLOSED
         except (OSError, ValueError):
@@ -222,7 +222,7 @@ class Watchdog:
             If it is none.
         """
         name = question.get("channel")
-        known = self._trails.get(name) if isinstance(name, str) else None
+        known = self._logs.get(name) if isinstance(name, str) else None
         if known is None:
             raise ValueError("no such communicator")
         if question.get("ask") == "state":
@@ -238,9 +238,9 @@ class Watchdog:
         known[0].fault = known[0].fault or _fault(question)
         return {}
 
-    def state(self, trail: Trail) -> State:
+    def state(self, log: OperationLog) -> RankState:
         """Return what this rank does on a communicator."""
-        here: list[Operation] = []
+        here: list[ReportedOperation] = []
         waits = elsewhere = ""
         inside = False
         for entry in self.recorder.entries:
@@ -248,15 +248,15 @@ class Watchdog:
             asked, running = subject.waits, entry[END] == 0
             waiting = running and (asked is not None or subject.unleavable > 0 or entry[BLOCKING])
             inside = inside or waiting
-            if subject.trail is trail:
-                here.append(Operation(entry[ORDER], subject.what[:LONGEST], running, waiting))
+            if subject.log is log:
+                here.append(ReportedOperation(entry[ORDER], subject.what[:LONGEST], running, waiting))
                 if running and asked is not None:
                     waits = f"{asked()}, since {(clock() - entry[START]) / 1e9:.0f} s"[:LONGEST]
             elif waiting:
-                beside = "" if subject.trail.whole is trail else ELSEWHERE
+                beside = "" if subject.log.whole is log else ELSEWHERE
                 elsewhere = f"{subject.what[:LONGEST]}{beside}"
         status = self.recorder.status[:LONGEST]
-        return State(status, trail.count, tuple(here[-RECENT:]), waits, elsewhere, tuple(stack(outside=inside)))
+        return RankState(status, log.count, tuple(here[-RECENT:]), waits, elsewhere, tuple(stack(outside=inside)))
 
 
 class _Gathered:
@@ -264,7 +264,7 @@ class _Gathered:
 
     __slots__ = ("report", "said", "there", "when")
 
-    def __init__(self, report: Report, there: Sequence[Card]) -> None:
+    def __init__(self, report: Report, there: Sequence[Peer]) -> None:
         self.report, self.there, self.said, self.when = report, there, False, time.monotonic()
 
 
@@ -293,27 +293,27 @@ def _unless(over: Callable[[], bool], act: Callable[[], Result]) -> Result | Non
     return results[0] if results else None
 
 
-def _each(act: Callable[[Card], Result], cards: Sequence[Card]) -> list[Result]:
-    """Return what comes of an act with each card, some of them at the same time."""
+def _each(act: Callable[[Peer], Result], peers: Sequence[Peer]) -> list[Result]:
+    """Return what comes of an act with each peer, some of them at the same time."""
     results: dict[int, Result] = {}
-    left = iter(enumerate(cards))
+    left = iter(enumerate(peers))
     taking = threading.Lock()
 
     def work() -> None:
         while True:
             with taking:
-                number, card = next(left, (-1, None))
-            if card is None:
+                number, peer = next(left, (-1, None))
+            if peer is None:
                 return
-            results[number] = act(card)
+            results[number] = act(peer)
 
     # Not a pool: its threads would have to be waited for at the end of the program, in which we may be.
-    threads = [threading.Thread(target=work, daemon=True) for _ in range(min(AT_ONCE, len(cards)))]
+    threads = [threading.Thread(target=work, daemon=True) for _ in range(min(AT_ONCE, len(peers)))]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    return [results[number] for number in range(len(cards))]
+    return [results[number] for number in range(len(peers))]
 
 
 def say(text: str) -> None:
@@ -325,7 +325,7 @@ def say(text: str) -> None:
 
 def _operation(entry: Entry) -> str:
     subject: Subject = entry[SUBJECT]
-    numbered = subject.trail.whole is subject.trail
+    numbered = subject.log.whole is subject.log
     return f"operation {entry[ORDER]}, {subject.what}" if numbered else subject.what
 
 
@@ -335,6 +335,6 @@ def _fault(told: Told) -> Error | None:
     return fault(text) if fault is not None and isinstance(text, str) else None
 
 
-def _tell(card: Card, told: Told) -> None:
+def _tell(peer: Peer, told: Told) -> None:
     with suppress(OSError, ValueError):  # who cannot be told will find out by itself
-        card.ask(told)
+        peer.ask(told)

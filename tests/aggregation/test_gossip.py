@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mpiagg.aggregation.gossip import (
-    Row,
+    MixingRow,
     exponential,
     gossip,
     in_pieces,
@@ -45,7 +45,7 @@ def table(size, step):
 
 def rounds_of(phase, rank):
     """The rounds that stand for a phase: who sends to whom."""
-    if not isinstance(phase, Row):
+    if not isinstance(phase, MixingRow):
         return phase
     return (Round(*map(send, phase.targets), *(reduce_from(peer) for peer, _ in phase.weights if peer != rank)),)
 
@@ -68,13 +68,13 @@ def run(programs, values):
                 held[rank] = held[rank] / size
             elif step.action is Action.RECEIVE:
                 held[rank] = arrived[rank, step.peer]
-            elif step.action is Action.REDUCE and isinstance(phase, Row):
+            elif step.action is Action.REDUCE and isinstance(phase, MixingRow):
                 taken[step.peer] = arrived[rank, step.peer]
             elif step.action is Action.REDUCE:
                 received = arrived[rank, step.peer]
                 pair = (received, held[rank]) if step.received_first else (held[rank], received)
                 held[rank] = pair[0] + pair[1]
-        if isinstance(phase, Row):
+        if isinstance(phase, MixingRow):
             held[rank] = sum(weight * taken[peer] for peer, weight in phase.weights)
     return held
 
@@ -252,8 +252,8 @@ def test_metropolis_weights_of_a_star_and_a_ring():
 
 
 def test_who_gives_everything_away_takes_nothing_of_its_own():
-    assert neighbor_row(1, {0: Fraction(1)}) == Row((0,), ((0, Fraction(1)),))
-    assert neighbor_row(1, {}) == Row((), ((1, Fraction(1)),))
+    assert neighbor_row(1, {0: Fraction(1)}) == MixingRow((0,), ((0, Fraction(1)),))
+    assert neighbor_row(1, {}) == MixingRow((), ((1, Fraction(1)),))
 
 
 # -- nodes

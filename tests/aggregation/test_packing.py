@@ -4,7 +4,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from mpiagg.aggregation.packing import KEPT_PLANS, Packing, check_tensors, layout_in_words, layout_of
+from mpiagg.aggregation.packing import KEPT_PLANS, Packing, check_tensors, describe_layout, layout_of
 from mpiagg.plans.bound import STAGED_BYTES
 
 LONG = STAGED_BYTES // 4 + 1
@@ -139,5 +139,5 @@ def test_what_cannot_be_aggregated_is_refused(tensors, error, words):
 
 
 def test_layouts_in_words():
-    assert layout_in_words(layout_of([np.zeros((2, 3), "f4"), 5])) == "2 tensors: float32 (2, 3), int ()"
-    assert layout_in_words(()) == "no tensors"
+    assert describe_layout(layout_of([np.zeros((2, 3), "f4"), 5])) == "2 tensors: float32 (2, 3), int ()"
+    assert describe_layout(()) == "no tensors"

@@ -16,20 +16,20 @@ BITS = {"u4": 4, "u2": 2}
 LENGTHS = [0, 1, 2, 31, 32, 33, BLOCK - 1, BLOCK, BLOCK + 1, 2 * BLOCK + 17]
 
 
-def image_of(name, values):
-    image = np.full(codec(name).nbytes(len(values)), 0xA5, np.uint8)
-    codec(name).encode(values, image)
-    return image
+def encoded_of(name, values):
+    encoded = np.full(codec(name).nbytes(len(values)), 0xA5, np.uint8)
+    codec(name).encode(values, encoded)
+    return encoded
 
 
-def values_of(name, image, length, dtype=np.float32):
+def values_of(name, encoded, length, dtype=np.float32):
     values = np.full(length, 77, dtype)
-    codec(name).decode(image, values)
+    codec(name).decode(encoded, values)
     return values
 
 
 def there_and_back(name, values):
-    return values_of(name, image_of(name, values), len(values), values.dtype)
+    return values_of(name, encoded_of(name, values), len(values), values.dtype)
 
 
 def noise(length, dtype=np.float32):
@@ -82,9 +82,9 @@ def test_half_precision_is_that_of_others(name, length, dtype):
     values = (noise(length) * np.exp(10 * noise(length + 1)[:length])).astype(dtype)
     with np.errstate(over="ignore"):
         expected = values.astype(np.float32).astype(HALVES[name])
-    image = image_of(name, values)
-    assert image.tobytes() == expected.tobytes()
-    assert values_of(name, image, length, dtype).tobytes() == expected.astype(dtype).tobytes()
+    encoded = encoded_of(name, values)
+    assert encoded.tobytes() == expected.tobytes()
+    assert values_of(name, encoded, length, dtype).tobytes() == expected.astype(dtype).tobytes()
 
 
 @pytest.mark.parametrize("dtype", FLOATS)
@@ -93,10 +93,10 @@ def test_ties_subnormals_and_infinities(name, dtype):
     values = np.concatenate([SPECIAL, TIES, -TIES]).astype(np.float32).astype(dtype)
     with np.errstate(over="ignore"):
         expected = values.astype(HALVES[name])
-    image = image_of(name, values)
-    assert image.tobytes() == expected.tobytes()
+    encoded = encoded_of(name, values)
+    assert encoded.tobytes() == expected.tobytes()
     # Not by cutting off.
-    assert image.tobytes() != (values.astype(np.float32).view(np.uint32) >> np.uint32(16)).astype(np.uint16).tobytes()
+    assert encoded.tobytes() != (values.astype(np.float32).view(np.uint32) >> np.uint32(16)).astype(np.uint16).tobytes()
 
 
 @pytest.mark.parametrize("name", HALVES)
@@ -106,13 +106,13 @@ def test_every_half_goes_there_and_back(name):
     expected = patterns.view(HALVES[name]).astype(np.float32)
     assert np.array_equal(values, expected, equal_nan=True)
     assert (np.signbit(values) == np.signbit(expected)).all()
-    again = image_of(name, values).view(np.uint16)
+    again = encoded_of(name, values).view(np.uint16)
     numbers = ~np.isnan(values)
     assert again[numbers].tolist() == patterns[numbers].tolist()
     # A NaN stays one, and from then on it is the same.
     once = values_of(name, again.view(np.uint8), 2**16)
     assert (np.isnan(once) == ~numbers).all()
-    assert image_of(name, once).tobytes() == again.tobytes()
+    assert encoded_of(name, once).tobytes() == again.tobytes()
 
 
 @pytest.mark.parametrize("name", HALVES)
@@ -131,22 +131,22 @@ FLOAT32 = st.floats(width=32, allow_nan=False)
 @given(values=st.lists(FLOAT32, max_size=40), start=st.integers(0, 40), stop=st.integers(0, 40))
 def test_the_image_of_a_part_is_a_part_of_the_image(name, values, start, stop):
     values = np.array(values, np.float32)
-    image = image_of(name, values)
+    encoded = encoded_of(name, values)
     with np.errstate(over="ignore"):
-        assert image.tobytes() == values.astype(HALVES[name]).tobytes()
-    assert image_of(name, values[start:stop]).tobytes() == image[2 * start : max(2 * start, 2 * stop)].tobytes()
-    assert image_of(name, values_of(name, image, len(values))).tobytes() == image.tobytes()
+        assert encoded.tobytes() == values.astype(HALVES[name]).tobytes()
+    assert encoded_of(name, values[start:stop]).tobytes() == encoded[2 * start : max(2 * start, 2 * stop)].tobytes()
+    assert encoded_of(name, values_of(name, encoded, len(values))).tobytes() == encoded.tobytes()
 
 
 @pytest.mark.parametrize("dtype", FLOATS)
 @pytest.mark.parametrize("name", CODECS)
 def test_what_is_coded_again_needs_no_memory(name, dtype, repeated_peak):
     values = noise(3 * BLOCK, dtype)
-    image = image_of(name, values)
+    encoded = encoded_of(name, values)
 
     def once():
-        codec(name).encode(values, image)
-        codec(name).decode(image, values)
+        codec(name).encode(values, encoded)
+        codec(name).decode(encoded, values)
 
     # Views and small numbers; a block of bytes would have 2**15. NumPy buffers 8192 values that it broadcasts.
     assert repeated_peak(once) < (2**17 if name in BITS else 2**13)
@@ -157,10 +157,10 @@ def test_what_is_coded_again_needs_no_memory(name, dtype, repeated_peak):
 def test_values_need_not_lie_one_after_the_other(name, dtype):
     apart = np.zeros(2 * BLOCK + 6, dtype)[::2]
     apart[:] = noise(len(apart))
-    image = image_of(name, apart)
-    assert image.tobytes() == image_of(name, apart.copy()).tobytes()
-    expected = values_of(name, image, len(apart), dtype)
-    codec(name).decode(image, apart)
+    encoded = encoded_of(name, apart)
+    assert encoded.tobytes() == encoded_of(name, apart.copy()).tobytes()
+    expected = values_of(name, encoded, len(apart), dtype)
+    codec(name).decode(encoded, apart)
     assert (apart == expected).all()
 
 
@@ -168,7 +168,7 @@ def test_values_need_not_lie_one_after_the_other(name, dtype):
 
 
 def codes_of(values):
-    return image_of("u8", values)[HEADER_BYTES:][: len(values)].tolist()
+    return encoded_of("u8", values)[HEADER_BYTES:][: len(values)].tolist()
 
 
 def plain(values, epsilon=1e-7):
@@ -182,10 +182,10 @@ def plain(values, epsilon=1e-7):
 
 def test_golden_codes():
     values = np.array([-1, -0.5, 0, 0.25, 0.3, 1, 0.999], np.float32)
-    image = image_of("u8", values)
-    assert image[:8].view(np.float32).tolist() == [-1, 1]
-    assert image[8:HEADER_BYTES].tolist() == [0] * 24
-    assert image[HEADER_BYTES:].tolist() == [0, 63, 127, 159, 165, 255, 254] + [0] * 25
+    encoded = encoded_of("u8", values)
+    assert encoded[:8].view(np.float32).tolist() == [-1, 1]
+    assert encoded[8:HEADER_BYTES].tolist() == [0] * 24
+    assert encoded[HEADER_BYTES:].tolist() == [0, 63, 127, 159, 165, 255, 254] + [0] * 25
     decoded = [-0.99608, -0.50196, 0, 0.25098, 0.29804, 1.00392, 0.99608]
     assert there_and_back("u8", values).tolist() == pytest.approx(decoded, abs=5e-6)
     assert codes_of(np.array([2, 3, 2.5, 2.001], np.float32)) == [0, 255, 127, 0]
@@ -266,11 +266,11 @@ def test_what_is_not_finite_spoils_the_chunk(bad, length, dtype):
 @pytest.mark.parametrize("length", LENGTHS)
 def test_blocks_are_one_chunk(length, dtype):
     values = noise(length, dtype)
-    image = image_of("u8", values)
-    assert image[HEADER_BYTES:][length:].tolist() == [0] * (-length % 32)
+    encoded = encoded_of("u8", values)
+    assert encoded[HEADER_BYTES:][length:].tolist() == [0] * (-length % 32)
     if length:
-        assert np.array_equal(image[HEADER_BYTES:][:length], np.clip(plain(values.astype(np.float32))[0], 0, 255))
-        assert image[:8].view(np.float32).tolist() == [np.float32(values.min()), np.float32(values.max())]
+        assert np.array_equal(encoded[HEADER_BYTES:][:length], np.clip(plain(values.astype(np.float32))[0], 0, 255))
+        assert encoded[:8].view(np.float32).tolist() == [np.float32(values.min()), np.float32(values.max())]
         decoded, level = there_and_back("u8", values), plain(values.astype(np.float32))[1]
         assert np.allclose(decoded, level, rtol=0, atol=float(np.ptp(values)) / 254)
 
@@ -308,7 +308,7 @@ ODD = [1, 2, 3, 4, 5, 7, 8, 9, 31, 255, 256, 257, 511, 513, 1001, BLOCK - 1, BLO
 
 
 def packed_image(values, bits):
-    """Restate an image value by value, with Python's numbers."""
+    """Restate an encoded buffer value by value, with Python's numbers."""
     ends, packed = b"", b""
     singles = values.astype(np.float32)
     for start in range(0, len(values), GROUP):
@@ -324,14 +324,14 @@ def packed_image(values, bits):
     return ends + packed + bytes(-len(packed) % 8)
 
 
-def packed_values(image, length, bits):
-    """Read an image value by value."""
+def packed_values(encoded, length, bits):
+    """Read an encoded buffer value by value."""
     cut, per_byte = 8 * -(-length // GROUP), 8 // bits
-    ends = image[:cut].view(np.float32).astype(np.float64).reshape(-1, 2)
+    ends = encoded[:cut].view(np.float32).astype(np.float64).reshape(-1, 2)
     values = []
     for place in range(length):
         least, greatest = ends[place // GROUP]
-        code = int(image[cut + place // per_byte]) >> place % per_byte * bits & (2**bits - 1)
+        code = int(encoded[cut + place // per_byte]) >> place % per_byte * bits & (2**bits - 1)
         values.append(code * ((greatest - least) / (2**bits - 1)) + least)
     return np.array(values)
 
@@ -341,10 +341,10 @@ def packed_values(image, length, bits):
 @pytest.mark.parametrize("length", ODD)
 def test_few_bits_are_their_restatement(name, dtype, length):
     values = noise(length, dtype) * np.exp(noise(length + 1, dtype)[:length])
-    image = image_of(name, values)
-    assert image.tobytes() == packed_image(values, BITS[name])
-    decoded = values_of(name, image, length, dtype)
-    assert decoded.tobytes() == packed_values(image, length, BITS[name]).astype(dtype).tobytes()
+    encoded = encoded_of(name, values)
+    assert encoded.tobytes() == packed_image(values, BITS[name])
+    decoded = values_of(name, encoded, length, dtype)
+    assert decoded.tobytes() == packed_values(encoded, length, BITS[name]).astype(dtype).tobytes()
 
 
 @pytest.mark.parametrize(("name", "length", "nbytes"), [
@@ -376,7 +376,7 @@ def test_what_is_not_finite_spoils_its_group_alone(name, dtype, bad):
     assert np.isnan(decoded[GROUP : 2 * GROUP]).all()
     for part in (slice(0, GROUP), slice(2 * GROUP, None)):
         assert decoded[part].tobytes() == clean[part].tobytes()
-    assert not image_of(name, values)[4 * 8 + GROUP * BITS[name] // 8 :][: GROUP * BITS[name] // 8].any()
+    assert not encoded_of(name, values)[4 * 8 + GROUP * BITS[name] // 8 :][: GROUP * BITS[name] // 8].any()
 
 
 @pytest.mark.parametrize("name", BITS)
@@ -390,9 +390,9 @@ def test_what_is_not_finite_spoils_its_group_alone(name, dtype, bad):
 def test_half_a_step_of_few_bits(name, seed, length, magnitude, offset, dtype):  # noqa: PLR0917 - drawn by name
     values = np.random.default_rng(seed).uniform(-0.5, 0.5, length)
     values = ((values + offset) * 10.0**magnitude * (1 if magnitude <= 32 else 1e-5)).astype(np.float32).astype(dtype)
-    image = image_of(name, values)
-    assert image.tobytes() == packed_image(values, BITS[name])
-    decoded = values_of(name, image, length, dtype)
+    encoded = encoded_of(name, values)
+    assert encoded.tobytes() == packed_image(values, BITS[name])
+    decoded = values_of(name, encoded, length, dtype)
     for start in range(0, length, GROUP):
         own = values[start : start + GROUP].astype(np.float64)
         step = np.ptp(own) / (2 ** BITS[name] - 1)

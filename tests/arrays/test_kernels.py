@@ -141,32 +141,32 @@ def test_what_does_not_lie_in_one_piece_is_converted(device, of, to):
 def test_codecs_of_what_does_not_lie_in_one_piece(device, name):
     apart = shim.array(np.random.default_rng(4).standard_normal((100, 2)))[:, 0]
     codec = device.codec(name)
-    image, again = (shim.array(np.zeros(codec.nbytes(100), np.uint8)) for _ in range(2))
-    codec.encode(apart, image)
+    encoded, again = (shim.array(np.zeros(codec.nbytes(100), np.uint8)) for _ in range(2))
+    codec.encode(apart, encoded)
     codec.encode(shim.array(np.ascontiguousarray(apart)), again)
-    assert image.tobytes() == again.tobytes()
+    assert encoded.tobytes() == again.tobytes()
     whole = shim.array(np.zeros(100))
-    codec.decode(image, whole)
-    codec.decode(image, apart)
+    codec.decode(encoded, whole)
+    codec.decode(encoded, apart)
     assert (apart == whole).all()
 
 
 def test_what_a_kernel_cannot_reach_is_refused(device):
-    x, image = shim.array(np.zeros(101)), shim.array(np.zeros(65, np.uint8))
+    x, encoded = shim.array(np.zeros(101)), shim.array(np.zeros(65, np.uint8))
     short = shim.array(np.zeros(4, ml_dtypes.float8_e5m2))
     odd = shim.array(np.zeros(802, np.uint8))[1:801].view("f8")
     with pytest.raises(ValueError, match=r"cannot reach float64 at .*: it must be aligned"):
         device.fold([odd, odd], mpiagg.arrays.reduction("sum", odd.dtype, 2))
     with pytest.raises(ValueError, match="must be aligned"):
-        device.codec("u8").encode(x[:32], image[1:])
-    with pytest.raises(ValueError, match=r"an image of 64 bytes is none of 101 values"):
-        device.codec("u8").encode(x, image[:64])
+        device.codec("u8").encode(x[:32], encoded[1:])
+    with pytest.raises(ValueError, match=r"an encoded buffer of 64 bytes is none of 101 values"):
+        device.codec("u8").encode(x, encoded[:64])
     with pytest.raises(ValueError, match="must be aligned"):
-        device.codec("u4").encode(x[:64], image[1:41])
-    with pytest.raises(ValueError, match=r"an image of 64 bytes is none of 101 values"):
-        device.codec("u2").decode(image[:64], x)
+        device.codec("u4").encode(x[:64], encoded[1:41])
+    with pytest.raises(ValueError, match=r"an encoded buffer of 64 bytes is none of 101 values"):
+        device.codec("u2").decode(encoded[:64], x)
     with pytest.raises(ValueError, match=r"shape \(101,\) cannot be written to shape \(32,\)"):
-        device.codec("fp16").encode(x, image[:64])
+        device.codec("fp16").encode(x, encoded[:64])
     with pytest.raises(TypeError, match="arrays of dtype float8_e5m2 cannot be combined on a CUDA device"):
         device.fold([short, short], mpiagg.arrays.reduction("sum", short.dtype, 2))
 

@@ -290,17 +290,17 @@ def test_the_device_converts(device):
 @pytest.mark.parametrize("name", CODECS)
 def test_the_codecs_are_the_hosts_in_one_kernel(device, name):
     x, there = values(70, dtype=np.float32), device.codec(name)
-    image, back = np.empty(there.nbytes(70), np.uint8), np.empty(70, np.float32)
-    codec(name).encode(x, image)
-    codec(name).decode(image, back)
-    y, z = device.empty(image.size, np.uint8), device.empty(70, np.float32)
+    encoded, back = np.empty(there.nbytes(70), np.uint8), np.empty(70, np.float32)
+    codec(name).encode(x, encoded)
+    codec(name).decode(encoded, back)
+    y, z = device.empty(encoded.size, np.uint8), device.empty(70, np.float32)
     there.encode(device.from_host(x), y)
     there.decode(y, z)
     assert [entry.name for entry in LOG.of("kernel")] == [f"encode {name}", f"decode {name}"]
     assert (there.name, there.elementwise) == (name, codec(name).elementwise)
-    assert (peek(y) == image).all()
+    assert (peek(y) == encoded).all()
     assert (peek(z) == back).all()
-    with pytest.raises(ValueError, match="an image of"):
+    with pytest.raises(ValueError, match="an encoded buffer of"):
         there.encode(z, y[1:])
     with pytest.raises(ValueError, match="unknown wire"):
         device.codec("u4")

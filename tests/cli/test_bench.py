@@ -8,7 +8,7 @@ import pytest
 from click.testing import CliRunner
 
 from mpiagg.benchmarks import columns
-from mpiagg.benchmarks.flags import LARGEST, SMALLEST, Flags, mlbench_counts, parse_range, parse_rate, parse_size
+from mpiagg.benchmarks.flags import LARGEST, SMALLEST, BenchFlags, mlbench_counts, parse_range, parse_rate, parse_size
 from mpiagg.cli import main
 from mpiagg.errors import DeviceError
 from mpiagg.launch import start as launch
@@ -65,7 +65,7 @@ def test_what_is_no_rate_is_refused(text):
         parse_rate(text)
 
 
-USUAL = Flags("allreduce", (), parse_range("64:1K"), 4, 1000, 10, 4.0, False, "float32", "sum", 0, None, True)
+USUAL = BenchFlags("allreduce", (), parse_range("64:1K"), 4, 1000, 10, 4.0, False, "float32", "sum", 0, None, True)
 
 
 def test_sizes_of_mlbench_are_whole_numbers_of_elements_each_once():
@@ -109,7 +109,7 @@ def test_bus_bandwidth_factors_are_nccls(collective, factor):
     assert columns.bus_factor(Collective(collective), 4) == factor
 
 
-ROW = columns.Row(
+ROW = columns.ResultRow(
     size=2**26,
     count=2**24,
     type="complex128",
@@ -280,12 +280,12 @@ def test_a_node_has_no_link_to_give_a_rate_for(mpiagg):
 EVERYTHING = """
 import sys
 from mpiagg.launch import job
-from mpiagg.benchmarks.competitors import Competitor
-from mpiagg.benchmarks.flags import Flags, SizeRange
+from mpiagg.benchmarks.contenders import Contender
+from mpiagg.benchmarks.flags import BenchFlags, SizeRange
 from mpiagg.schedules import Collective, algorithms
 world = job.join()
 from mpiagg.benchmarks.sweep import Sweep
-usual = Flags("allreduce", (), SizeRange(4, 1000), 16, 2, 1, 1.0, False, "float32", "sum", 0, None, True)
+usual = BenchFlags("allreduce", (), SizeRange(4, 1000), 16, 2, 1, 1.0, False, "float32", "sum", 0, None, True)
 others = (
     dict(dtype="float16", op="avg"), dict(dtype="int32", op="prod"), dict(dtype="complex64"), dict(dtype="uint8"),
     dict(dtype="float64", op="min", planned=False), dict(op="max", lanes=2), dict(op="avg"),
@@ -303,7 +303,7 @@ for flags in runs:
     # Blind checks would pass everything: doing nothing must be seen, by every collective, whatever a wire may lose.
     task = sweep.task(400 if flags.buffer == "any" else flags.lengths()[-1])
     off = max([task.wired(wire, planned=True).off for wire in flags.wires], default=0)
-    if sweep._wrong(task, [Competitor("nothing", lambda: None, off=off)])[0] == 0:
+    if sweep._wrong(task, [Contender("nothing", lambda: None, off=off)])[0] == 0:
         raise AssertionError(f"a call that does nothing passes as {flags}")
     for row in sweep.rows():
         if row.wrong:
@@ -346,13 +346,13 @@ def test_an_algorithm_that_is_wrong_is_told_and_fails(run_ranks, tmp_path):
 GLOO = """
 import sys
 from mpiagg.launch import job
-from mpiagg.benchmarks.flags import Flags, SizeRange
+from mpiagg.benchmarks.flags import BenchFlags, SizeRange
 from mpiagg.schedules import Collective
 world = job.join()
 import numpy as np
 from mpiagg.benchmarks.gloo import unserved
 from mpiagg.benchmarks.sweep import Sweep
-usual = Flags("allreduce", (), SizeRange(64, 64), 2, 1, 1, 1.0, False, "float32", "sum", 0, None, True)
+usual = BenchFlags("allreduce", (), SizeRange(64, 64), 2, 1, 1, 1.0, False, "float32", "sum", 0, None, True)
 usual = usual._replace(beside=("gloo",))
 runs = [usual._replace(collective=collective.value, root=world.size - 1) for collective in Collective]
 runs += [usual._replace(op=op, dtype="float64") for op in ("avg", "min", "max", "prod")]
@@ -446,14 +446,14 @@ def test_arrays_on_a_device_are_measured(run_ranks, monkeypatch, tmp_path, aware
 
 EVERYTHING_ON_DEVICE = """
 from mpiagg.launch import job
-from mpiagg.benchmarks.competitors import Competitor
-from mpiagg.benchmarks.flags import Flags, SizeRange
+from mpiagg.benchmarks.contenders import Contender
+from mpiagg.benchmarks.flags import BenchFlags, SizeRange
 from mpiagg.schedules import Collective, algorithms
 world = job.join()
 from mpiagg.benchmarks.sweep import Sweep
 from mpiagg.transport import channel_of
 aware = channel_of(world).aware = sys.argv[1] == "aware"
-usual = Flags("allreduce", (), SizeRange(100_000, 100_000), 2, 1, 0, 1.0, False, "float32", "sum", 0, None, True)
+usual = BenchFlags("allreduce", (), SizeRange(100_000, 100_000), 2, 1, 0, 1.0, False, "float32", "sum", 0, None, True)
 usual = usual._replace(device="standin")
 others = (
     dict(dtype="bfloat16", op="avg"), dict(dtype="float16", op="max"), dict(dtype="complex128"), dict(dtype="uint8"),
@@ -471,7 +471,7 @@ with standin.watch(device_messages=aware):
         # Blind checks would pass everything: doing nothing must be seen, whatever a wire may lose.
         task = sweep.task(100_000)
         off = max([task.wired(wire, planned=True).off for wire in flags.wires], default=0)
-        if sweep._wrong(task, [Competitor("nothing", lambda: None, off=off)])[0] == 0:
+        if sweep._wrong(task, [Contender("nothing", lambda: None, off=off)])[0] == 0:
             raise AssertionError(f"a call that does nothing passes as {flags}")
         for row in sweep.rows():
             if row.wrong:

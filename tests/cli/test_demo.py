@@ -17,7 +17,7 @@ from mpiagg.cli.settings import Settings
 from mpiagg.launch import start as launch
 
 RING = Settings(aggregator="allreduce", algorithm="ring", epochs=2, batch_size=50, learning_rate=0.1, seed=1)
-RESULT = training.Result(
+RESULT = training.TrainingResult(
     settings=RING,
     test_accuracy=0.97,
     difference_from_serial=1e-14,

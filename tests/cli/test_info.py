@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from mpiagg.cli.doctor import Report
+from mpiagg.cli.diagnostics import JobReport
 from mpiagg.cli.facts import Problem, Rank
 from mpiagg.cli.info import MOST_HOSTS, _tell
 from mpiagg.cli.probe import Probed
@@ -27,7 +27,7 @@ def told(capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "200")
 
     def told(*ranks, **more):
-        _tell(Report("5.0", list(ranks), **more), json_file=None)
+        _tell(JobReport("5.0", list(ranks), **more), json_file=None)
         return " ".join(capsys.readouterr().out.split())
 
     return told
@@ -84,7 +84,7 @@ def test_health_is_told(told):
 
 def test_json_has_the_same(capsys):
     ranks = [rank(0, 0, [A, B]), rank(1, 0, [A, B], troubles=[RAIN])]
-    _tell(Report("5.0", ranks, Probed(able=False, reason="signal 11")), json_file=Path("-"))
+    _tell(JobReport("5.0", ranks, Probed(able=False, reason="signal 11")), json_file=Path("-"))
     saved = json.loads(capsys.readouterr().out)
     assert list(saved) == [
         *("mpiagg", "mpi4py", "mpi", "standard", "threads", "launcher", "nodes", "ranks"),

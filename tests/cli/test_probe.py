@@ -80,11 +80,16 @@ probe.take_part(make, {})
 @pytest.mark.parametrize(
     ("body", "seconds", "able", "reason"),
     [
-        ("return probe.Memory(np.array, crash)", 60, False, "the probe ended with signal 11, in a message of 8 bytes"),
-        ("return probe.Memory(np.array, hang)", 60, False, "did not end within 60 s, in a message of 8 bytes"),
+        (
+            "return probe.ProbedMemory(np.array, crash)",
+            60,
+            False,
+            "the probe ended with signal 11, in a message of 8 bytes",
+        ),
+        ("return probe.ProbedMemory(np.array, hang)", 60, False, "did not end within 60 s, in a message of 8 bytes"),
         ("time.sleep(1000)", 1, None, "the probe did not end within 1 s, before its first message"),
-        ("return probe.Memory(np.array, corrupt)", 60, False, "2 bytes of a message of 8 bytes came out wrong"),
-        ("return probe.Memory(np.array, fail)", 60, False, "the probe failed (OSError: it rained)"),
+        ("return probe.ProbedMemory(np.array, corrupt)", 60, False, "2 bytes of a message of 8 bytes came out wrong"),
+        ("return probe.ProbedMemory(np.array, fail)", 60, False, "the probe failed (OSError: it rained)"),
         ("crash(None)", 60, None, "the probe ended with signal 11, before its first message"),
         ("raise DeviceError('there is no GPU')", 60, None, "there is no GPU"),
     ],

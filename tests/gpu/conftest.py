@@ -10,21 +10,21 @@ def device():
     return checks.gpu()
 
 
-GATE = r"""
-extern "C" __global__ void gate(const volatile int *open) {
+BARRIER = r"""
+extern "C" __global__ void barrier(const volatile int *open) {
     const long long start = clock64();
     while (!*open && clock64() - start < 40000000000ll) {}  // some 20 seconds: a test that fails must end
 }
 """
 
 
-class Gate:
+class NodeBarrier:
     """Holds up a stream until it is opened; to be made before anything is held up, for that loads the kernel."""
 
     def __init__(self, device):
         import cupy
 
-        self.kernel = cupy.RawKernel(GATE, "gate")
+        self.kernel = cupy.RawKernel(BARRIER, "barrier")
         self.flag = device.pinned(4).view("i4")
         self.flag[0] = 1
         self.close()  # once, open
@@ -40,8 +40,8 @@ class Gate:
 
 
 @pytest.fixture
-def gate(device):
-    gate = Gate(device)
-    yield gate
-    gate.open()
+def barrier(device):
+    barrier = NodeBarrier(device)
+    yield barrier
+    barrier.open()
     device.synchronise()

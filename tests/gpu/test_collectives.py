@@ -257,7 +257,7 @@ def test_mapped_memory_is_given_back_and_used_again(comms, device):
 
 @pytest.mark.parametrize("where", ["any memory", "mapped"])
 @pytest.mark.parametrize("length", [10, LONG])
-def test_what_another_stream_still_computes_is_waited_for(comms, device, gate, where, length):
+def test_what_another_stream_still_computes_is_waited_for(comms, device, barrier, where, length):
     for comm in comms:
         values = np.zeros(length, np.float32)
         x = mapped(device, comm, values) if where == "mapped" else device.from_host(values)
@@ -267,26 +267,26 @@ def test_what_another_stream_still_computes_is_waited_for(comms, device, gate, w
             for step in range(4):
                 with stream:
                     if step:  # at first everything is loaded, which waits for the device
-                        gate.close()
+                        barrier.close()
                     x.fill(comm.rank + step)
                     plan.start()
                 for _ in range(100 if step else 0):
                     assert not plan.test()
-                gate.open()
+                barrier.open()
                 plan.wait()
                 # In the default stream, which has waited for nothing.
                 assert (device.to_host(x) == total + step * comm.size).all()
-                gate.flag[0] = 0
+                barrier.flag[0] = 0
         for step in range(3):
             with stream:
-                gate.close()
+                barrier.close()
                 x.fill(comm.rank + step)
-                opener = threading.Timer(0.05, gate.open)
+                opener = threading.Timer(0.05, barrier.open)
                 opener.start()
                 mpiagg.allreduce(x, out=x, comm=comm)
             assert (device.to_host(x) == total + step * comm.size).all()
             opener.join()
-            gate.flag[0] = 0
+            barrier.flag[0] = 0
 
 
 def test_results_can_be_used_in_any_stream_at_once(comms, device):

@@ -98,16 +98,16 @@ def test_arrays_there_and_back(device, dtype):
     assert device.to_host(apart).tobytes() == x.reshape(4, 6)[:, 1::2].tobytes()
 
 
-def test_what_is_copied_from_the_host_can_be_changed_at_once(device, gate):
+def test_what_is_copied_from_the_host_can_be_changed_at_once(device, barrier):
     for source in (np.zeros(1000, np.uint8), device.pinned(1000)):
         source[:] = 3
         before = device.from_host(source)  # so that there is memory for the next one
         device.synchronise()
         del before
-        gate.close()
+        barrier.close()
         there = device.from_host(source)
         source[:] = 4
-        gate.open()
+        barrier.open()
         assert (device.to_host(there) == 3).all()
 
 
@@ -129,13 +129,13 @@ def test_borrowed_memory_is_the_owner_s(device, dtype):
 # -- streams
 
 
-def test_what_follows_waits_and_what_does_not_goes_on(device, gate):
+def test_what_follows_waits_and_what_does_not_goes_on(device, barrier):
     x = device.from_host(np.zeros(1000, np.float32))
     follows, goes_on = device.stream(), device.stream()
     late, early = (device.pinned(4000).view("f4") for _ in range(2))
     x += 0  # loads what adds
     device.synchronise()
-    gate.close()
+    barrier.close()
     x += 1
     follows.follow()
     with goes_on:
@@ -145,7 +145,7 @@ def test_what_follows_waits_and_what_does_not_goes_on(device, gate):
     wait_for(goes_on)
     assert (early == 0).all()
     assert not follows.done()
-    gate.open()
+    barrier.open()
     wait_for(follows)
     assert (late == 1).all()
 
@@ -190,17 +190,17 @@ def test_a_stream_is_the_thread_s_within_with(device):
     assert seen == dict.fromkeys(("thread", "here"), (outside, one, two, one, outside, device.ordinal))
 
 
-def test_synchronise_waits_for_the_present_stream_alone(device, gate):
+def test_synchronise_waits_for_the_present_stream_alone(device, barrier):
     held, x = device.stream(), device.from_host(np.zeros(10))
     x.fill(0)  # loads what fills
     device.synchronise()
     with held:
-        gate.close()
+        barrier.close()
     device.synchronise()
     x.fill(1)
     device.synchronise()
     assert not held.done()
-    gate.open()
+    barrier.open()
     with held:
         device.synchronise()
         assert held.done()
@@ -326,24 +326,24 @@ def test_codecs_are_the_host_s_by_name(device):
 
 
 @pytest.mark.parametrize("name", ["fp16", "bf16", "u8", "u4", "u2"])
-def test_codecs_never_wait(device, gate, name):
+def test_codecs_never_wait(device, barrier, name):
     x, codec, stream = np.linspace(-1, 1, 1000, dtype=np.float32), device.codec(name), device.stream()
     there, back = (device.from_host(x) for _ in range(2))
-    image = device.empty(codec.nbytes(1000), np.uint8)
+    encoded = device.empty(codec.nbytes(1000), np.uint8)
 
     def once():
-        codec.encode(there, image)
-        codec.decode(image, back)
+        codec.encode(there, encoded)
+        codec.decode(encoded, back)
 
     stream.follow()
     with stream:
         once()
     wait_for(stream)
     with stream:
-        gate.close()
+        barrier.close()
         once()
     assert not stream.done()
-    gate.open()
+    barrier.open()
     wait_for(stream)
     assert np.abs(device.to_host(back) - x).max() < 1 / 100
 
@@ -376,7 +376,7 @@ def test_folds_of_long_vectors(device, dtype):
 
 
 @pytest.mark.parametrize("count", [2, MANY])
-def test_a_fold_runs_in_the_stream_in_which_it_is_called(device, gate, count):
+def test_a_fold_runs_in_the_stream_in_which_it_is_called(device, barrier, count):
     x = [device.from_host(np.full(100, number, np.float32)) for number in range(count)]
     stream, how = device.stream(), reduction("sum", np.dtype("f4"), count)
     call = device.fold(x, how)
@@ -385,11 +385,11 @@ def test_a_fold_runs_in_the_stream_in_which_it_is_called(device, gate, count):
     before = device.to_host(x[0])
     stream.follow()
     with stream:
-        gate.close()
+        barrier.close()
         call()
     assert not stream.done()
     assert (device.to_host(x[0]) == before).all()
-    gate.open()
+    barrier.open()
     wait_for(stream)
     assert (device.to_host(x[0]) == count * before).all()
 

@@ -63,7 +63,7 @@ def test_gradients_are_averaged_as_on_the_host(comm, device, overlapped, bucket_
                 np.testing.assert_allclose(device.to_host(item.grad), expected, rtol=1e-6, atol=1e-6)
 
 
-def test_gradients_that_another_stream_still_computes_are_waited_for(comm, device, gate):
+def test_gradients_that_another_stream_still_computes_are_waited_for(comm, device, barrier):
     parameters = [device.from_host(np.zeros(shape, np.float32)) for shape in SHAPES]
     stream, mean = device.stream(), (comm.size - 1) / 2
     stream.follow()
@@ -71,13 +71,13 @@ def test_gradients_that_another_stream_still_computes_are_waited_for(comm, devic
         for step in range(STEPS):
             with stream:
                 if step:  # at first everything is loaded, which waits for the device
-                    gate.close()
+                    barrier.close()
                 for view in ddp.gradient_views():
                     view.fill(comm.rank + step)
-                gate.open()
+                barrier.open()
                 ddp.sync_gradients()
             assert all((device.to_host(view) == mean + step).all() for view in ddp.gradient_views())
-            gate.flag[0] = 0
+            barrier.flag[0] = 0
 
 
 def test_the_digits_are_learned_as_on_the_host(comm, device, monkeypatch):

@@ -24,13 +24,13 @@ def plans(ddp):
 
 def test_gradients_are_reduced_where_they_are(monkeypatch):
     written = []
-    monkeypatch.setattr(sharing._Letter, "write", lambda letter: written.append(letter))  # noqa: PLW0108 - a method, which list.append is not
+    monkeypatch.setattr(sharing._MailboxRound, "write", lambda letter: written.append(letter))  # noqa: PLW0108 - a method, which list.append is not
     channel = channel_of(COMM)
     with mpiagg.DDP([np.zeros(shape, np.float32) for shape in SHAPES], bucket_bytes=200_000) as ddp:
         views = ddp.gradient_views()
         # A rank that is alone has nobody to share memory with.
         assert all((channel.memory.host.position(view) != NOWHERE) == (SIZE > 1) for view in views)
-        # A plan has a gate, but no mailbox.
+        # A plan has a barrier, but no mailbox.
         assert all(plan.nbytes == (LINE if SIZE > 1 else 0) for plan in plans(ddp))
         for plan in plans(ddp):
             for view in views:

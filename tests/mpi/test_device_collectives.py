@@ -13,7 +13,7 @@ from mpi4py import MPI
 import mpiagg
 from mpiagg.plans import binding, bound
 from mpiagg.plans import choices as tuning
-from mpiagg.transport import Gate, channel_of
+from mpiagg.transport import NodeBarrier, channel_of
 
 pytestmark = pytest.mark.mpi
 
@@ -142,18 +142,18 @@ def test_mapped_vectors_are_reduced_by_one_kernel_and_not_copied(comm, rank, siz
 
 
 @pytest.mark.usefixtures("device")
-def test_a_mapped_plan_waits_twice_for_the_device_and_at_two_gates(comm, size, monkeypatch):
-    vector, come, gates = registered(irregular(100_000, comm.rank), comm), Gate.come, []
-    monkeypatch.setattr(Gate, "come", lambda gate: gates.append(gate) or come(gate))
+def test_a_mapped_plan_waits_twice_for_the_device_and_at_two_barriers(comm, size, monkeypatch):
+    vector, come, barriers = registered(irregular(100_000, comm.rank), comm), NodeBarrier.come, []
+    monkeypatch.setattr(NodeBarrier, "come", lambda barrier: barriers.append(barrier) or come(barrier))
     with mpiagg.allreduce_init(vector, out=vector, comm=comm) as plan:
         plan()
         vector.fill(1)
-        gates.clear()
+        barriers.clear()
         standin.LOG.clear()
         plan()
     # For the input, and for the kernel: the four points at which the host has a hand in it.
     waits = standin.LOG.counts()["done"]
-    assert (waits, len(gates)) == ((2, 2) if size > 1 else (1, 0))
+    assert (waits, len(barriers)) == ((2, 2) if size > 1 else (1, 0))
     assert not standin.LOG.of("synchronise")
 
 

@@ -1,4 +1,4 @@
-"""Gates, with the ranks of a node played by one process."""
+"""Barriers, with the ranks of a node played by one process."""
 
 from functools import partial
 
@@ -6,14 +6,14 @@ import numpy as np
 import pytest
 
 from mpiagg.errors import MismatchError, PlanError
-from mpiagg.transport import LINE, NOWHERE, Block, Gate, Position, Positions, SignedGate
-from mpiagg.transport import gates as gates_module
+from mpiagg.transport import LINE, NOWHERE, Block, NodeBarrier, Position, Positions, SignedBarrier
+from mpiagg.transport import barriers as barriers_module
 
 pytestmark = pytest.mark.mpi
 
 
-def gates(number, fences=None, kind=Gate):
-    """Return the gates of so many ranks, which share their heads."""
+def barriers(number, fences=None, kind=NodeBarrier):
+    """Return the barriers of so many ranks, which share their heads."""
     parts = [np.zeros(LINE, np.uint8) for _ in range(number)]
     heard = [] if fences is None else fences
     return [
@@ -22,14 +22,16 @@ def gates(number, fences=None, kind=Gate):
     ]
 
 
-def signed_gates(number, fences=None):
-    """Return gates at which operations are compared."""
-    return gates(number, fences, partial(SignedGate, disagreement=lambda: MismatchError("ranks are of two minds")))
+def signed_barriers(number, fences=None):
+    """Return barriers at which operations are compared."""
+    return barriers(
+        number, fences, partial(SignedBarrier, disagreement=lambda: MismatchError("ranks are of two minds"))
+    )
 
 
-@pytest.fixture(params=[gates, signed_gates], ids=["plain", "signed"])
+@pytest.fixture(params=[barriers, signed_barriers], ids=["plain", "signed"])
 def either(request):
-    """Return a function that returns gates of one kind."""
+    """Return a function that returns barriers of one kind."""
     return request.param
 
 
@@ -52,14 +54,14 @@ def test_nobody_passes_until_all_have_come(either):
         assert not first.passed()
         second.come()
         third.come()
-        assert all(gate.passed() for gate in (first, second, third))
+        assert all(barrier.passed() for barrier in (first, second, third))
         assert first.count == 2 * (turn + 1)
 
 
 def test_who_waits_for_some_ranks_passes_without_the_others(either):
     first, second, third, fourth = either(4)
-    for gate in (first, second, third, fourth):
-        gate.come()
+    for barrier in (first, second, third, fourth):
+        barrier.come()
     for _ in range(3):
         some = first.among({1, 3})
         some.come()
@@ -80,19 +82,19 @@ def test_who_waits_for_some_ranks_passes_without_the_others(either):
         assert not first.among({2}).passed()
     for _ in range(6):
         third.come()
-    assert all(gate.passed() for gate in (first, second, third, fourth))
+    assert all(barrier.passed() for barrier in (first, second, third, fourth))
 
 
-def test_a_gate_of_one_is_open(either):
-    (gate,) = either(1)
-    gate.come()
-    assert gate.passed()
-    assert gate.missing() == []
+def test_a_barrier_of_one_is_open(either):
+    (barrier,) = either(1)
+    barrier.come()
+    assert barrier.passed()
+    assert barrier.missing() == []
 
 
 @pytest.mark.parametrize("in_order", [True, False])
 def test_fences_stand_where_processors_need_them(monkeypatch, in_order, either):
-    monkeypatch.setattr(gates_module, "IN_ORDER", in_order)
+    monkeypatch.setattr(barriers_module, "IN_ORDER", in_order)
     fences = []
     first, second = either(2, fences)
     first.come()  # fenced before the count: what was written is there for who sees it
@@ -109,34 +111,34 @@ HERE = Positions(Position(3, 4096), Position(0, 2**40))
 ELSEWHERE = Positions(NOWHERE, NOWHERE)
 
 
-def told(gate):
-    return gate.positions(gate.announced())
+def told(barrier):
+    return barrier.positions(barrier.announced())
 
 
 def test_what_is_announced_is_there_for_all():
-    first, second = signed_gates(2)
+    first, second = signed_barriers(2)
     first.announce(first.in_short(HERE))
     second.announce(second.in_short(ELSEWHERE))
-    for gate in (first, second):
-        gate.come()
+    for barrier in (first, second):
+        barrier.come()
     assert told(first) == told(second) == (HERE, ELSEWHERE)
 
 
 def test_the_next_announcement_leaves_the_last_to_be_read():
-    first, second = signed_gates(2)
+    first, second = signed_barriers(2)
     for turn in range(4):
         here = Positions(Position(turn, 64), NOWHERE)
         first.announce(first.in_short(here))
         second.announce(second.in_short(ELSEWHERE))
-        for gate in (first, second):
-            gate.come()
+        for barrier in (first, second):
+            barrier.come()
         assert told(first) == (here, ELSEWHERE)
         first.announce(first.in_short(HERE))  # of its next call; the other has not read yet
         assert told(second) == (here, ELSEWHERE)
 
 
 def test_a_call_that_was_left_in_the_middle_is_told():
-    first, _ = signed_gates(2)
+    first, _ = signed_barriers(2)
     first.enter(0)
     first.leave()
     first.enter(0)
@@ -146,38 +148,38 @@ def test_a_call_that_was_left_in_the_middle_is_told():
     first.enter(0)
 
 
-def begin(gate, signature):
-    """Begin an operation on a rank, and come to its first gate."""
-    gate.enter(signature)
-    gate.come()
+def begin(barrier, signature):
+    """Begin an operation on a rank, and come to its first barrier."""
+    barrier.enter(signature)
+    barrier.come()
 
 
 def test_who_is_ahead_in_another_operation_does_not_disagree():
-    first, *others = trio = signed_gates(3)
+    first, *others = trio = signed_barriers(3)
     for turn in range(4):
-        for gate in trio:
-            begin(gate, turn)
+        for barrier in trio:
+            begin(barrier, turn)
         assert first.passed()
         first.leave()
         begin(first, 9)
-        for gate in others:
-            assert gate.passed()
-            gate.leave()
+        for barrier in others:
+            assert barrier.passed()
+            barrier.leave()
         assert not first.passed()
         assert first.missing() == [1, 2]
-        for gate in others:
-            begin(gate, 9)
-        assert all(gate.passed() for gate in trio)
+        for barrier in others:
+            begin(barrier, 9)
+        assert all(barrier.passed() for barrier in trio)
         assert first.missing() == []
-        for gate in trio:
-            gate.leave()
+        for barrier in trio:
+            barrier.leave()
 
 
 def test_who_is_in_another_operation_is_told_by_all():
-    trio = signed_gates(3)
-    for gate, signature in zip(trio, (5, 5, 6), strict=True):
-        begin(gate, signature)
-    for gate in trio:
+    trio = signed_barriers(3)
+    for barrier, signature in zip(trio, (5, 5, 6), strict=True):
+        begin(barrier, signature)
+    for barrier in trio:
         with pytest.raises(MismatchError, match="two minds"):
-            gate.passed()
+            barrier.passed()
     assert trio[0].missing() == [2]

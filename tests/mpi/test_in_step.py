@@ -92,7 +92,7 @@ def test_registered_vectors_are_worked_on_where_they_lie(comm, rank, size, compa
         out = vector(place, 10_000)
         with mpiagg.allreduce_init(everyone[rank], out=out, comm=comm, algorithm="multi_radix-2") as plan:
             compare(plan(), everyone, "sum", "multi_radix-2")
-            if size > 1:  # a gate, and two mailboxes where there is no other way
+            if size > 1:  # a barrier, and two mailboxes where there is no other way
                 assert (plan.nbytes == LINE) is (place == "registered")
 
 
@@ -117,7 +117,7 @@ def test_ranks_that_want_other_factors_are_told(comm, rank, size, vector, place)
 
 
 def test_calls_take_turns_with_calls_of_other_kinds(comm, rank, size, compare, vector):
-    """Some wait for all at every gate, and some do not."""
+    """Some wait for all at every barrier, and some do not."""
     for turn in range(4):
         for name, length in product(("multi_radix-2", "shared", "multi_radix"), (7, 9001)):
             everyone, out = inputs(size, length, turn=turn), vector(PLACES[turn % len(PLACES)], length)

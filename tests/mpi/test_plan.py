@@ -328,7 +328,7 @@ def test_scratch_is_what_the_schedule_counts(comm, rank, size, algorithm):
         if not TABLE[algorithm].shares or size == 1:
             chunk = x.nbytes // TABLE[algorithm].chunks(Collective.ALLREDUCE, size)
             assert counted * chunk <= plan.nbytes <= (counted + 2 * packed) * chunk
-        else:  # two mailboxes instead, of a size that serves other lengths too, and a gate
+        else:  # two mailboxes instead, of a size that serves other lengths too, and a barrier
             assert 2 * x.nbytes <= plan.nbytes - 64 <= 4 * x.nbytes
 
 

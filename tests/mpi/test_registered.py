@@ -143,7 +143,7 @@ def copied(monkeypatch):
     def refuse(letter):
         raise AssertionError(letter)
 
-    monkeypatch.setattr(sharing._Letter, "write", refuse)
+    monkeypatch.setattr(sharing._MailboxRound, "write", refuse)
     monkeypatch.setattr(np, "copyto", copyto)
     return lengths
 
@@ -168,7 +168,7 @@ def test_values_go_from_vector_to_vector(comm, rank, size, copied, collective):
                 assert sum(copied) == pushed
 
 
-def test_a_plan_has_a_gate_and_two_mailboxes_of_a_segment_at_most(comm, size):
+def test_a_plan_has_a_barrier_and_two_mailboxes_of_a_segment_at_most(comm, size):
     from mpiagg.plans.choices import SEGMENT
 
     for length in (1, 1000, SEGMENT // 4, SEGMENT, 4 * SEGMENT):

@@ -11,7 +11,7 @@ from restated import result, same_bits, values
 from support import kept_plans
 
 import mpiagg
-from mpiagg.transport import SignedGate, channel_of
+from mpiagg.transport import SignedBarrier, channel_of
 
 pytestmark = pytest.mark.mpi
 
@@ -152,7 +152,7 @@ def test_a_call_that_fails_on_one_rank(broken, world, rank, size, monkeypatch, k
         return
     stops = {"error": FloatingPointError, "Ctrl-C": KeyboardInterrupt}[how]
     if rank == 0 and how == "Ctrl-C":
-        monkeypatch.setattr(SignedGate, "passed", lambda _: signal.raise_signal(signal.SIGINT))
+        monkeypatch.setattr(SignedBarrier, "passed", lambda _: signal.raise_signal(signal.SIGINT))
     x = memory[:length]
     with np.errstate(over="raise" if rank == 0 and how == "error" else "ignore"):
         if rank == 0:
@@ -170,7 +170,7 @@ def test_a_call_that_fails_on_one_rank(broken, world, rank, size, monkeypatch, k
     for other in (x, memory[2:], np.ones(3, np.float32), np.ones(20_000, np.float32)):
         with pytest.raises(mpiagg.PlanError, match="an error has left"):
             mpiagg.allreduce(other, out=other, comm=broken)
-    # What has gates of its own, or needs none, still works there; and so do other communicators.
+    # What has barriers of its own, or needs none, still works there; and so do other communicators.
     assert mpiagg.allreduce(np.ones(5), comm=broken, algorithm="ring").tolist() == [size] * 5
     with mpiagg.allreduce_init(np.ones(5000), comm=broken, algorithm="shared") as plan:
         assert plan().tolist() == [size] * 5000

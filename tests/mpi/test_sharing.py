@@ -1,4 +1,4 @@
-"""Programs of gates, mailboxes, owners and rounds, with all ranks of a node played by one process, in any order."""
+"""Programs of barriers, mailboxes, owners and rounds, with all ranks of a node played by one process, in any order."""
 
 from random import Random
 from types import SimpleNamespace
@@ -16,9 +16,9 @@ from mpiagg.plans import on_node, program
 from mpiagg.plans.choices import Choice
 from mpiagg.plans.operation import Operation, even_counts
 from mpiagg.plans.program import Copying
-from mpiagg.plans.sharing import Part, Task, Vectors, rounds_in_place
+from mpiagg.plans.sharing import NodeTask, Part, Vectors, rounds_in_place
 from mpiagg.schedules import TABLE, Collective, Layout, Round, receive, schedules, send
-from mpiagg.transport import LINE, Block, Gate, Position, Positions, Some
+from mpiagg.transport import LINE, Block, NodeBarrier, Position, Positions, Some
 
 pytestmark = pytest.mark.mpi
 
@@ -42,9 +42,9 @@ def programs(size, collective, counts, root, choice, *, in_place):
         own = vectors[rank]
         x, out = (None if part is None else own[part] for part in (operation.source, operation.target))
         parts = on_node.OnNode(channel, operation, x, out, lambda own=own: Copying(own, None, None), 1)
-        gate = Gate(block, rank, range(size))
+        barrier = NodeBarrier(block, rank, range(size))
         here = Positions(Position(0, 0), Position(0, 0))
-        made.append(parts.in_place(gate, [here] * size) if in_place else parts.by_mail(gate, block))
+        made.append(parts.in_place(barrier, [here] * size) if in_place else parts.by_mail(barrier, block))
     return made, vectors
 
 
@@ -153,10 +153,10 @@ def handed_on(order):
     how = reduction("sum", np.dtype(np.float64), 4)
     runs = []
     for rank, rounds in enumerate(HANDED_ON):
-        task = Task(vectors[rank], [[(0, 3)]], how)
+        task = NodeTask(vectors[rank], [[(0, 3)]], how)
         reached = Vectors(places[rank], places[rank], rank, places, places)
-        gate = Gate(block, rank, range(4))
-        runs.append(program.run(list(rounds_in_place([Round(*r) for r in rounds], task, reached, gate, 4096, ""))))
+        barrier = NodeBarrier(block, rank, range(4))
+        runs.append(program.run(list(rounds_in_place([Round(*r) for r in rounds], task, reached, barrier, 4096, ""))))
     in_any_order(order, runs)
     return [vector[0] for vector in vectors]
 
@@ -164,8 +164,10 @@ def handed_on(order):
 @pytest.mark.parametrize("ignored", [False, True])
 def test_a_rank_waits_for_those_that_have_read_what_it_changes(monkeypatch, ignored):
     if ignored:  # the control
-        among, readers = Gate.among, {0: 1, 2: 3}
-        monkeypatch.setattr(Gate, "among", lambda gate, ranks: among(gate, ranks - {readers.get(gate.place)}))
+        among, readers = NodeBarrier.among, {0: 1, 2: 3}
+        monkeypatch.setattr(
+            NodeBarrier, "among", lambda barrier, ranks: among(barrier, ranks - {readers.get(barrier.place)})
+        )
     found = [handed_on(Random(order)) for order in range(100)]
     assert all(each == [2, 0, 0, 2] for each in found) is not ignored
 
@@ -173,15 +175,15 @@ def test_a_rank_waits_for_those_that_have_read_what_it_changes(monkeypatch, igno
 def test_what_is_sent_must_not_be_changed_in_the_same_round():
     vector = np.zeros(3)
     part = Part(vector)
-    task = Task(vector, [[(0, 3)]], reduction("sum", np.dtype(np.float64), 2))
+    task = NodeTask(vector, [[(0, 3)]], reduction("sum", np.dtype(np.float64), 2))
     rounds = schedules("recursive_doubling", Collective.ALLREDUCE, 2)[0]
     with pytest.raises(AssertionError, match="a rank changes what others read in the same round"):
         list(rounds_in_place(rounds, task, Vectors(part, part, 0, {1: part}, {1: part}), None, 64, ""))
 
 
-def test_a_gate_less_is_noticed(monkeypatch):
-    # The control of the test above: without waiting at gates, a rank that is ahead finds nothing of the others.
-    monkeypatch.setattr(Gate, "passed", lambda gate: gate.count > 0)
+def test_a_barrier_less_is_noticed(monkeypatch):
+    # The control of the test above: without waiting at barriers, a rank that is ahead finds nothing of the others.
+    monkeypatch.setattr(NodeBarrier, "passed", lambda barrier: barrier.count > 0)
     made, buffers = programs(2, "allreduce", (500,), 0, Choice("shared", segment=4096), in_place=False)
     for rank, buffer in enumerate(buffers):
         buffer[:] = values(rank, 500)

@@ -165,7 +165,7 @@ def test_what_was_refused_works_later(world, rank, size, kind, length):
     if rank == 0 and size > 1:
         other = threading.Thread(target=comm.Allgather, args=(np.ones(1), np.empty(size)))
         other.start()
-        last = channel_of(comm).trail
+        last = channel_of(comm).log
         while last.blocking[END] or last.blocking[SUBJECT].what[:9] != "allgather":
             time.sleep(1e-3)
         with pytest.raises(mpiagg.PlanError, match="is in allgather by native"):

@@ -13,7 +13,7 @@ import mpiagg
 from mpiagg.schedules import MOST_LANES
 from mpiagg.transport import DEFAULT_TIMEOUT, channel_of, channels, limited, meetings, messages
 from mpiagg.transport.waiting import time_limit
-from mpiagg.watch import Subject, Trail
+from mpiagg.watch import OperationLog, Subject
 
 pytestmark = pytest.mark.mpi
 
@@ -249,12 +249,12 @@ def test_a_fault_that_was_told_does_not_lose_what_is_under_way(world, rank, size
     comm = mpiagg.Comm(world)
     channel = channel_of(comm)
     if rank == 0:
-        channel.trail.fault = mpiagg.MismatchError("told by another")
+        channel.log.fault = mpiagg.MismatchError("told by another")
         with limited(5), pytest.raises(mpiagg.MismatchError, match="told by another"):
             called(comm)
         with limited(5), pytest.raises(mpiagg.MismatchError, match="told by another"):
             called(comm)  # the one before has not come to its end
-        channel.trail.fault = None
+        channel.log.fault = None
     world.Barrier()
     if rank:
         with pytest.raises(mpiagg.StallError, match="rank 0 waited in vain"):
@@ -276,7 +276,7 @@ def test_what_was_given_up_goes_with_its_communicator(world, rank, size):
             with pytest.raises(mpiagg.StallError, match="rank 0 waited in vain"):
                 meetings.gather(comm, b"x", "see whether anybody comes")
         else:
-            meetings.end_all(Subject(Trail("", 0, 1), "a test"))
+            meetings.end_all(Subject(OperationLog("", 0, 1), "a test"))
         comm.Free()
         comm = world.Dup()
         assert meetings.gather(comm, bytes([rank]), "tell ranks") == [bytes([each]) for each in range(size)]

@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from mpiagg.watch.alignment import Offset, align
-from mpiagg.watch.recordings import Operation, Recording
+from mpiagg.watch.recordings import RecordedOperation, Recording
 
 CHANNEL = "0123456789abcdef"
 TIMES = st.integers(0, 10**6)
@@ -13,7 +13,7 @@ TIMES = st.integers(0, 10**6)
 
 def operation(order, start, end, collective="allreduce", nbytes=8):
     state = "running" if end is None else "done"
-    return Operation(CHANNEL, order, collective, collective, nbytes, start, end, state, "MainThread", ())
+    return RecordedOperation(CHANNEL, order, collective, collective, nbytes, start, end, state, "MainThread", ())
 
 
 def recording(rank, boot, operations, clock=10**9, wall=10**18):

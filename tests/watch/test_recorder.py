@@ -5,29 +5,29 @@ import threading
 
 import pytest
 
-from mpiagg.watch import Recorder, Subject, Trail, done, failed
+from mpiagg.watch import OperationLog, Recorder, Subject, done, failed
 from mpiagg.watch.dumps import DIRECTORY, recording, write
 from mpiagg.watch.recorder import LENGTH, ORDER, STAMPS, START, SUBJECT, call_site, stack
 from mpiagg.watch.recordings import read
 
 
 @pytest.fixture
-def trail():
-    return Trail("0123456789abcdef", 1, 3)
+def log():
+    return OperationLog("0123456789abcdef", 1, 3)
 
 
-def test_operations_are_numbered_as_they_come(trail):
+def test_operations_are_numbered_as_they_come(log):
     recorder = Recorder()
-    other = Trail("f" * 16, 0, 2)
-    for each in (trail, trail, other, trail):
+    other = OperationLog("f" * 16, 0, 2)
+    for each in (log, log, other, log):
         done(recorder.begin(Subject(each, "a sum"), True))
     assert [entry[ORDER] for entry in recorder.entries] == [1, 2, 1, 3]
-    assert (trail.count, other.count, recorder.dropped, recorder.running) == (3, 1, 0, [])
+    assert (log.count, other.count, recorder.dropped, recorder.running) == (3, 1, 0, [])
 
 
-def test_the_ring_keeps_the_last(trail):
+def test_the_ring_keeps_the_last(log):
     recorder = Recorder()
-    subject = Subject(trail, "a sum")
+    subject = Subject(log, "a sum")
     for _ in range(LENGTH + 10):
         recorder.begin(subject, True)
     assert [entry[ORDER] for entry in recorder.entries] == list(range(11, LENGTH + 11))
@@ -35,24 +35,24 @@ def test_the_ring_keeps_the_last(trail):
     assert len(recorder.running) == LENGTH
 
 
-def test_off_keeps_nothing(trail):
+def test_off_keeps_nothing(log):
     recorder = Recorder("off")
-    done(recorder.begin(Subject(trail, "a sum"), True))
+    done(recorder.begin(Subject(log, "a sum"), True))
     assert recorder.entries == []
     with pytest.raises(ValueError, match="one of operations, rounds, off, not 'on'"):
         Recorder("on")
 
 
-def test_what_is_written_can_be_read(trail, tmp_path, monkeypatch):
+def test_what_is_written_can_be_read(log, tmp_path, monkeypatch):
     monkeypatch.setenv(DIRECTORY, str(tmp_path / "recordings"))
     recorder = Recorder("rounds")
-    first = Subject(trail, "allreduce of 3 float32", "allreduce", 12)
+    first = Subject(log, "allreduce of 3 float32", "allreduce", 12)
     first.rounds = ("packing", "round 0")
     entry = recorder.begin(first, True)
     entry[STAMPS] = [entry[START] + step for step in range(8)]
     done(entry)
-    failed(recorder.begin(Subject(trail, "x" * 10_000), False))
-    recorder.begin(Subject(trail, "a sum"), True)
+    failed(recorder.begin(Subject(log, "x" * 10_000), False))
+    recorder.begin(Subject(log, "a sum"), True)
     path = write(recorder, 1, 3, "because")
     assert path == tmp_path / "recordings" / "rank-1.json"
     assert list(path.parent.iterdir()) == [path]
@@ -69,13 +69,13 @@ def test_a_folder_that_cannot_be_written_is_no_error(tmp_path, monkeypatch):
     json.dumps(recording(Recorder(), 0, 1, "because"))
 
 
-def test_a_fault_is_raised_anew_each_time(trail):
-    trail.check()
-    trail.fault = ValueError("no")
+def test_a_fault_is_raised_anew_each_time(log):
+    log.check()
+    log.fault = ValueError("no")
     with pytest.raises(ValueError, match="no") as first:
-        trail.check()
+        log.check()
     with pytest.raises(ValueError, match="no") as second:
-        trail.check()
+        log.check()
     assert first.value is not second.value
 
 
@@ -98,5 +98,5 @@ def test_where_another_thread_is():
 
 
 def test_entries_know_their_subject():
-    recorder, subject = Recorder(), Subject(Trail("a" * 16, 0, 1), "a sum")
+    recorder, subject = Recorder(), Subject(OperationLog("a" * 16, 0, 1), "a sum")
     assert recorder.begin(subject, True)[SUBJECT] is subject

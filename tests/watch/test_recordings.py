@@ -8,8 +8,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from mpiagg.watch import Aside, Recorder, Subject, Trail, done, dumps, failed, recordings
-from mpiagg.watch.recordings import MOST_TEXT, Operation, Recording, Round, read, read_all, recording_of
+from mpiagg.watch import Aside, OperationLog, Recorder, Subject, done, dumps, failed, recordings
+from mpiagg.watch.recordings import MOST_TEXT, RecordedOperation, RecordedRound, Recording, read, read_all, recording_of
 
 ROUNDS = [["packing", 110, 110, 110, 120], ["round 1", 120, 130, 150, 160]]
 OPERATION = {
@@ -44,13 +44,13 @@ CONTENT = {
 def test_a_recording_is_read_as_it_was_written(tmp_path):
     path = tmp_path / "rank-1.json"
     path.write_text(json.dumps(CONTENT))
-    rounds = Round("packing", 110, 110, 110, 120), Round("round 1", 120, 130, 150, 160)
-    first = Operation(
+    rounds = RecordedRound("packing", 110, 110, 110, 120), RecordedRound("round 1", 120, 130, 150, 160)
+    first = RecordedOperation(
         *("00deadbeef001234", 1, "allreduce by ring", "allreduce", 4096, 100, 200, "done", "MainThread", rounds)
     )
-    stuck = Operation(
+    stuck = RecordedOperation(
         *("00deadbeef001234", 2, "allreduce by ring", "allreduce", 4096, 200, None, "running", "MainThread"),
-        (Round("round 1", 210, 220),),
+        (RecordedRound("round 1", 210, 220),),
     )
     found = read(path)
     assert found == Recording(1, 4, "node0", 77, "b0", 1000, 5000, "asked", 3, (first, stuck))
@@ -60,15 +60,15 @@ def test_a_recording_is_read_as_it_was_written(tmp_path):
 
 def test_what_a_process_writes_down_can_be_read():
     recorder = Recorder("rounds")
-    trail = Trail("00deadbeef001234", 0, 2)
+    log = OperationLog("00deadbeef001234", 0, 2)
     for end in (done, failed, lambda _: None):
-        end(recorder.begin(Subject(trail, "allreduce by ring", "allreduce", 8), True))
-    recorder.begin(Subject(Aside(trail), "a meeting of some"), True)
+        end(recorder.begin(Subject(log, "allreduce by ring", "allreduce", 8), True))
+    recorder.begin(Subject(Aside(log), "a meeting of some"), True)
     written = json.loads(json.dumps(dumps.recording(recorder, 0, 2, "raised ValueError: two\nlines")))
     found = recording_of(written)
     assert [each.state for each in found.operations] == ["done", "failed", "running", "running"]
     assert [each.order for each in found.operations] == [1, 2, 3, 1]
-    assert [each.channel for each in found.operations] == [trail.name] * 3 + [None]
+    assert [each.channel for each in found.operations] == [log.name] * 3 + [None]
     assert found.reason == "raised ValueError: two\N{REPLACEMENT CHARACTER}lines"
 
 

@@ -10,16 +10,18 @@ from hypothesis import strategies as st
 
 from mpiagg.common import documents
 from mpiagg.errors import MismatchError, StallError
-from mpiagg.watch.report import GONE, MOST_SHOWN, SILENT, Operation, State, report
+from mpiagg.watch.report import GONE, MOST_SHOWN, SILENT, RankState, ReportedOperation, report
 
 
 def state(*recent, status="runs", waits="", elsewhere="", stack=("train.py:42 in step",), entered=None):
     # An operation is given as (order, what), and whether it runs, and is waited for.
     operations = tuple(
-        Operation(order, what, bool(more), more == "waits") for order, what, *rest in recent for more in rest or [""]
+        ReportedOperation(order, what, bool(more), more == "waits")
+        for order, what, *rest in recent
+        for more in rest or [""]
     )
     count = max((each.order for each in operations), default=0) if entered is None else entered
-    return State(status, count, operations, waits, elsewhere, stack)
+    return RankState(status, count, operations, waits, elsewhere, stack)
 
 
 SUM, MAX, MIN = (f"allreduce of 3 float32, op {op}" for op in ("sum", "max", "min"))
@@ -134,9 +136,9 @@ def test_a_table_of_many_ranks_shows_those_that_matter():
 
 
 TEXTS = st.text(max_size=20)
-OPERATIONS = st.builds(Operation, st.integers(0, 4), TEXTS, st.booleans(), st.booleans())
+OPERATIONS = st.builds(ReportedOperation, st.integers(0, 4), TEXTS, st.booleans(), st.booleans())
 STATES = st.builds(
-    State,
+    RankState,
     st.one_of(st.just("runs"), TEXTS),
     st.integers(0, 4),
     st.lists(OPERATIONS, max_size=4).map(tuple),
@@ -148,7 +150,7 @@ STATES = st.builds(
 
 @given(STATES)
 def test_what_is_told_arrives(told):
-    assert documents.made(json.loads(json.dumps(told)), State) == told
+    assert documents.made(json.loads(json.dumps(told)), RankState) == told
 
 
 @given(st.lists(st.one_of(STATES, st.sampled_from([GONE, SILENT])), min_size=1, max_size=5))
@@ -164,7 +166,7 @@ JSON = st.recursive(
 )
 
 
-@given(st.one_of(JSON, st.tuples(*[JSON] * len(State._fields)).map(list)))
+@given(st.one_of(JSON, st.tuples(*[JSON] * len(RankState._fields)).map(list)))
 def test_what_is_no_state_is_a_value_error(told: Any):
     with suppress(ValueError):
-        assert isinstance(documents.made(told, State), State)
+        assert isinstance(documents.made(told, RankState), RankState)

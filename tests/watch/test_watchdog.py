@@ -6,7 +6,7 @@ import time
 import pytest
 
 from mpiagg.errors import MismatchError, StallError
-from mpiagg.watch import Recorder, Subject, Trail, Watchdog, done
+from mpiagg.watch import OperationLog, Recorder, Subject, Watchdog, done
 
 NAME = "00112233445566aa"
 
@@ -15,7 +15,7 @@ class Rank:
     """A rank of a job that has only a recorder and a watchdog."""
 
     def __init__(self, rank, size, warn=0.0, timeout=1000.0):
-        self.recorder, self.trail = Recorder(), Trail(NAME, rank, size)
+        self.recorder, self.log = Recorder(), OperationLog(NAME, rank, size)
         self.given_up = threading.Event()
         self.dumped = threading.Event()
         self.watchdog = Watchdog(
@@ -23,7 +23,7 @@ class Rank:
         )
 
     def enter(self, what, waits=None):
-        subject = Subject(self.trail, what)
+        subject = Subject(self.log, what)
         subject.waits = waits
         subject.thread = threading.get_ident()
         return self.recorder.begin(subject, True)
@@ -31,7 +31,7 @@ class Rank:
 
 def told(rank):
     """Return a rank when it has been told of a fault: who is told first goes on before the others are."""
-    while rank.trail.fault is None:
+    while rank.log.fault is None:
         time.sleep(0.01)
     return rank
 
@@ -39,66 +39,66 @@ def told(rank):
 @pytest.fixture
 def ranks():
     made = [Rank(rank, 3) for rank in range(3)]
-    cards = [each.watchdog.listener.card for each in made]
+    peers = [each.watchdog.listener.peer for each in made]
     for each in made:
-        each.watchdog.join(each.trail, cards)
+        each.watchdog.join(each.log, peers)
     return made
 
 
 def test_every_rank_gets_the_same_report(ranks):
     for each in ranks[:2]:
         each.enter("a sum", lambda: "rank 2")
-    found = [each.watchdog.report(each.trail) for each in ranks]
+    found = [each.watchdog.report(each.log) for each in ranks]
     assert found[0] == found[1] == found[2]
     assert "rank 1: in it, waits for rank 2" in found[0].table
     assert "rank 2: has not come" in found[0].table
-    assert ranks[0].trail.fault is None
+    assert ranks[0].log.fault is None
 
 
 def test_a_mismatch_is_told_to_all(ranks):
     for each, what in zip(ranks, ("a sum", "a sum", "a maximum"), strict=True):
         each.enter(what, lambda: "others")
-    found = ranks[1].watchdog.report(ranks[1].trail)
+    found = ranks[1].watchdog.report(ranks[1].log)
     assert isinstance(found.fault, MismatchError)
     for each in ranks:
         with pytest.raises(MismatchError, match=r"ranks 0, 1: a sum; rank 2: a maximum"):
-            told(each).trail.check()
+            told(each).log.check()
 
 
 def test_a_mismatch_that_one_rank_knows_of_is_told_to_all_though_nobody_waits(ranks):
     for each, what in zip(ranks, ("a sum", "a sum", "a maximum"), strict=True):
         done(each.enter(what))
-    assert ranks[0].watchdog.report(ranks[0].trail).fault is None  # and what was found is kept for a while
-    ranks[2].trail.explain(1)
+    assert ranks[0].watchdog.report(ranks[0].log).fault is None  # and what was found is kept for a while
+    ranks[2].log.explain(1)
     for each in ranks:
         with pytest.raises(MismatchError, match=r"ranks 0, 1: a sum; rank 2: a maximum"):
-            told(each).trail.check()
+            told(each).log.check()
 
 
 def test_who_has_raised_is_told(ranks):
     ranks[0].enter("a sum")
     ranks[2].recorder.status = "raised ValueError: no"
-    assert ranks[1].trail.explain()
+    assert ranks[1].log.explain()
     with pytest.raises(StallError, match="rank 2 raised ValueError: no"):
-        told(ranks[0]).trail.check()
+        told(ranks[0]).log.check()
 
 
 def test_another_rank_takes_over_where_the_first_does_not_answer(ranks):
     for each in ranks[1:]:
         each.enter("a sum")
-    cards = [each.watchdog.listener.card for each in ranks]
-    gone = cards[0]._replace(port=1, pid=2**22 + 1, addresses=())
+    peers = [each.watchdog.listener.peer for each in ranks]
+    gone = peers[0]._replace(port=1, pid=2**22 + 1, addresses=())
     for each in ranks[1:]:
-        each.watchdog.join(each.trail, [gone, *cards[1:]])
-    found = ranks[2].watchdog.report(ranks[2].trail)
+        each.watchdog.join(each.log, [gone, *peers[1:]])
+    found = ranks[2].watchdog.report(ranks[2].log)
     assert "rank 0 is gone" in str(found.fault)
-    assert "rank 0 is gone" in str(told(ranks[1]).trail.fault)
+    assert "rank 0 is gone" in str(told(ranks[1]).log.fault)
 
 
 def test_a_communicator_that_is_not_known_is_not_told_of(ranks):
-    ranks[0].watchdog.leave(ranks[0].trail)
-    assert "rank 0: does not answer" in ranks[1].watchdog.report(ranks[1].trail).table
-    assert ranks[0].watchdog.report(ranks[0].trail).table == ""
+    ranks[0].watchdog.leave(ranks[0].log)
+    assert "rank 0: does not answer" in ranks[1].watchdog.report(ranks[1].log).table
+    assert ranks[0].watchdog.report(ranks[0].log).table == ""
 
 
 @pytest.mark.parametrize("question", [{}, {"ask": "state"}, {"channel": 3}, {"ask": "report", "channel": "x"}])
@@ -111,12 +111,12 @@ def test_a_fault_that_is_none_changes_nothing(ranks):
     for tell, text in (("KeyboardInterrupt", "x"), (["StallError"], "x"), ("StallError", 3)):
         told = {"tell": tell, "text": text}
         assert ranks[0].watchdog.answer({**told, "channel": NAME}) == {}
-    assert ranks[0].trail.fault is None
+    assert ranks[0].log.fault is None
 
 
 def test_what_does_not_get_on_is_warned_of_once_in_a_while(capfd):
     rank = Rank(0, 1, warn=1e-9)
-    rank.watchdog.join(rank.trail, [rank.watchdog.listener.card])
+    rank.watchdog.join(rank.log, [rank.watchdog.listener.peer])
     first = object()
     entry = rank.enter("a sum", lambda: first)
     for _ in range(3):
@@ -132,7 +132,7 @@ def test_what_does_not_get_on_is_warned_of_once_in_a_while(capfd):
 def test_what_goes_on_is_not_warned_of(capfd):
     rank = Rank(0, 1, warn=1e-9)
     rank.enter("what goes on", object)  # another object each time is progress
-    rank.recorder.begin(Subject(rank.trail, "a plan that runs while its caller computes"), False)
+    rank.recorder.begin(Subject(rank.log, "a plan that runs while its caller computes"), False)
     for _ in range(10):
         rank.watchdog.look()
     told = capfd.readouterr().err  # also what others say late
@@ -142,7 +142,7 @@ def test_what_goes_on_is_not_warned_of(capfd):
 
 def test_a_wait_that_nobody_can_leave_ends_the_job():
     rank = Rank(0, 1)
-    subject = Subject(rank.trail, "the MPI library's own")
+    subject = Subject(rank.log, "the MPI library's own")
     subject.unleavable = 1e-9
     rank.recorder.begin(subject, True)
     rank.watchdog.look()

@@ -12,7 +12,7 @@ import torch
 
 from mpiagg.horovod.engine import Engine
 from mpiagg.horovod.exceptions import InvalidRequestError
-from mpiagg.horovod.requests import Request, Terms
+from mpiagg.horovod.requests import TensorRequest, Terms
 from mpiagg.horovod.torch.compression import Compression, Compressor
 from mpiagg.horovod.world import ProcessSet, engine_of, global_process_set, state
 
@@ -27,7 +27,7 @@ Tensors = Sequence[torch.Tensor]
 Handle = int | Callable[[], torch.Tensor]
 
 _COUNT = count(1)
-_UNDER_WAY: dict[int, tuple[Engine, Request, Callable[[Any], Any]]] = {}
+_UNDER_WAY: dict[int, tuple[Engine, TensorRequest, Callable[[Any], Any]]] = {}
 
 
 def op_of(op: int | None, average: bool | None) -> int:
@@ -64,7 +64,7 @@ def submit(
         name = f"noname.{numbers[key]}"
     shapes = tuple((0, *x.shape[1:]) if own_rows else tuple(x.shape) for x in bare)
     asked = Terms(f"{kind}.{name}", kind, tuple(str(x.dtype) for x in bare), shapes, **terms)
-    request = engine.submit(Request(asked, bare, in_place=in_place, splits=splits))
+    request = engine.submit(TensorRequest(asked, bare, in_place=in_place, splits=splits))
 
     def result(found: Any) -> Any:
         if in_place:

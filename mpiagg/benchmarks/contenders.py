@@ -31,7 +31,7 @@ _LOSSES: Final = {"fp16": 2**-10, "bf16": 2**-7, "u8": 2 / 255, "u4": 2 / 15, "u
 """What a result may be off by after a wire, in parts of the largest possible one: values are rounded twice at most."""
 
 
-class Competitor(NamedTuple):
+class Contender(NamedTuple):
     """A way to carry a task out.
 
     Attributes
@@ -136,9 +136,9 @@ class Task:
         """Return a new vector of zeros."""
         return np.zeros(length, self.dtype)
 
-    # -- competitors
+    # -- contenders
 
-    def ours(self, algorithm: str, lanes: int | None, *, planned: bool) -> Competitor:
+    def ours(self, algorithm: str, lanes: int | None, *, planned: bool) -> Contender:
         """Return an algorithm of this package, as a plan or as a blocking call."""
         arguments: dict[str, Any] = {"out": self.out, "comm": self.comm, "algorithm": algorithm, "lanes": lanes}
         if self.collective.reduces:
@@ -147,30 +147,30 @@ class Task:
             arguments["root"] = self.root
         name = self.collective.value
         if not planned:
-            return Competitor(algorithm, partial(getattr(mpiagg, name), self.x, **arguments))
+            return Contender(algorithm, partial(getattr(mpiagg, name), self.x, **arguments))
         plan = getattr(mpiagg, f"{name}_init")(self.x, **arguments)
-        return Competitor(algorithm, plan, plan.free)
+        return Contender(algorithm, plan, plan.free)
 
-    def native(self) -> Competitor:
+    def native(self) -> Contender:
         """Return the MPI library's blocking collective, called as users of mpi4py do."""
         if not self.has_mpi_op:
             return self.ours(NATIVE, None, planned=False)  # which adds what is missing
-        return Competitor(NATIVE, self.library_call())
+        return Contender(NATIVE, self.library_call())
 
-    def wired(self, wire: str, *, planned: bool) -> Competitor:
+    def wired(self, wire: str, *, planned: bool) -> Contender:
         """Return the all-reduce of gradients by a wire."""
         aggregation = mpiagg.AllReduce(self.comm, op=self.op, wire=wire)
         largest = LARGEST_VALUE * (self.comm.size if self.op == "sum" else 1)
         name, off = f"auto-{wire}", _LOSSES[wire] * largest
         if not planned:
-            return Competitor(name, partial(aggregation.aggregate, [self.x]), aggregation.free, off)
+            return Contender(name, partial(aggregation.aggregate, [self.x]), aggregation.free, off)
         plan = aggregation.aggregate_init([self.x])
 
         def free() -> None:
             plan.free()
             aggregation.free()
 
-        return Competitor(name, plan, free, off)
+        return Contender(name, plan, free, off)
 
     def copy(self) -> Call:
         """Return a plain copy of the vector to other memory: what it costs only to read it and to write as much."""

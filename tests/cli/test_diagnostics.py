@@ -1,11 +1,11 @@
-"""What the doctor calls a problem, from facts that are made up: every check with what it must find and must not."""
+"""What the diagnostics call a problem, from facts that are made up: every check with what it must find and not."""
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mpiagg.cli import doctor
-from mpiagg.cli.doctor import Report, by_value, problems, said
+from mpiagg.cli import diagnostics
+from mpiagg.cli.diagnostics import JobReport, by_value, problems, said
 from mpiagg.cli.facts import Problem, Rank
 from mpiagg.cli.probe import Probed
 
@@ -36,7 +36,7 @@ def rank(number=0, **facts):
 
 def job(count=4, each=None, probe=None, **facts):
     """Return what is known of a job whose ranks have facts, and some of them (``each``) facts of their own."""
-    return Report("4.1", [rank(number, **facts, **(each or {}).get(number, {})) for number in range(count)], probe)
+    return JobReport("4.1", [rank(number, **facts, **(each or {}).get(number, {})) for number in range(count)], probe)
 
 
 def alone(**facts):
@@ -172,7 +172,7 @@ WELL = [
     job(4, each=devices(*((number % 2, [A, B]) for number in range(4)))),
     job(2, each=devices((0, [A]), (0, [A]))),
     # One a rank, but on two nodes.
-    Report("4.1", [rank(0, device=0, visible=[A]), rank(1, device=0, visible=[B], machine=1)]),
+    JobReport("4.1", [rank(0, device=0, visible=[A]), rank(1, device=0, visible=[B], machine=1)]),
     alone(probe=Probed(None, "there is no GPU")),
     alone(able=True, probe=Probed(able=True, reason="all came through")),
     alone(probe=Probed(able=True, reason="all came through", memory="host")),
@@ -195,7 +195,7 @@ def test_what_is_well_is_no_problem(report):
 
 
 def test_every_check_finds_something():
-    for check in doctor.CHECKS:
+    for check in diagnostics.CHECKS:
         assert any(list(check(report)) for report, *_ in SICK), check.__name__
 
 

@@ -55,7 +55,7 @@ class Draft:
         By whether it is sent, and the peer, what goes to one rank or comes from it.
     receives, sends : list of (MPI.Prequest, Awaited)
         Its messages.
-    encodings, arrivals, folds : list of callables
+    encodings, arrivals, reductions : list of callables
         What is done before they are sent, and when all of them are done: first what brings what has come to its place.
     """
 
@@ -65,7 +65,7 @@ class Draft:
         self.sends: list[tuple[MPI.Prequest, Awaited]] = []
         self.encodings: list[Call] = []
         self.arrivals: list[Call] = []
-        self.folds: list[Call] = []
+        self.reductions: list[Call] = []
 
     def add(self, step: Step, memory: Array, start: int = 0, stop: int | None = None) -> None:
         """Add a range of memory that is sent, or received."""
@@ -73,7 +73,7 @@ class Draft:
         self.pieces.setdefault((step.action is Action.SEND, step.peer), []).append((step, piece))
 
 
-class Port:
+class Endpoint:
     """Messages of memory that the MPI library reaches; what is computed is done when a call returns.
 
     Parameters
@@ -89,7 +89,7 @@ class Port:
     Attributes
     ----------
     nbytes : int
-        The memory that belongs to the port.
+        The memory that belongs to the endpoint.
     sent_bytes : int
         What one run of its rounds sends.
     device : Accelerator or None
@@ -170,22 +170,22 @@ class Port:
             BoundRound(
                 (*receives, *draft.encodings, *sends),
                 tuple(request.Test for request, _ in posted),
-                (*draft.arrivals, *draft.folds),
+                (*draft.arrivals, *draft.reductions),
                 tuple(awaited for _, awaited in posted),
             )
         ]
 
     def whole(self, rounds: Sequence[BoundRound]) -> tuple[BoundRound, ...]:
         """Return all rounds, with what stands before and after them."""
-        return tuple(a_round for a_round in rounds if a_round.starts or a_round.folds)
+        return tuple(a_round for a_round in rounds if a_round.starts or a_round.reductions)
 
 
-class DevicePort(Port):
-    """Messages of a device's memory, which it works on in a stream of this port's own.
+class DeviceEndpoint(Endpoint):
+    """Messages of a device's memory, which it works on in a stream of this endpoint's own.
 
     MPI knows nothing of streams. So before a round's messages are started, the stream is done: with what is sent, and
     with what still reads the memory that is received in. What is computed with received values is only asked for, and
-    goes on while other ports' messages travel.
+    goes on while other endpoints' messages travel.
     """
 
     device: Accelerator
@@ -202,9 +202,9 @@ class DevicePort(Port):
         messages.receives, messages.sends = draft.receives, draft.sends
         (crossing,) = super()._parts(messages)
         return (
-            [ready, crossing._replace(folds=self._asked([*draft.arrivals, *draft.folds]))]
+            [ready, crossing._replace(reductions=self._asked([*draft.arrivals, *draft.reductions]))]
             if crossing.starts
-            else [BoundRound(self._asked([*draft.encodings, *draft.folds]), (), (), ())]
+            else [BoundRound(self._asked([*draft.encodings, *draft.reductions]), (), (), ())]
         )
 
     def whole(self, rounds: Sequence[BoundRound]) -> tuple[BoundRound, ...]:
@@ -217,7 +217,7 @@ class DevicePort(Port):
         return (partial(ask, self._stream, tuple(calls)),) if calls else ()
 
 
-class StagedPort(DevicePort):
+class StagedEndpoint(DeviceEndpoint):
     """Messages of a device's memory by way of the host's, for an MPI library that does not reach the device.
 
     For each message of a round there is a piece of pinned memory, which the next round uses again.
@@ -236,12 +236,12 @@ class StagedPort(DevicePort):
         draft.arrivals.append(partial(self.device.copy, message.view(np.uint8), twin))
 
 
-def port_of(channel: Channel, tag: Tag, memory: Array, label: str) -> Port:
-    """Return the port for messages of such memory."""
+def endpoint_of(channel: Channel, tag: Tag, memory: Array, label: str) -> Endpoint:
+    """Return the endpoint for messages of such memory."""
     device = accelerator_of(memory)
     if device is None:
-        return Port(channel, tag, label)
-    return (DevicePort if channel.aware else StagedPort)(channel, tag, label, device)
+        return Endpoint(channel, tag, label)
+    return (DeviceEndpoint if channel.aware else StagedEndpoint)(channel, tag, label, device)
 
 
 def _by_itself(numbered: tuple[int, tuple[Step, Piece]]) -> int:

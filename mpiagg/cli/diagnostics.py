@@ -37,7 +37,7 @@ _OURS: Final = ("mpiagg", "mpi4py")
 
 
 @dataclass
-class Report:
+class JobReport:
     """What is known of a job.
 
     Attributes
@@ -104,7 +104,7 @@ def nbytes_said(nbytes: int) -> str:
     return f"{nbytes / 2**30:.1f} GiB" if nbytes >= 2**30 else f"{nbytes // MIB} MiB"
 
 
-def problems(report: Report) -> list[Problem]:
+def problems(report: JobReport) -> list[Problem]:
     """Return what should be otherwise, with what would help; what is worst comes first."""
     found = [problem for check in CHECKS for problem in check(report)]
     return sorted(found, key=lambda problem: ("error", "warning", "note").index(problem.level))
@@ -113,7 +113,7 @@ def problems(report: Report) -> list[Problem]:
 # -- how the job was started
 
 
-def launch(report: Report) -> Iterator[Problem]:
+def launch(report: JobReport) -> Iterator[Problem]:
     """Ranks that do not find each other, and launchers of another library."""
     rank = report.ranks[0]
     if rank.stopped:
@@ -145,7 +145,7 @@ def launch(report: Report) -> Iterator[Problem]:
         )
 
 
-def threads(report: Report) -> Iterator[Problem]:
+def threads(report: JobReport) -> Iterator[Problem]:
     """Whether several threads may call MPI."""
     low = [rank for rank in report.ranks if rank.threads != "multiple" and not rank.stopped]
     if low:
@@ -159,7 +159,7 @@ def threads(report: Report) -> Iterator[Problem]:
         )
 
 
-def addresses(report: Report) -> Iterator[Problem]:
+def addresses(report: JobReport) -> Iterator[Problem]:
     """Whether ranks find those of other nodes, whatever else a program has in its memory."""
     rank = report.ranks[0]
     by_ucx = rank.transport.startswith("ch4:ucx") and rank.environment.get("MPIR_CVAR_CH4_NETMOD", "ucx") == "ucx"
@@ -175,7 +175,7 @@ def addresses(report: Report) -> Iterator[Problem]:
 # -- the nodes
 
 
-def processors(report: Report) -> Iterator[Problem]:
+def processors(report: JobReport) -> Iterator[Problem]:
     """Whether every rank has a processor."""
     for ranks in report.machines:
         if len(ranks) > ranks[0].processors:
@@ -217,7 +217,7 @@ def _crowd(ranks: Sequence[Rank]) -> Problem:
     )
 
 
-def linear_algebra(report: Report) -> Iterator[Problem]:
+def linear_algebra(report: JobReport) -> Iterator[Problem]:
     """Whether the threads of linear algebra have processors."""
     for ranks in report.machines:
         wanted, there = sum(rank.linear for rank in ranks), ranks[0].processors
@@ -232,7 +232,7 @@ def linear_algebra(report: Report) -> Iterator[Problem]:
             )
 
 
-def shared_memory(report: Report) -> Iterator[Problem]:
+def shared_memory(report: JobReport) -> Iterator[Problem]:
     """Whether there is memory for a node's ranks to share."""
     for ranks in report.machines:
         if ranks[0].shm is None:
@@ -258,7 +258,7 @@ def shared_memory(report: Report) -> Iterator[Problem]:
             )
 
 
-def layout(report: Report) -> Iterator[Problem]:
+def layout(report: JobReport) -> Iterator[Problem]:
     """Whether nodes are those that there are."""
     texts = {rank.environment.get(NODES, "") for rank in report.ranks}
     if len(texts) > 1:
@@ -279,7 +279,7 @@ def layout(report: Report) -> Iterator[Problem]:
         )
 
 
-def _counts(report: Report) -> list[int]:
+def _counts(report: JobReport) -> list[int]:
     """Return how many ranks each node has according to MPIAGG_NODES; nothing if it is not set, or not well."""
     words = report.ranks[0].environment.get(NODES, "").split(",")
     counts = [int(word) for word in words if word.strip().isdecimal()]
@@ -290,7 +290,7 @@ def _counts(report: Report) -> list[int]:
 # -- the software
 
 
-def versions(report: Report) -> Iterator[Problem]:
+def versions(report: JobReport) -> Iterator[Problem]:
     """Whether all ranks have the same."""
     yield from _differing("error", "versions", "the MPI library", report.ranks, lambda rank: rank.mpi)
     for name in dict.fromkeys(name for rank in report.ranks for name in rank.versions):
@@ -323,7 +323,7 @@ def by_value(ranks: Sequence[Rank], of: Callable[[Rank], str]) -> str:
     return "; ".join(f"{said(group)}: {of(group[0])}" for group in groups)
 
 
-def settings(report: Report) -> Iterator[Problem]:
+def settings(report: JobReport) -> Iterator[Problem]:
     """Whether variables of the environment say what they can."""
     for name in VARIABLES:
         wrong = [rank for rank in report.ranks if should_say(name, rank.environment)]
@@ -334,7 +334,7 @@ def settings(report: Report) -> Iterator[Problem]:
             yield Problem(level, "settings", what, f"make it {wants}, or unset it")
 
 
-def troubles(report: Report) -> Iterator[Problem]:
+def troubles(report: JobReport) -> Iterator[Problem]:
     """Tell what ranks have found themselves."""
     found: dict[Problem, list[Rank]] = defaultdict(list)
     for rank in report.ranks:
@@ -347,7 +347,7 @@ def troubles(report: Report) -> Iterator[Problem]:
 # -- devices
 
 
-def messages(report: Report) -> Iterator[Problem]:
+def messages(report: JobReport) -> Iterator[Problem]:
     """Whether messages reach device memory."""
     unable = [rank for rank in report.ranks if not rank.able]
     if unable and len(unable) < len(report.ranks):
@@ -377,7 +377,7 @@ def messages(report: Report) -> Iterator[Problem]:
         )
 
 
-def devices(report: Report) -> Iterator[Problem]:
+def devices(report: JobReport) -> Iterator[Problem]:
     """Whether every rank has the device that it could have."""
     for sharing in report.shared:
         if sharing.accident:

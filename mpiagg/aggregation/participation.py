@@ -43,7 +43,7 @@ class Members(NamedTuple):
     final: bool
 
 
-class Attendance:
+class Participation:
     """Who takes part in the rounds of one list of tensors; making this is collective.
 
     A rank that comes says so to rank 0. That waits for all, but no longer than is asked for, and tells all who is in,
@@ -62,7 +62,7 @@ class Attendance:
     """
 
     def __init__(self, comm: MPI.Intracomm) -> None:
-        meet(comm, "attendance")
+        meet(comm, "participation")
         self.comm = MPI.Intracomm(comm).Dup()
         self.missed = 0
         self._rank, self._size = comm.Get_rank(), comm.Get_size()

@@ -1,6 +1,6 @@
-"""Gates: where the ranks of a node wait for one another, by counters in memory that they share.
+"""Barriers: where the ranks of a node wait for one another, by counters in memory that they share.
 
-A rank that comes to a gate counts up its own counter, and passes when all counters have come as far. What it wrote
+A rank that comes to a barrier counts up its own counter, and passes when all counters have come as far. What it wrote
 before is then there for all who pass.
 
 Processors may carry out stores and loads in another order than the program says; x86 hardly does, ARM and POWER do.
@@ -11,7 +11,7 @@ in a window of shared memory, and MPICH and Open MPI make it a full memory barri
 bytes, which is stored and loaded as a whole. Only its owner writes it, and it only grows; so ``>=`` is the right
 question. Where all wait for all, a rank can be one count ahead at most.
 
-Where ranks have not agreed before on what they do at a gate, the low bits of the word are the signature of the
+Where ranks have not agreed before on what they do at a barrier, the low bits of the word are the signature of the
 operation that the rank is in; the others count further than any job gets. Two ranks that have come equally far with
 different signatures are in different operations, and neither may pass. Who is ahead has passed, and compared.
 
@@ -48,13 +48,13 @@ WRITTEN: Final = 64
 """How many signatures of a rank's last operations others can read; a power of two."""
 
 
-class Gate:
-    """A gate for the ranks of a node.
+class NodeBarrier:
+    """A barrier for the ranks of a node.
 
     Parameters
     ----------
     block : Block
-        Memory whose first cache line on each rank is the gate's.
+        Memory whose first cache line on each rank is the barrier's.
     place : int
         This rank's number on the node.
     ranks : sequence of int
@@ -77,12 +77,12 @@ class Gate:
         return self.count
 
     def among(self, ranks: Collection[int]) -> Some:
-        """Return the gate as this rank comes to it where it waits for some ranks alone."""
+        """Return the barrier as this rank comes to it where it waits for some ranks alone."""
         heads = {rank: head for rank, head in zip(self._ranks, self._heads, strict=True) if rank in ranks}
         return Some(self, heads, self._fence)
 
     def come(self) -> None:
-        """Say that this rank has come to the next gate, with all that it wrote."""
+        """Say that this rank has come to the next barrier, with all that it wrote."""
         if self._fence is not None:
             self._fence()
         self.count = count = self.count + 1
@@ -104,19 +104,21 @@ class Gate:
 
 
 class Some:
-    """A gate at which a rank waits for some of the others, though all come to it and count.
+    """A barrier at which a rank waits for some of the others, though all come to it and count.
 
     Ranks that wait for some alone may be several counts apart, so signatures are not compared here: that is for the
-    gate at which an operation begins.
+    barrier at which an operation begins.
     """
 
-    def __init__(self, gate: Gate, heads: Mapping[int, memoryview], fence: Callable[[], object] | None) -> None:
-        self._gate, self._heads, self._fence = gate, heads, fence
-        self.come = gate.come
+    def __init__(
+        self, barrier: NodeBarrier, heads: Mapping[int, memoryview], fence: Callable[[], object] | None
+    ) -> None:
+        self._barrier, self._heads, self._fence = barrier, heads, fence
+        self.come = barrier.come
 
     def passed(self) -> bool:
         """Whether these ranks have come; what they wrote can then be read."""
-        least = self._gate.least
+        least = self._barrier.least
         for head in self._heads.values():
             if head[0] < least:
                 return False
@@ -126,16 +128,16 @@ class Some:
 
     def missing(self) -> list[int]:
         """Return those of these ranks that have not come."""
-        return [rank for rank, head in self._heads.items() if head[0] < self._gate.least]
+        return [rank for rank, head in self._heads.items() if head[0] < self._barrier.least]
 
 
-class SignedGate(Gate):
-    """A gate that the operations of a communicator use in turn, without having agreed on them before.
+class SignedBarrier(NodeBarrier):
+    """A barrier that the operations of a communicator use in turn, without having agreed on them before.
 
     Parameters
     ----------
     block, place, ranks
-        As for :class:`Gate`.
+        As for :class:`NodeBarrier`.
     disagreement : callable
         Returns the error to raise where ranks are in different operations.
     """
@@ -165,7 +167,7 @@ class SignedGate(Gate):
         self._signature = signature
 
     def enter_and_come(self, signature: int) -> None:
-        """Begin an operation whose first step is to come to a gate: :meth:`enter` and :meth:`come` in one call."""
+        """Begin an operation whose first step is to come to a barrier: :meth:`enter` and :meth:`come` in one call."""
         if self._inside:
             self.enter(signature)
         self._inside = True
@@ -181,7 +183,7 @@ class SignedGate(Gate):
         self._inside = False
 
     def come(self) -> None:
-        """Say that this rank has come to the next gate, with all that it wrote."""
+        """Say that this rank has come to the next barrier, with all that it wrote."""
         if self._fence is not None:
             self._fence()
         self.count = count = self.count + 1
@@ -216,11 +218,11 @@ class SignedGate(Gate):
             if head[0] >> SIGNATURE_BITS <= self.count and head[0] != self._word
         ]
 
-    # There are two places for announcements, used in turn from gate to gate: while a slow rank still reads one, a fast
-    # one may be in its next operation, but it cannot pass the next gate.
+    # There are two places for announcements, used in turn from barrier to barrier: while a slow rank still reads one, a
+    # fast one may be in its next operation, but it cannot pass the next barrier.
 
     def announce(self, words: tuple[int, int]) -> None:
-        """Say where our arrays lie, as :meth:`in_short` has it, before we come to the next gate."""
+        """Say where our arrays lie, as :meth:`in_short` has it, before we come to the next barrier."""
         place = _ANNOUNCED[(self.count + 1) & 1]
         self._own[place], self._own[place + 1] = words
 
@@ -231,7 +233,7 @@ class SignedGate(Gate):
         return source | (_APART if positions.apart else 0), target
 
     def announced(self) -> tuple[int, ...]:
-        """Return what all announced before they came to the gate that is now passed, as :meth:`positions` reads it."""
+        """Return what all announced before the barrier that is now passed, as :meth:`positions` reads it."""
         place = _ANNOUNCED[self.count & 1]
         return tuple([head[which] for head in self._heads for which in (place, place + 1)])
 
@@ -244,7 +246,7 @@ class SignedGate(Gate):
 
 
 class Signatures:
-    """The signatures of the last calls of the MPI library's own of each rank of a node, where nobody meets at a gate.
+    """The signatures of each rank's last calls of the MPI library's own, where nobody meets at a barrier.
 
     A rank writes its signature before it enters a call, and compares it afterwards with those of the ranks that stand
     1, 2, 4, ... places before and behind it: with all, up to five ranks. Of two ranks that are in different calls, the

@@ -1,9 +1,9 @@
-"""How competitors share the time of a benchmark."""
+"""How contenders share the time of a benchmark."""
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mpiagg.benchmarks.contest import BLOCKS, FEWEST_BLOCKS, Pace, takes_part, turns
+from mpiagg.benchmarks.timing import BLOCKS, FEWEST_BLOCKS, Pace, takes_part, turns
 
 
 @given(st.integers(1, 200), st.data())
@@ -17,7 +17,7 @@ def test_turns_are_taken_evenly_from_the_first_on(all_turns, data):
 
 
 @given(st.floats(1e-9, 1e3), st.floats(1e-3, 1e3), st.integers(1, 10000), st.booleans())
-def test_every_competitor_keeps_to_its_share(seconds, share, iterations, singly):
+def test_every_contender_keeps_to_its_share(seconds, share, iterations, singly):
     pace = Pace(iterations, 0, 0.0, singly)
     repeats, blocks = turns(seconds, share, pace)
     fewest = min(FEWEST_BLOCKS, pace.blocks)
@@ -27,7 +27,7 @@ def test_every_competitor_keeps_to_its_share(seconds, share, iterations, singly)
     assert repeats * blocks * seconds <= share * 1.001 or (repeats, blocks) == (1, fewest)
 
 
-def test_a_slow_competitor_does_not_slow_down_the_others():
+def test_a_slow_contender_does_not_slow_down_the_others():
     pace = Pace(iterations=1000, warmup=0, seconds=4.0)
     assert turns(1e-5, 1.0, pace) == (1000 // BLOCKS, BLOCKS)
     assert turns(1e-2, 1.0, pace) == (5, BLOCKS)
@@ -35,10 +35,10 @@ def test_a_slow_competitor_does_not_slow_down_the_others():
     assert turns(10.0, 1.0, pace) == (1, FEWEST_BLOCKS)
 
 
-CONTEST = """
+TIMING = """
 import sys
 from mpi4py import MPI
-from mpiagg.benchmarks.contest import Entry, Pace, hold
+from mpiagg.benchmarks.timing import Entry, Pace, run
 calls = {"one": 0, "other": 0}
 def entry(name):
     def call():
@@ -47,7 +47,7 @@ def entry(name):
         calls[name + " before"] = calls.get(name + " before", 0) + 1
     return Entry(call, before)
 for singly in (False, True):
-    results = hold(MPI.COMM_WORLD, [entry("one"), entry("other")], Pace(100, 2, 60.0, singly))
+    results = run(MPI.COMM_WORLD, [entry("one"), entry("other")], Pace(100, 2, 60.0, singly))
     for name, (seconds, repeats, by_device) in zip(("one", "other"), results):
         assert by_device is None
         assert (len(seconds), repeats) == ((100, 1) if singly else (20, 5)), (len(seconds), repeats)
@@ -62,6 +62,6 @@ if MPI.COMM_WORLD.rank == 0:
 
 
 def test_calls_are_timed_in_blocks_or_singly(run_ranks):
-    done = run_ranks(2, CONTEST)
+    done = run_ranks(2, TIMING)
     assert done.status == 0, done.err
     assert done.out == "all right"

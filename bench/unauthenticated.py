@@ -1,6 +1,6 @@
 """Strangers at ports: as many connections as are wanted, held until whoever has started this ends.
 
-    python bench/strangers.py COUNT {idle,talk} PORT...
+    python bench/unauthenticated.py COUNT {idle,talk} PORT...
 
 Started by root, they are another user's. What is dropped is opened again. It prints how many have been opened so far at
 the port that has had fewest, until that is as many as are wanted.

@@ -1,12 +1,12 @@
-"""How a benchmark measures: competitors take turns, so that whatever disturbs the machine disturbs all of them.
+"""How a benchmark measures: contenders take turns, so that whatever disturbs the machine disturbs all of them.
 
 At a turn, all ranks leave a barrier and make several calls, one right after the other. The time of such a block is
 that of the slowest rank, divided by the calls in it. So calls may overlap where the collective lets ranks run ahead
 (a broadcast's root need not wait for the others).
 
-Every competitor has the same share of the time, and fills it at its own pace: a slow one makes fewer calls in a block,
+Every contender has the same share of the time, and fills it at its own pace: a slow one makes fewer calls in a block,
 and where one call is too long for a block, it takes fewer turns. What a neighbour has left behind, in the caches above
-all, must not count: a block of many calls begins with a few that are not timed, and in what order competitors take
+all, must not count: a block of many calls begins with a few that are not timed, and in what order contenders take
 their turns changes from turn to turn.
 """
 
@@ -26,7 +26,7 @@ Laps = tuple[float, ...]
 """Seconds by the processor's clock, and by a device's where there is one."""
 
 BLOCKS: Final = 20
-"""How many turns each competitor takes, at most: enough for a median."""
+"""How many turns each contender takes, at most: enough for a median."""
 
 FEWEST_BLOCKS: Final = 3
 """How many it takes at least, however long they last."""
@@ -43,9 +43,9 @@ class Pace(NamedTuple):
     Attributes
     ----------
     iterations, warmup : int
-        Calls of each competitor, and calls before them; at most.
+        Calls of each contender, and calls before them; at most.
     seconds : float
-        For all competitors together, about.
+        For all contenders together, about.
     singly : bool
         Whether every call is timed alone, after a barrier of its own.
     """
@@ -57,12 +57,12 @@ class Pace(NamedTuple):
 
     @property
     def blocks(self) -> int:
-        """The turns of each competitor, at most."""
+        """The turns of each contender, at most."""
         return min(BLOCKS, self.iterations)
 
 
 class Entry(NamedTuple):
-    """A competitor: the call to time, and what is done before a barrier and not timed."""
+    """A contender: the call to time, and what is done before a barrier and not timed."""
 
     call: Callable[[], object]
     before: Callable[[], object] = lambda: None
@@ -81,7 +81,7 @@ class Watch:
 
 
 class Result(NamedTuple):
-    """What was measured of a competitor.
+    """What was measured of a contender.
 
     Attributes
     ----------
@@ -99,13 +99,13 @@ class Result(NamedTuple):
 
 
 class Turns(NamedTuple):
-    """How a competitor fills its share of the time: calls of a block, and blocks."""
+    """How a contender fills its share of the time: calls of a block, and blocks."""
 
     repeats: int
     blocks: int
 
 
-def hold(
+def run(
     comm: MPI.Intracomm, entries: Sequence[Entry], pace: Pace, make_watch: Callable[[], Watch] = Watch
 ) -> list[Result]:
     """Time collective calls against each other; collective."""
@@ -129,14 +129,14 @@ def hold(
 
 
 def turns(seconds: float, share: float, pace: Pace) -> Turns:
-    """Return how a competitor whose call takes ``seconds`` fills its share of the time."""
+    """Return how a contender whose call takes ``seconds`` fills its share of the time."""
     repeats = max(1, min(pace.iterations // pace.blocks, int(share / (pace.blocks * seconds))))
     blocks = int(share / (repeats * seconds))
     return Turns(repeats, max(min(FEWEST_BLOCKS, pace.blocks), min(pace.blocks, blocks)))
 
 
 def takes_part(turn: int, blocks: int, turns: int) -> bool:
-    """Whether a competitor with so many blocks takes part in a turn: in the first one, and evenly from then on."""
+    """Whether a contender with so many blocks takes part in a turn: in the first one, and evenly from then on."""
     return turn * blocks % turns < blocks
 
 
