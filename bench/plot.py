@@ -3,14 +3,16 @@
     python bench/plot.py [FILE.json ...]
 
 Every file that ``mpiagg bench --json`` saved (by default all in ``bench/results``) becomes a PNG beside it: the bus
-bandwidth of each algorithm by size, and its time over that of the MPI library's own collective. Of mlbench's sizes, the
-mean time takes the place of the bandwidth. An algorithm looks the same in all pictures.
+bandwidth of algorithms by size, and their time over that of the MPI library's own collective. Eight lines at most: what
+``"auto"`` takes, the peers, the limit, and the fastest of the others. Of mlbench's sizes, the mean time takes the place
+of the bandwidth. An algorithm looks the same in all pictures; colours are those of Okabe and Ito.
 """
 
 from __future__ import annotations
 
 import io
 import json
+import math
 import sys
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -20,38 +22,44 @@ from matplotlib.ticker import FuncFormatter
 from PIL import Image
 
 RESULTS = Path(__file__).parent / "results"
-PATTERNS = ("allreduce-*.json", "mlbench-*.json")
+PATTERNS = ("*-any-*.json", "*-registered-*.json", "*-quick-*.json", "*-tuned-*.json")
 LIMITS = ("copy", "link")
 COLOURS = 128
 """Of a picture: as many as it needs, and no more bytes than that."""
 
+MOST = 8
+"""How many lines a picture has."""
+
+FIRST = ("native", "auto", *LIMITS, "gloo")
+"""What every picture shows that has it."""
+
 STYLES: dict[str, dict[str, Any]] = {
-    "native": {"color": "black", "linewidth": 2.5},
-    "auto": {"color": "#d62728", "linewidth": 2.5},
-    "copy": {"color": "black", "linestyle": ":", "linewidth": 1.5},
-    "link": {"color": "black", "linestyle": ":", "linewidth": 1.5},
-    "gloo": {"color": "#7f7f7f", "linewidth": 2.5, "linestyle": "--"},
-    "ring": {"color": "#1f77b4", "marker": "o"},
-    "tree": {"color": "#98df8a", "marker": "^"},
-    "parameter_server": {"color": "#c49c94", "marker": "v"},
-    "recursive_doubling": {"color": "#ff7f0e", "marker": "s"},
-    "halving_doubling": {"color": "#bcbd22", "marker": "D"},
-    "circulant": {"color": "#17becf", "marker": "p"},
-    "pat": {"color": "#9edae5", "marker": "8"},
-    "swing": {"color": "#ff9896", "marker": "H"},
-    "bine": {"color": "#dbdb8d", "marker": "d"},
-    "knomial": {"color": "#c5b0d5", "marker": "2"},
-    "recursive_multiplying": {"color": "#ffbb78", "marker": "s"},
-    "multi_radix": {"color": "#637939", "marker": "D"},
-    "double_tree": {"color": "#393b79", "marker": "X"},
-    "circulant_blocks": {"color": "#843c39", "marker": "+"},
-    "direct": {"color": "#8c564b", "marker": "x"},
-    "one_shot": {"color": "#e377c2", "marker": "*"},
-    "shared": {"color": "#2ca02c", "marker": "P"},
-    "hierarchical": {"color": "#9467bd", "marker": "h"},
-    "auto-fp16": {"color": "#d62728", "linestyle": ":", "marker": "<"},
-    "auto-bf16": {"color": "#d62728", "linestyle": "--", "marker": "<"},
-    "auto-u8": {"color": "#d62728", "linestyle": "-.", "marker": ">"},
+    "native": {"color": "#000000", "linewidth": 2.5},
+    "auto": {"color": "#d55e00", "linewidth": 2.5},
+    "copy": {"color": "#000000", "linestyle": ":", "linewidth": 1.5},
+    "link": {"color": "#000000", "linestyle": ":", "linewidth": 1.5},
+    "gloo": {"color": "#999999", "linewidth": 2.5, "linestyle": "--"},
+    "ring": {"color": "#0072b2", "marker": "o"},
+    "tree": {"color": "#56b4e9", "marker": "^"},
+    "parameter_server": {"color": "#999999", "marker": "v"},
+    "recursive_doubling": {"color": "#e69f00", "marker": "s"},
+    "halving_doubling": {"color": "#009e73", "marker": "D"},
+    "circulant": {"color": "#cc79a7", "marker": "p"},
+    "pat": {"color": "#56b4e9", "marker": "8"},
+    "swing": {"color": "#f0e442", "marker": "H"},
+    "bine": {"color": "#0072b2", "marker": "d", "linestyle": "--"},
+    "knomial": {"color": "#cc79a7", "marker": "<", "linestyle": "--"},
+    "recursive_multiplying": {"color": "#e69f00", "marker": ">", "linestyle": "--"},
+    "multi_radix": {"color": "#009e73", "marker": "8", "linestyle": "--"},
+    "double_tree": {"color": "#56b4e9", "marker": "X", "linestyle": "--"},
+    "circulant_blocks": {"color": "#f0e442", "marker": "P", "linestyle": "--"},
+    "direct": {"color": "#d55e00", "marker": "x", "linestyle": "--"},
+    "one_shot": {"color": "#cc79a7", "marker": "*", "linestyle": "-."},
+    "shared": {"color": "#009e73", "marker": "P", "linestyle": "-."},
+    "hierarchical": {"color": "#0072b2", "marker": "h", "linestyle": "-."},
+    "auto-fp16": {"color": "#d55e00", "linestyle": ":", "marker": "<"},
+    "auto-bf16": {"color": "#d55e00", "linestyle": "--", "marker": "<"},
+    "auto-u8": {"color": "#d55e00", "linestyle": "-.", "marker": ">"},
 }
 RATIOS = [first * 10.0**power for power in range(-4, 5) for first in (1, 1.5, 2, 3, 5, 7)]
 """Where the scale of ratios has numbers."""
@@ -92,6 +100,18 @@ def by_algorithm(rows: list[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
     return found
 
 
+def drawn(lines: dict[str, list[dict[str, Any]]], time: str) -> list[str]:
+    """Return the names of the lines of a picture: the first ones, and the fastest others, by the mean ratio."""
+
+    def slowness(name: str) -> float:
+        ratios = [math.log(row[time] / native[row["size"]]) for row in lines[name] if row["size"] in native]
+        return sum(ratios) / len(ratios)
+
+    native = {row["size"]: row[time] for row in lines["native"]}
+    order = sorted(lines, key=lambda name: (name not in FIRST, slowness(name)))
+    return [name for name in lines if name in order[:MOST]]
+
+
 def title(saved: dict[str, Any]) -> str:
     """Return what was measured, and where."""
     machine, flags = saved["machine"], saved["flags"]
@@ -109,7 +129,9 @@ def figure_of(saved: dict[str, Any]) -> Figure:
     native = {row["size"]: row[view.time] for row in lines["native"]}
     figure = Figure(figsize=(11, 5), layout="constrained")
     left, right = figure.subplots(1, 2)
-    for name, rows in lines.items():
+    names = drawn(lines, view.time)
+    for name in names:
+        rows = lines[name]
         sizes = [row["size"] for row in rows]
         label = f"{name} (the limit)" if name in LIMITS else name
         left.plot(sizes, [row[view.left] for row in rows], label=label, **style(name))
@@ -120,7 +142,7 @@ def figure_of(saved: dict[str, Any]) -> Figure:
     shown = [
         row[view.time] / native[row["size"]]
         for row in saved["rows"]
-        if row["algorithm"] not in (*saved["flags"]["beside"], *LIMITS)
+        if row["algorithm"] in names and row["algorithm"] not in (*saved["flags"]["beside"], *LIMITS)
     ]
     right.set_ylim(min(shown) / 1.5, max(shown) * 1.3)
     sizes = sorted(native)

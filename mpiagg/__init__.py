@@ -1,6 +1,6 @@
 """Aggregate gradients and weights across the ranks of an MPI job.
 
-Four faces, from the lowest to the highest:
+Four interfaces, from the lowest to the highest:
 
 - :class:`Comm`, an mpi4py communicator whose collectives are the hand-written ones of this package;
 - :func:`allreduce` and its siblings, for arrays;

@@ -1,18 +1,28 @@
-"""The plot of ``mpiagg simulate``: one curve for each algorithm, none behind another."""
+"""The plot of ``mpiagg simulate``: a curve for each of the fastest algorithms, none behind another."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 import click
 
+from mpiagg.cli.summary import COLOURS, MARKS
+
 ALIKE: Final = 0.005
 """Curves that differ by no more than this share everywhere are drawn as one."""
 
+MOST: Final = 8
+"""How many algorithms a plot shows: more cannot be told apart."""
+
 _STYLES: Final = [
-    {"color": f"C{number % 10}", "marker": "osv^Dp"[number % 6], "linestyle": ("-", "--", ":")[number // 10 % 3]}
-    for number in range(30)
+    {
+        "color": COLOURS[number % len(COLOURS)],
+        "marker": MARKS[number % len(MARKS)],
+        "linestyle": ("-", "--")[number // 7],
+    }
+    for number in range(MOST)
 ]
 
 
@@ -41,6 +51,14 @@ def alike(curves: Mapping[str, Sequence[float]]) -> list[tuple[str, ...]]:
         else:
             groups[groups.index(same)] = (*same, name)
     return groups
+
+
+def fastest(plots: Sequence[Mapping[str, Sequence[float]]], asked: Sequence[str]) -> list[str]:
+    """Return the names of at most 8 curves: those that are ``asked`` for, and others by their mean logarithm."""
+    names = list(plots[0])
+    means = {name: sum(math.log(max(seconds, 1e-30)) for plot in plots for seconds in plot[name]) for name in names}
+    order = sorted(names, key=lambda name: (name not in asked or len(asked) > MOST, means[name]))
+    return [name for name in names if name in order[:MOST]]
 
 
 def draw(axes: Any, what: str, ticks: Mapping[int, str], curves: Mapping[str, Sequence[float]], title: str) -> None:

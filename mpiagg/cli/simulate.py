@@ -357,11 +357,14 @@ def _draw(figure: Any, question: Question) -> None:
                 pricings = [*(smaller.pricing(name) for smaller in fewer[:-1]), pricing]  # the last are all ranks
                 by_ranks[name] = [each.seconds(question.nbytes) for each in pricings]
             advance()
+    shown = price_plot.fastest([by_size, by_ranks], question.names)
+    by_size, by_ranks = ({name: curves[name] for name in shown} for curves in (by_size, by_ranks))
     left, right = figure.subplots(1, 2)
     price_plot.draw(left, "size", {size: size_in_words(size) for size in sizes}, by_size, question.where)
     ranks = [smaller.layout.size for smaller in fewer]
     price_plot.draw(right, "ranks", {count: f"{count:,}" for count in ranks}, by_ranks, size_in_words(question.nbytes))
-    figure.suptitle(question.collective.value)
+    fewer_shown = "" if len(shown) == len(names) else f": the fastest {len(shown)} of {len(names)} algorithms"
+    figure.suptitle(question.collective.value + fewer_shown)
     handles = {
         label: line for axes in (left, right) for line, label in zip(*axes.get_legend_handles_labels(), strict=True)
     }

@@ -291,7 +291,7 @@ class Sharded(Training):
         if self._freed:
             return
         self._close()
-        if self.stage == 3 and self._channel.node.size > 1:
+        if self.stage == 3:
             self._channel.memory.host.collect()
 
     def _close(self) -> None:

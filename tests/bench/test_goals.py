@@ -106,6 +106,11 @@ def test_pictures_are_small_and_styles_tell_algorithms_apart(goals, tmp_path):
     assert set(algorithms("allreduce")) <= set(plot.STYLES)
     looks = [tuple(sorted(plot.style(name).items())) for name in plot.STYLES if name != "link"]
     assert len(set(looks)) == len(looks)
+    lines = {name: [{"size": 4, "time_us": 1 + place}] for place, name in enumerate(reversed(plot.STYLES))}
+    shown = plot.drawn(lines, "time_us")
+    assert len(shown) == plot.MOST
+    assert set(plot.FIRST) <= set(shown)
+    assert set(shown) - set(plot.FIRST) == {"auto-u8", "auto-bf16", "auto-fp16"}  # the fastest, as it was made up
     flags = {"collective": "allreduce", "dtype": "float32", "buffer": "any", "link_rate": None, "beside": ["gloo"]}
     for protocol in plot.VIEWS:
         rows = [

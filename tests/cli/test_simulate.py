@@ -7,7 +7,7 @@ import pytest
 from click.testing import CliRunner
 
 from mpiagg.cli import main
-from mpiagg.cli.price_plot import alike
+from mpiagg.cli.price_plot import MOST, alike, fastest
 from mpiagg.cli.quantities import parse_network, parse_nodes, parse_rate, parse_stragglers, parse_time
 from mpiagg.schedules import Cluster, Layout, algorithms, price
 from mpiagg.schedules.model import Noise, Pricing
@@ -216,6 +216,16 @@ def test_a_plot(where, tmp_path):
 def test_curves_that_cannot_be_told_apart_are_one():
     curves = {"a": [1, 2, 3], "b": [1, 2, 4], "c": [1.001, 2, 3], "d": [1, 2, 4.0]}
     assert alike(curves) == [("a", "c"), ("b", "d")]
+
+
+def test_the_fastest_curves_are_drawn_and_those_asked_for():
+    by_size = {f"a{number}": [number + 1.0, 100 * (number + 1.0)] for number in reversed(range(MOST + 4))}
+    by_ranks = {name: [0.0, *seconds] for name, seconds in by_size.items()}
+    plots = [by_size, by_ranks]
+    assert fastest(plots, []) == fastest(plots, list(by_size)) == [f"a{number}" for number in reversed(range(MOST))]
+    assert fastest(plots, ["a10"]) == ["a10", *(f"a{number}" for number in reversed(range(MOST - 1)))]
+    few = [{"one": [1.0], "other": [2.0]}]
+    assert fastest(few, ["other"]) == ["one", "other"]
 
 
 def test_a_plot_without_what_has_too_many_messages(monkeypatch, tmp_path):

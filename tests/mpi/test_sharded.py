@@ -197,8 +197,9 @@ def test_a_rank_has_its_part_of_everything(stored):
     weights = [np.zeros(shape, np.float32) for shape in shapes]
     nbytes, longest = sum(x.nbytes for x in weights), 8000
     stage, share = STORED[stored]
+    comm = COMM.Dup()  # on which no other training has memory
     with mpiagg.Sharded(
-        weights, optimizers.Adam(), stage=stage, share=share, bucket_bytes=longest, prefetch=0
+        weights, optimizers.Adam(), comm=comm, stage=stage, share=share, bucket_bytes=longest, prefetch=0
     ) as training:
         training.step([np.ones(shape, np.float32) for shape in shapes])
         held, part, spare = training.memory(), nbytes / SIZE, 4 * 4
@@ -207,7 +208,8 @@ def test_a_rank_has_its_part_of_everything(stored):
     assert held["buckets"] == (nbytes if stage == 1 else longest)
     wanted = {"stage 1": longest, "stage 2": longest, "divided": part + spare + longest, "once on a node": part + spare}
     together = channel_of(COMM).node.size == SIZE
-    assert not channel_of(COMM).memory.host._common  # which a node has once is given back
+    assert not channel_of(comm).memory.host._common  # which a node has once is given back
+    comm.Free()
     assert held["parameters"] <= wanted[stored if together or stored != "once on a node" else "divided"]
 
 
