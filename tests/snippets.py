@@ -86,6 +86,17 @@ first_weights = lambda: [np.ones((4, 3))]
 batch = lambda step, rank, size: 1.0
 gradients_of = lambda weights, batch: [0.1 * w for w in weights]
 loop_run, mpiagg.Loop.run = mpiagg.Loop.run, lambda loop, steps: loop_run(loop, 20)  # of 100,000
+class Training:
+    def __init__(self, comm):
+        self.taken = 0
+    def step(self, step):
+        self.taken += 1
+    def state_dict(self):
+        return {"taken": self.taken}
+    def load_state_dict(self, state):
+        self.taken = state["taken"]
+    def free(self):
+        pass
 """
 
 SHARDED = """
