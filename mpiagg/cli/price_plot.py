@@ -8,7 +8,10 @@ from typing import Any, Final
 
 import click
 
-from mpiagg.cli.summary import COLOURS, MARKS
+COLOURS: Final = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000")
+"""Of lines in one picture: Okabe and Ito's, which people who are colour-blind can tell apart."""
+
+MARKS: Final = "osD^vPX"
 
 ALIKE: Final = 0.005
 """Curves that differ by no more than this share everywhere are drawn as one."""

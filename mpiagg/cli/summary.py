@@ -14,6 +14,7 @@ from rich.table import Table
 
 from mpiagg.benchmarks import machine
 from mpiagg.cli.aggregators import AGGREGATORS
+from mpiagg.cli.price_plot import COLOURS, MARKS
 from mpiagg.cli.training import CLASSES, TrainingResult
 from mpiagg.launch import job
 
@@ -22,12 +23,6 @@ TOLERANCE: Final = 1e-8
 
 DIVERGED: Final = 2 * math.log(CLASSES)
 """A loss twice that of guessing is no learning any more."""
-
-
-COLOURS: Final = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000")
-"""Of lines in one picture: Okabe and Ito's, which people who are colour-blind can tell apart. No picture has more."""
-
-MARKS: Final = "osD^vPX"
 
 
 def report(results: Sequence[TrainingResult], plot: Path, json_file: Path | None) -> int:
