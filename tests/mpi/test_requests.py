@@ -45,17 +45,17 @@ WAYS = {
     "Test": lambda pending: [until(request.Test) for request in pending],
     "test": lambda pending: [until(lambda request=request: request.test()[0]) for request in pending],
     "Get_status, Wait": lambda pending: [until(r.Get_status) or until(r.get_status) or r.Wait() for r in pending],
-    "our Waitall": requests.TensorRequest.Waitall,
-    "our waitall": requests.TensorRequest.waitall,
-    "our Testall": lambda pending: until(lambda: requests.TensorRequest.Testall(pending)),
-    "our testall": lambda pending: until(lambda: requests.TensorRequest.testall(pending)[0]),
+    "our Waitall": requests.Request.Waitall,
+    "our waitall": requests.Request.waitall,
+    "our Testall": lambda pending: until(lambda: requests.Request.Testall(pending)),
+    "our testall": lambda pending: until(lambda: requests.Request.testall(pending)[0]),
     "MPI's Waitall": MPI.Request.Waitall,
     "MPI's waitall": MPI.Request.waitall,
     "MPI's Testall": lambda pending: until(lambda: MPI.Request.Testall(pending)),
     "MPI's Wait": lambda pending: [MPI.Request.Wait(request) for request in pending],
     "MPI's Waitany": lambda pending: [MPI.Request.Waitany(pending) for _ in pending],
     "MPI's Waitsome": lambda pending: until(lambda: MPI.Request.Waitsome(pending) is None),
-    "our Waitany": lambda pending: [requests.TensorRequest.Waitany(pending) for _ in pending],
+    "our Waitany": lambda pending: [requests.Request.Waitany(pending) for _ in pending],
 }
 
 
@@ -68,7 +68,7 @@ def test_every_way_to_wait(comm, way):
     assert all(request.Test() and request.Wait() for request in pending)  # null requests are done
 
 
-@pytest.mark.parametrize("kind", [MPI.Request, requests.TensorRequest], ids=["MPI's", "ours"])
+@pytest.mark.parametrize("kind", [MPI.Request, requests.Request], ids=["MPI's", "ours"])
 def test_among_requests_of_mpi(comm, kind):
     got = np.zeros(1, int)
     outs, pending = several(comm)
@@ -84,7 +84,7 @@ def test_among_requests_of_mpi(comm, kind):
 def test_they_are_ours_and_mpi4pys(comm):
     x, out = np.ones(3), np.empty(3)
     request, persistent = comm.Iallreduce(x, out), comm.Allreduce_init(x, out)
-    assert type(request) is requests.TensorRequest
+    assert type(request) is requests.Request
     assert type(persistent) is requests.Prequest
     assert isinstance(persistent, MPI.Prequest)
     assert request != MPI.REQUEST_NULL
@@ -116,7 +116,7 @@ def test_blocking_calls_between(comm):
     if RANK % 2:
         pending[0].Wait()
     comm.Allreduce(MPI.IN_PLACE, total)
-    requests.TensorRequest.Waitall(pending)
+    requests.Request.Waitall(pending)
     check(outs)
     assert total == SIZE
 
@@ -262,7 +262,7 @@ class Broken:
 def test_an_error_in_the_thread_is_raised_by_who_waits(monkeypatch):
     told = []
     monkeypatch.setattr("traceback.print_exc", lambda: told.append(sys.exc_info()[0]))
-    request = requests.TensorRequest(Broken())
+    request = requests.Request(Broken())
     until(lambda: told)
     assert told[0] is RuntimeError
     for _ in range(2):
