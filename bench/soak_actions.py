@@ -27,7 +27,7 @@ OPS: dict[str, Callable[..., Any]] = {
 }
 MPI_OPS = {"sum": MPI.SUM, "max": MPI.MAX, "min": MPI.MIN, "prod": MPI.PROD}
 COLLECTIVES = ("allreduce", "reduce", "broadcast", "allgather", "reduce_scatter")
-LOSSY = ("error-feedback", "sparsified-topk", "sparsified-randomk", "power-sgd")
+LOSSY = ("error-feedback", "error-feedback-u4", "sparsified-topk", "power-sgd")
 MIXING = ("decentralized", "decentralized-all", "decentralized-exponential", "neighbor-average", "local-sgd")
 SHAPES = ((12, 9), (40,), (3, 4, 5))
 
