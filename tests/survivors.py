@@ -93,7 +93,7 @@ class Training:
     """One training with every aggregation, each with weights of its own."""
 
     names = (
-        *("allreduce", "error-feedback", "sparsified-topk", "sparsified-randomk", "power-sgd"),
+        *("allreduce", "error-feedback", "sparsified-topk", "power-sgd"),
         *("local-sgd", "local-sgd-outer", "decentralized", "neighbor-average", "low-precision"),
     )
 
