@@ -170,7 +170,7 @@ def _mismatches() -> Iterator[Case]:
     yield Case("order", "DDP", Expected("error", "at once", _ODD, ("MismatchError",)))
     yield Case("shape", "aggregate", Expected("error", "at once", _ODD, ("MismatchError",)))
     yield Case("order", RUN, Expected("error", "warning", _ODD, ("MismatchError",)))
-    # In words they are the same; so all that can be said is that nobody gets on.
+    # In words they are the same; so all that can be said is that nobody makes progress.
     yield Case("order", ALIKE, Expected("error", "deadline", "", ("StallError", "MismatchError")))
 
     # What the ranks come together for, before anything else, is not the same.

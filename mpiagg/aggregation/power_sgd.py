@@ -207,7 +207,7 @@ class _Memory:
         return {"step": self._step, "random": self._random.bit_generator.state, **copies}
 
     def check_state(self, state: Mapping[str, Any]) -> str:
-        """Find fault with a state, or say what of it must be the same on all ranks."""
+        """Validate a state, and describe what of it must be the same on all ranks."""
         expect_keys(state, ("step", "random", "errors", "queries"))
         step = check_integer("step", state["step"], 0)
         try:

@@ -32,7 +32,7 @@ class Flags:
         self.sent_bytes = self._plan.sent_bytes
 
     def share(self, check: Callable[[], Sequence[bool]]) -> Array:
-        """Return the flags that any rank has set, if no rank finds fault; collective.
+        """Return the flags that any rank has set, if no rank has raised an error; collective.
 
         Parameters
         ----------

@@ -130,7 +130,7 @@ class DDP:
         raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
     def _check(self, aggregation: Aggregation | None, check_finite: bool | None) -> str:
-        """Find fault with the arguments, or say in words what they are."""
+        """Validate the arguments, and describe them."""
         self._adapter = adapt(self.module)
         self._check_finite = asked_for(check_finite)
         check_integer("bucket_bytes", self._cap, 0)
@@ -149,7 +149,7 @@ class DDP:
         return f"DDP by {kind} in {how}: {', '.join(self._adapter.words())}"
 
     def _check_device(self, channel: Channel) -> None:
-        """Find fault with where the parameters lie, whose buckets are to be shared on a channel."""
+        """Validate where the parameters lie, whose buckets are to be shared on a channel."""
         devices = {device_of(parameter.data) for parameter in self._adapter.parameters} - {HOST}
         if len(devices) > 1:
             names = " and ".join(sorted(device.name for device in devices))

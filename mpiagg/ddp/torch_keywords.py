@@ -35,7 +35,7 @@ class TorchKeywords:
     bucket_cap_mb_list: Any = None
 
     def check(self, module: torch.nn.Module) -> str:
-        """Find fault with them, or say in words what all ranks must have alike."""
+        """Validate them, and describe what all ranks must have alike."""
         for name in ("delay_all_reduce_named_params", "param_to_hook_all_reduce", "bucket_cap_mb_list"):
             if getattr(self, name) is not None:
                 raise ValueError(f"mpiagg.DDP does not have {name}")

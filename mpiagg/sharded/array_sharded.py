@@ -100,17 +100,13 @@ class ArraySharded(Sharded):
             waiting = {index for k in self._gradients.waiting for index in self._units[k].members}
             if gradients is None:
                 if waiting:
-                    self._fault = self._fault or ValueError(
-                        f"the gradients of parameters {sorted(waiting)} are missing"
-                    )
+                    self._note(ValueError(f"the gradients of parameters {sorted(waiting)} are missing"))
             elif not isinstance(gradients, list | tuple) or len(gradients) != len(self._forms):
-                self._fault = self._fault or ValueError(
-                    f"gradients must be a list with one for each of {len(self._forms)} parameters"
-                )
+                self._note(ValueError(f"gradients must be a list with one for each of {len(self._forms)} parameters"))
             else:
                 given = dict(enumerate(gradients))
                 if any(given[index] is not None for index in given.keys() - waiting):
-                    self._fault = self._fault or ValueError("gradients of a layer were given twice")
+                    self._note(ValueError("gradients of a layer were given twice"))
             while self._gradients.waiting:
                 self._send(self._gradients.waiting[-1], given, background=False)
             return self._finish()
@@ -135,21 +131,20 @@ class ArraySharded(Sharded):
         """
         self._require_open()
         with self._channel.one_thread:
-            members = self._members(layer) if layer in range(len(self._layers)) else []
-            units = [
-                k for k in self._gradients.waiting if layer in range(len(self._layers)) and k in self._layers[layer]
-            ]
-            if not members or units != self._gradients.waiting[-len(self._layers[layer]) :]:
-                self._fault = self._fault or ValueError(
-                    f"it is not the turn of layer {layer}: from the last to the first"
-                )
+            of_layer = self._layers[layer] if layer in range(len(self._layers)) else []
+            units = [k for k in self._gradients.waiting if k in of_layer]
+            if not of_layer or units != self._gradients.waiting[-len(of_layer) :]:
+                self._note(ValueError(f"it is not the turn of layer {layer}: from the last to the first"))
                 return
+            members = self._members(layer)
             given: dict[int, Array | None] = {}
             if isinstance(gradients, list | tuple) and len(gradients) == len(members):
                 given = dict(zip(members, gradients, strict=True))
             else:
-                self._fault = self._fault or ValueError(
-                    f"gradients of layer {layer} must be a list with one for each of {len(members)} parameters"
+                self._note(
+                    ValueError(
+                        f"gradients of layer {layer} must be a list with one for each of {len(members)} parameters"
+                    )
                 )
             for k in reversed(units):
                 self._send(k, given, background=True)

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
-from contextlib import suppress
 from typing import Any
 
 import numpy as np
 
 from mpiagg.arrays import Array, Device, settle
 from mpiagg.collectives.registered import shared_vector
-from mpiagg.errors import PlanError
 from mpiagg.plans.background import InBackground
 from mpiagg.sharded.division import Unit
-from mpiagg.sharded.traffic import Traffic
+from mpiagg.sharded.traffic import Traffic, free_plans
 
 
 class Vectors:
@@ -157,6 +155,4 @@ class Gradients:
 
     def free(self) -> None:
         """Free the plans."""
-        for flight in self._flights.values():
-            with suppress(PlanError):  # an error has left it in the middle: freeing it could hang
-                flight.plan.free()
+        free_plans(self._flights.values())

@@ -13,7 +13,7 @@ from mpiagg.errors import PlanError
 from mpiagg.plans.background import InBackground
 from mpiagg.sharded.division import Unit
 from mpiagg.sharded.gradients import Vectors
-from mpiagg.sharded.traffic import Traffic
+from mpiagg.sharded.traffic import Traffic, free_plans
 
 
 class Storage(Protocol):
@@ -56,13 +56,6 @@ def flights_in_place(traffic: Traffic, units: Sequence[Unit], vectors: Sequence[
     return [InBackground(plan) for plan in plans]
 
 
-def free_plans(flights: Sequence[InBackground]) -> None:
-    """Free plans, save those that an error has left in the middle: freeing them could hang."""
-    for flight in flights:
-        with suppress(PlanError):
-            flight.plan.free()
-
-
 class Scattered:
     """Parameters in the caller's arrays, whole on each rank; units are gathered in one vector, one after the other."""
 
@@ -79,9 +72,8 @@ class Scattered:
         """Return this rank's part of a unit in the vector; see :meth:`Storage.own`."""
         unit = self._units[k]
         own = self._vectors[k][unit.own(self._rank)]
-        for part in unit.parts(self._rank) if read else ():
-            if part.start < part.stop:
-                own[part.within] = self._arrays[part.tensor].reshape(-1)[part.start : part.stop]
+        if read:
+            fill_part(unit, self._rank, own, self._arrays)
         return own
 
     def publish(self, k: int) -> None:
@@ -215,6 +207,7 @@ class Divided:
         ]
         for unit, own in zip(units, self._own, strict=True):
             fill_part(unit, rank, own, arrays)
+        settle(*self._own)
         vectors = Vectors(traffic, units, dtypes, turns, apart)
         self._vector, self._slot = vectors.of, vectors.slot
         self._flights = [
@@ -299,7 +292,6 @@ def fill_part(unit: Unit, rank: int, own: Array, arrays: Sequence[Array]) -> Non
     for part in unit.parts(rank):
         if part.start < part.stop:
             own[part.within] = arrays[part.tensor].reshape(-1)[part.start : part.stop]
-    settle(own)
 
 
 def storage_for(

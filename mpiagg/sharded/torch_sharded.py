@@ -188,11 +188,13 @@ class TorchSharded(Sharded):
             if self._gathering is not None:
                 self._gathering.check(k, self._names_of[index])
         except PlanError as error:
-            self._fault = self._fault or error
+            self._note(error)
         if index in self._sent:
-            self._fault = self._fault or PlanError(
-                f"{self._names_of[index]} got a gradient twice before step(); to add up those of several backward "
-                "passes, run all but the last inside no_sync()"
+            self._note(
+                PlanError(
+                    f"{self._names_of[index]} got a gradient twice before step(); to add up those of several backward "
+                    "passes, run all but the last inside no_sync()"
+                )
             )
         if not self._syncing:
             return
@@ -249,15 +251,17 @@ class TorchSharded(Sharded):
                     x.grad = None
 
     def _look_for_changes(self) -> None:
-        """Find fault with parameters that lie elsewhere than they did, or have come to require a gradient, or none."""
+        """Validate that parameters lie where they did, and require a gradient, or none, as they did."""
         changed = [name for name, x, trained in self._known if x.requires_grad != trained]
         if [x.data_ptr() for x in self._tensors] != self._places:
             places = zip(self._names_of, self._tensors, self._places, strict=True)
             changed += [name for name, x, place in places if x.data_ptr() != place]
         if changed:
-            self._fault = self._fault or ValueError(
-                f"{changed[0]} was moved, converted, or has come to require a gradient, or none; "
-                "free() Sharded and make it again"
+            self._note(
+                ValueError(
+                    f"{changed[0]} was moved, converted, or has come to require a gradient, or none; "
+                    "free() Sharded and make it again"
+                )
             )
 
     def _update(self, present: Sequence[bool]) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -9,6 +11,8 @@ from mpi4py import MPI
 
 from mpiagg.arrays import Array, Reduction, device_of, reduction
 from mpiagg.collectives.mpi_ops import mpi_op
+from mpiagg.errors import PlanError
+from mpiagg.plans.background import InBackground
 from mpiagg.plans.bound import prepare
 from mpiagg.plans.choices import pick
 from mpiagg.plans.operation import Operation
@@ -61,3 +65,10 @@ class Traffic:
         choice = pick(self._algorithm, None, case, None, device_of(x))
         operation = Operation(collective, channel.rank, channel.layout, 0, unit.counts, how, choice, op)
         return prepare(channel, operation, x, out, tag=channel.tags.in_turn(choice.lanes))
+
+
+def free_plans(flights: Iterable[InBackground]) -> None:
+    """Free plans, save those that an error has left in the middle: freeing them could hang."""
+    for flight in flights:
+        with suppress(PlanError):
+            flight.plan.free()

@@ -39,7 +39,7 @@ class Training:
 
     @abstractmethod
     def _check(self, module: Any, optimizer: Any, layers: Any) -> list[Form]:
-        """Find fault with the module and the optimizer; return the forms of the parameters."""
+        """Validate the module and the optimizer; return the forms of the parameters."""
 
     @abstractmethod
     def _split_for(self, split: str | None) -> str:
@@ -109,6 +109,10 @@ class Training:
 
     # -- steps
 
+    def _note(self, fault: Exception) -> None:
+        """Keep the first fault of a step, which is raised when all ranks can learn of it."""
+        self._fault = self._fault or fault
+
     def _send(self, k: int, gradients: Mapping[int, Any], *, background: bool) -> None:
         """Send the gradients of the next unit; what is wrong with them is raised when all ranks can learn of it."""
         given: dict[int, Array | None] = {}
@@ -119,7 +123,8 @@ class Training:
                     gradient = self._checked_gradient(index, gradient)
                 self._present[index] = gradient is not None
             except Exception as error:  # noqa: BLE001 - whatever it is, the other ranks must not wait for this one
-                self._fault, gradient = self._fault or error, None
+                self._note(error)
+                gradient = None
             given[index] = gradient
         self._gradients.bring_in(k, given)
         self._gradients.start(background=background)

@@ -40,7 +40,7 @@ class Process(NamedTuple):
     ending : Ending
         How it ends before its time.
     watchdog : Watchdog or None
-        Warns of what does not get on.
+        Warns of what makes no progress.
     """
 
     recorder: Recorder

@@ -89,7 +89,7 @@ class Ending:
         self._listen_to_signals()
 
     def _forget(self) -> None:
-        """Be no rank any more: this process has been forked from one, and shares its sockets."""
+        """Reset after a fork: this process is no rank, and shares the sockets of the one it was forked from."""
         sys.excepthook, threading.excepthook = self._hooks
         if self._sockets:
             signal.set_wakeup_fd(-1)

@@ -1,4 +1,4 @@
-"""The watchdog of a process: it warns of operations that do not get on, and finds out why.
+"""The watchdog of a process: it warns of operations that make no progress, and finds out why.
 
 It looks at what the recorder holds every so often, in the thread that listens on the side channel; operations
 themselves know nothing of it. What it learns is raised by whoever waits (:meth:`OperationLog.check`).
@@ -64,7 +64,7 @@ _FAULTS: Final[dict[str, type[Error]]] = {"MismatchError": MismatchError, "Stall
 
 
 class Watchdog:
-    """Warns of operations of this process that do not get on, and answers for it on the side channel.
+    """Warns of operations of this process that make no progress, and answers for it on the side channel.
 
     Parameters
     ----------
@@ -111,7 +111,7 @@ class Watchdog:
     # -- this process's own operations
 
     def look(self) -> None:
-        """Warn of what does not get on."""
+        """Warn of what makes no progress."""
         now = time.monotonic()
         seen: dict[int, _Seen] = {}
         for entry in self.recorder.running:
