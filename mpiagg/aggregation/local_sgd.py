@@ -144,7 +144,7 @@ class LocalSGD(LocalSteps):
         self.wire, self.error_feedback = wire, error_feedback
         self.patience = patience
         self.present: tuple[int, ...] = ()
-        self._participations: dict[int, Participation] = {}
+        self._participations: list[Participation] = []
         super().__init__(
             comm,
             period,
@@ -175,7 +175,7 @@ class LocalSGD(LocalSteps):
     @property
     def missed(self) -> int:
         """How many averages this rank has missed."""
-        return sum(each.missed for each in self._participations.values())
+        return sum(each.missed for each in self._participations)
 
     def finish(self, tensors: Sequence[Array]) -> None:
         """Average once more, when all ranks have come, however late some of them are; collective.
@@ -194,7 +194,7 @@ class LocalSGD(LocalSteps):
         """
         self._require_open()
         memory = self._by_layout.get(layout_of(tensors))
-        participation = self._participations.get(id(memory))
+        participation = None if memory is None else memory.participation
         if memory is None or participation is None:
             raise PlanError("finish is for patience, and for tensors that aggregate was called with")
         with self._channel.one_thread:
@@ -210,11 +210,12 @@ class LocalSGD(LocalSteps):
     def _new_memory(self, layout: Layout, tensors: Sequence[Array]) -> Anchor:
         memory = super()._new_memory(layout, tensors)
         if self.patience is not None:
-            self._participations[id(memory)] = Participation(self.comm)
+            memory.participation = Participation(self.comm)
+            self._participations.append(memory.participation)
         return memory
 
     def _run(self, memory: Anchor, tensors: Sequence[Array]) -> None:
-        participation = self._participations.get(id(memory))
+        participation = memory.participation
         # The first call and the warm-up are for all.
         if participation is None or memory.calls < max(1, self.warmup_steps):
             super()._run(memory, tensors)
@@ -261,7 +262,7 @@ class LocalSGD(LocalSteps):
         super().free()
         self._differences.free()
         while self._participations:
-            self._participations.popitem()[1].free()
+            self._participations.pop().free()
 
     def _check_dtype(self, dtype: np.dtype[Any]) -> None:
         super()._check_dtype(dtype)

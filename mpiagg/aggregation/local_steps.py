@@ -17,6 +17,7 @@ from mpiagg.aggregation.all_reduce import AllReduce
 from mpiagg.aggregation.base import expect_keys
 from mpiagg.aggregation.memory import Remembering, check_arrays
 from mpiagg.aggregation.packing import Layout, Packing
+from mpiagg.aggregation.participation import Participation
 from mpiagg.arrays import Array, load, settle, to_host
 from mpiagg.common.arguments import check_flag, check_integer, check_number
 from mpiagg.errors import Error, PlanError
@@ -128,6 +129,8 @@ class Anchor:
         Returns whether the average of a fragment is under way after so many calls.
     plan : Plan
         Does nothing, but what belongs to the fragments goes with it.
+    participation : Participation or None
+        Who takes part in averages, where not all ranks need to.
     """
 
     def __init__(
@@ -141,6 +144,7 @@ class Anchor:
         self.calls = 0
         self.fragments = fragments
         self._under_way = under_way
+        self.participation: Participation | None = None
         self.plan = plan(Program((), tuple(fragment.free for fragment in fragments), 0))
 
     @property
