@@ -36,7 +36,9 @@ def main(folder, arguments):
         os.close(file)
     outcomes = Outcomes(folder / f"{rank}.tests")
     # Without capture: what C libraries write while tests run must not vanish with the tests that pass.
-    status = pytest.main([*arguments, "--only-mpi", "--capture=no", "-p", "no:cacheprovider"], plugins=[outcomes])
+    # A temporary folder of its own: ranks that clean up one that they share come into one another's way.
+    arguments = [*arguments, f"--basetemp={folder / f'tmp-{rank}'}", "--only-mpi", "--capture=no"]
+    status = pytest.main([*arguments, "-p", "no:cacheprovider"], plugins=[outcomes])
     (folder / f"{rank}.json").write_text(json.dumps(outcomes.outcomes))
     return int(status)
 
