@@ -303,7 +303,7 @@ def test_the_codecs_are_the_hosts_in_one_kernel(device, name):
     with pytest.raises(ValueError, match="an encoded buffer of"):
         there.encode(z, y[1:])
     with pytest.raises(ValueError, match="unknown wire"):
-        device.codec("u4")
+        device.codec("u5")
 
 
 @pytest.mark.parametrize("dtype", [np.float16, BFLOAT16, np.float32, np.int32, np.complex128])
