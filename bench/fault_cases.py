@@ -106,7 +106,7 @@ RUN, ALIKE, SYNC = "the run of a plan", "runs of plans alike", "DDP.sync_gradien
 """Ways in which plans are there already, one of 100 numbers, one of 200 and another such, or a DDP."""
 
 CALLS: Final = ("short", "long", "nonblocking", "Comm", "check=True", "plan")
-"""Short arrays meet at barriers, and long ones go by messages; ``nonblocking`` and ``Comm`` are the face of mpi4py."""
+"""Short arrays meet at barriers, and long ones go by messages; ``nonblocking`` and ``Comm`` are as in mpi4py."""
 
 PURPOSES: Final = ("Split, check=True", "Dup, a plan", "Free, check=True")
 """What the odd rank does, and what the others do."""
@@ -160,7 +160,7 @@ def _mismatches() -> Iterator[Case]:
     for fault in MISMATCHES:
         for way in CALLS:
             if fault == "algorithm" and way in {"nonblocking", "Comm"}:
-                continue  # MPI's face has no word for it
+                continue  # MPI has no name for it
             by: By = "at once" if way in _COMPARED else "warning"
             # Where the odd rank is in a call of the MPI library's, it cannot leave it, and ends with the job.
             in_mpi = fault in {"dtype", "collective"} and way in {"short", "Comm"}

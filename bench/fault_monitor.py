@@ -89,7 +89,7 @@ class Rank:
         return np.full(asked.length, self.rank + 1, asked.dtype)
 
     def call(self, asked: Asked, **more: object) -> np.ndarray[Any, Any]:
-        """Make a call by the face of arrays."""
+        """Make a call by the array functions."""
         return getattr(self.mpiagg, asked.collective)(self.array(asked), **self._keywords(asked), **more)  # type: ignore[no-any-return]
 
     @staticmethod

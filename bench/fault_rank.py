@@ -357,7 +357,7 @@ def surroundings(fault: str, way: str, folder: Path) -> None:
         os.environ[way] = "tree" if odd else "ring"
     if fault == "truncated tuning table" and (odd or way == "on all ranks"):
         path = folder / "table.json"
-        path.write_text('{"format": "mpiagg tuning", "version": 1, "rows": [')
+        path.write_text('{"format": "mpiagg tuning", "version": 2, "rows": [')
         os.environ["MPIAGG_TUNING"] = str(path)
 
 

@@ -1,4 +1,4 @@
-"""Strangers at ports: as many connections as are wanted, held until whoever has started this ends.
+"""Connections of unauthenticated peers to ports: as many as are wanted, held until whoever has started this ends.
 
     python bench/unauthenticated.py COUNT {idle,talk} PORT...
 

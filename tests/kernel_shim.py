@@ -132,7 +132,7 @@ class Memory:
 
 
 class HostArray(np.ndarray):
-    """An array with CuPy's face, as far as kernels are launched by it."""
+    """An array with CuPy's interface, as far as kernels are launched by it."""
 
     @property
     def data(self):

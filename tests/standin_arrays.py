@@ -1,4 +1,4 @@
-"""Arrays of the stand-in: NumPy's face over memory that the host must not touch.
+"""Arrays of the stand-in: NumPy's interface over memory that the host must not touch.
 
 Every function of NumPy's on them is one kernel: work for the present stream, which calls the same function on private
 NumPy arrays when its turn has come. What its results look like is found out at once, from a call on other arrays of the

@@ -230,6 +230,6 @@ def test_example_runs(path, ranks):
     assert "loss" in run(path, ranks)
 
 
-def test_there_is_an_example_for_each_face():
-    faces = ("mpiagg.Comm(", "mpiagg.allreduce(", "mpiagg.AllReduce(", "mpiagg.DDP(", "mpiagg.simulate(")
-    assert all(any(face in example for example in EXAMPLES) for face in faces)
+def test_there_is_an_example_for_each_interface():
+    interfaces = ("mpiagg.Comm(", "mpiagg.allreduce(", "mpiagg.AllReduce(", "mpiagg.DDP(", "mpiagg.simulate(")
+    assert all(any(each in example for example in EXAMPLES) for each in interfaces)

@@ -15,7 +15,7 @@ HERE = Path(__file__).parent
 
 
 SMALL_JOBS_ONLY = (
-    *("aggregation_errors", "awareness", "checkpoints", "comm_buffers", "ddp_errors", "ddp_face", "ddp_finite"),
+    *("aggregation_errors", "awareness", "checkpoints", "comm_buffers", "ddp_errors", "ddp_interface", "ddp_finite"),
     *("ddp_join", "ddp_shared", "device_sharded", "sharded"),
     *("device_aggregation", "device_collectives", "device_nccl", "errors", "fuzz", "placement"),
     *("gossip_overlap", "leaks", "local_sgd", "loop", "low_precision_errors", "memory"),

@@ -1,4 +1,4 @@
-"""Arrays behind one small face, wherever they lie: devices, views, memory, cuts and reductions."""
+"""Arrays behind one small interface, wherever they lie: devices, views, memory, cuts and reductions."""
 
 from mpiagg.arrays.codecs import CODECS, EXACT, WIRES, Codec, check_wire_dtype, check_wire_op, codec, codec_of
 from mpiagg.arrays.cuts import cuts_of, even_cuts, even_ranges, ranges

@@ -1,6 +1,6 @@
 """Devices: where arrays lie, and in which order an accelerator does what it is asked for.
 
-The host is NumPy. An accelerator's arrays have NumPy's face, too: NumPy's own functions work on them (by
+The host is NumPy. An accelerator's arrays have NumPy's interface, too: NumPy's own functions work on them (by
 ``__array_ufunc__`` and ``__array_function__``), so that what is computed is written once. What is left are
 memory, streams, copies from and to the host, and kernels that NumPy has no words for: they stand here.
 """

@@ -282,12 +282,12 @@ def rows_of(
 def _or_native(choice: Choice, times: Times, able: Times, nbytes: int, spread: Spread) -> Choice:
     """Return our choice, or the MPI library's own collective in its place where that was faster in other memory."""
     native = times.get(Candidate(Choice(NATIVE)))
-    ours = able.get(Candidate(choice.in_other_memory), able.get(Candidate(choice._replace(elsewhere=None))))
+    ours = able.get(Candidate(choice.in_other_memory), able.get(Candidate(choice._replace(unregistered=None))))
     if native is None or ours is None or native >= ours / TOLERANCE:
         return choice
-    shared = any(one.registered and one.choice == choice._replace(elsewhere=None) for one in able)
+    shared = any(one.registered and one.choice == choice._replace(unregistered=None) for one in able)
     if shared and spread is Spread.ONE_NODE and nbytes > ANNOUNCED:
-        return choice._replace(elsewhere=NATIVE)
+        return choice._replace(unregistered=NATIVE)
     return Choice(NATIVE)
 
 
@@ -315,8 +315,8 @@ def chosen(times: Times, before_others: Sequence[Choice], *, apart: bool) -> Cho
     in_registered |= {one.choice: taken for one, taken in times.items() if one.registered}
     if not any(one.registered for one in times):
         # What is taken elsewhere is all there is.
-        before_others = [Choice(other.elsewhere or other.algorithm, other.lanes) for other in before_others]
-    choice = preferred(in_registered, [other._replace(elsewhere=None) for other in before_others])
+        before_others = [Choice(other.unregistered or other.algorithm, other.lanes) for other in before_others]
+    choice = preferred(in_registered, [other._replace(unregistered=None) for other in before_others])
     if not (apart and any(one.registered and one.choice == choice for one in times)):
         return choice
     messages = {
@@ -324,9 +324,9 @@ def chosen(times: Times, before_others: Sequence[Choice], *, apart: bool) -> Cho
         for one, taken in times.items()
         if not algorithm(one.choice.algorithm).shares and one.choice.lanes == choice.lanes
     }
-    usual = [choice if other.elsewhere is None else Choice(other.elsewhere, choice.lanes) for other in before_others]
+    usual = [Choice(other.unregistered, choice.lanes) if other.unregistered else choice for other in before_others]
     by = preferred({choice: times[Candidate(choice)], **messages}, usual)
-    return choice if by == choice else choice._replace(elsewhere=by.algorithm)
+    return choice if by == choice else choice._replace(unregistered=by.algorithm)
 
 
 def preferred(seconds: Mapping[Choice, float], before_others: Sequence[Choice]) -> Choice:

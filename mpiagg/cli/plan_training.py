@@ -13,7 +13,7 @@ import click
 from rich import box
 from rich.table import Table
 
-from mpiagg.cli.quantities import MOST_RANKS, Written, parse_rate, parse_time, read_layout, size_in_words, time_in_words
+from mpiagg.cli.quantities import MOST_RANKS, Written, format_size, format_time, parse_rate, parse_time, read_layout
 from mpiagg.launch import job
 from mpiagg.schedules import Cluster
 from mpiagg.tables.files import read_table
@@ -163,20 +163,20 @@ def _question(
 
 def _table(training: Training, times: Times, found: list[Planned]) -> Table:
     where = f"{times.layout.size:,} ranks, nodes: {times.layout}"
-    title = f"{training.parameters:,} parameters, {time_in_words(training.step)} a step, {where}"
+    title = f"{training.parameters:,} parameters, {format_time(training.step)} a step, {where}"
     table = Table(title=title, box=box.SIMPLE_HEAD, title_justify="left", header_style="", collapse_padding=True)
     heads = "", "bytes\na step", "at\nonce", "time\na step", "own\nwork", "com-\nputing", "over-\nlapped", "memory"
     for head in heads:
         table.add_column(head, justify="right", no_wrap=True)
     for number, each in enumerate(found, 1):
         shares = f"{each.share:.1%}", f"{each.share_overlapped:.1%}"
-        sizes = size_in_words(each.bytes_a_step), size_in_words(each.most_bytes)
+        sizes = format_size(each.bytes_a_step), format_size(each.most_bytes)
         table.add_row(
             str(number),
             *sizes,
-            time_in_words(each.seconds),
-            time_in_words(each.work),
+            format_time(each.seconds),
+            format_time(each.work),
             *shares,
-            size_in_words(each.memory),
+            format_size(each.memory),
         )
     return table

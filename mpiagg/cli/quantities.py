@@ -95,13 +95,13 @@ def read_layout(ranks: int | None, nodes: str | None) -> Layout:
         raise click.UsageError(f"--nodes: {error}") from None
 
 
-def time_in_words(seconds: float) -> str:
+def format_time(seconds: float) -> str:
     """Return seconds as people read them."""
     unit = next((unit for unit, length in TIMES.items() if seconds >= length), "ns")
     return f"{seconds / TIMES[unit]:,.4g} {unit}" if seconds < 10_000 else f"{seconds:,.0f} s"
 
 
-def size_in_words(nbytes: float) -> str:
+def format_size(nbytes: float) -> str:
     """Return bytes as people read them."""
     power = min(4, int(math.log2(nbytes) // 10)) if nbytes >= 1 else 0
     return f"{nbytes / 2 ** (10 * power):,.4g} {('B', 'KiB', 'MiB', 'GiB', 'TiB')[power]}"

@@ -21,14 +21,14 @@ from mpiagg.cli.progress import progress
 from mpiagg.cli.quantities import (
     MOST_RANKS,
     Written,
+    format_size,
+    format_time,
     parse_network,
     parse_rate,
     parse_slow,
     parse_stragglers,
     parse_time,
     read_layout,
-    size_in_words,
-    time_in_words,
 )
 from mpiagg.launch import job
 from mpiagg.schedules import Cluster, Collective, Layout, algorithms
@@ -301,30 +301,30 @@ def _serving(algorithm: str, collective: str) -> tuple[str, ...]:
 def _tables(question: Question, found: dict[str, PricedRow]) -> Iterator[Table]:
     """Yield what is told, the fastest first."""
     rows = sorted(found.items(), key=lambda entry: entry[1].prediction.seconds)
-    title = f"{question.collective.value} of {size_in_words(question.nbytes)}, {question.where}"
+    title = f"{question.collective.value} of {format_size(question.nbytes)}, {question.where}"
     table = _empty(title, "time", "rounds", "busiest\nlink", "latency", "band-\nwidth", "reduc-\ntion")
     for name, (prediction, _) in rows:
         parts = (prediction.latency, prediction.bandwidth, prediction.reduction)
         shares = [f"{100 * part / prediction.seconds if prediction.seconds else 0:.1f}%" for part in parts]
         table.add_row(
             name,
-            time_in_words(prediction.seconds),
+            format_time(prediction.seconds),
             f"{prediction.rounds:,}",
-            size_in_words(prediction.busiest),
+            format_size(prediction.busiest),
             *shares,
         )
     yield table
     if len(question.layout.nodes) > 1 and (question.cluster.network or question.cluster.node_alpha is not None):
         table = _empty("bytes that cross, in all", *_levels(question.cluster.network))
         for name, (prediction, _) in rows:
-            table.add_row(name, *map(size_in_words, prediction.crossing))
+            table.add_row(name, *map(format_size, prediction.crossing))
         yield table
     if question.noise.jitter or question.noise.stragglers:
         table = _empty(f"{RUNS} runs with chance, from seed {question.seed}", "median", "longest", "of the\nquiet time")
         for name, (prediction, sample) in rows:
             typical = statistics.median(sample)
             ratio = typical / prediction.seconds if prediction.seconds else 1.0
-            table.add_row(name, time_in_words(typical), time_in_words(max(sample)), f"{ratio:.3g}")
+            table.add_row(name, format_time(typical), format_time(max(sample)), f"{ratio:.3g}")
         yield table
 
 
@@ -360,9 +360,9 @@ def _draw(figure: Any, question: Question) -> None:
     shown = price_plot.fastest([by_size, by_ranks], question.names)
     by_size, by_ranks = ({name: curves[name] for name in shown} for curves in (by_size, by_ranks))
     left, right = figure.subplots(1, 2)
-    price_plot.draw(left, "size", {size: size_in_words(size) for size in sizes}, by_size, question.where)
+    price_plot.draw(left, "size", {size: format_size(size) for size in sizes}, by_size, question.where)
     ranks = [smaller.layout.size for smaller in fewer]
-    price_plot.draw(right, "ranks", {count: f"{count:,}" for count in ranks}, by_ranks, size_in_words(question.nbytes))
+    price_plot.draw(right, "ranks", {count: f"{count:,}" for count in ranks}, by_ranks, format_size(question.nbytes))
     fewer_shown = "" if len(shown) == len(names) else f": the fastest {len(shown)} of {len(names)} algorithms"
     figure.suptitle(question.collective.value + fewer_shown)
     handles = {

@@ -157,7 +157,7 @@ def meant(
     if ragged and algorithm == "auto":
         # Blocks may be short on all ranks, which would have to meet to know it: then MPI's own is faster than that.
         shared = not at_once and channel.memory.host.leased and device is HOST
-        choice = Choice(SHARED, elsewhere=NATIVE) if shared else Choice(NATIVE)
+        choice = Choice(SHARED, unregistered=NATIVE) if shared else Choice(NATIVE)
     check_wire_op(wire, how.name)
     check_wire_dtype(wire, x.dtype)
     if only_native:

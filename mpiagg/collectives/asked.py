@@ -10,7 +10,7 @@ from mpi4py import MPI
 from mpiagg.arrays import Array, Form, Reduction, device_of
 from mpiagg.collectives.buffers import read
 from mpiagg.plans.bound import STAGED_BYTES
-from mpiagg.plans.choices import NATIVE, STRAIGHT, Choice, Memory, pick, takes_native
+from mpiagg.plans.choices import NATIVE, TO_EACH_RANK, Choice, Memory, pick, takes_native
 from mpiagg.plans.learning import choose
 from mpiagg.plans.operation import Operation
 from mpiagg.schedules import Collective
@@ -84,11 +84,11 @@ class Asked(NamedTuple):
             choice, trial = pick("auto", None, case, device=device), None
         registered = memory is Memory.TOGETHER and (at_once or channel.memory.host.leased)
         # Shorter ones are copied into memory that the ranks share anyway, which they would have to come together for.
-        long = choice.elsewhere == NATIVE and nbytes > STAGED_BYTES and len(channel.layout.nodes) == 1
+        long = choice.unregistered == NATIVE and nbytes > STAGED_BYTES and len(channel.layout.nodes) == 1
         if self.alone or (self.moved and native and not (registered and long)):
             choice = Choice(NATIVE)
         elif self.ragged and self.ours:
-            choice = Choice(STRAIGHT[self.collective])
+            choice = Choice(TO_EACH_RANK[self.collective])
         form = None if self.half is None else Form(self.half, (sum(self.counts),), device)
         return Operation(
             self.collective,

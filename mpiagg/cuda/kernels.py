@@ -1,4 +1,4 @@
-"""CUDA C++ for what NumPy's face of a device's arrays has no words for: folds of many vectors, half precision, codecs.
+"""CUDA C++ for what NumPy's functions on a device's arrays do not offer: folds of many vectors, half precision, codecs.
 
 The texts need no header and no library, so they compile as plain C++, too, and are tested on the host's processor. They
 round as NumPy and the host's codecs do, bit for bit; for that they must be compiled with ``OPTIONS``.

@@ -1,4 +1,4 @@
-"""A list of arrays with the face of a module."""
+"""A list of arrays with the interface of a module."""
 
 from __future__ import annotations
 

@@ -62,7 +62,7 @@ def planned_blocks(
     row = (*_position(memory, x, out), *o.counts, *o.received)
     told = Told(np.array(memory.tell(row, "tell how long their blocks are, and where they lie")))
     longest = int(told.sent.sum(axis=1).max()) * o.reduction.dtype.itemsize
-    short = longest <= _SHORT and o.choice.elsewhere is not None
+    short = longest <= _SHORT and o.choice.unregistered is not None
     if short or NOWHERE in told.inputs:
         return otherwise()
     try:
@@ -167,18 +167,18 @@ class BlockExchange:
         barrier, label = self._barrier, self.operation.label
         told = barrier_round(barrier, label, 0)._replace(starts=(self._tell, barrier.come))
         reached = Program((BoundRound((self._take,), (), (), ()), barrier_round(barrier, label, 1)), (), 0)
-        elsewhere = Program((Once(self._elsewhere).as_round(),), (), 0)
+        unregistered = Program((Once(self._by_messages).as_round(),), (), 0)
         nothing = Program((), (), 0)
-        found = Deferred(lambda: nothing if self._is_wrong() else reached if self._is_reached() else elsewhere)
+        found = Deferred(lambda: nothing if self._is_wrong() else reached if self._is_reached() else unregistered)
         whole = Program((told, found.as_round()), (), 0)
         if not isinstance(barrier, SignedBarrier):
             return whole
         whole = in_turn(partial(barrier.enter, self.operation.signature), whole, barrier.leave)
         # Whether there are any arrays to be looked for is asked when it runs: on all ranks at the same call.
-        begin = Deferred(lambda: whole if self._memory.leased else elsewhere)
+        begin = Deferred(lambda: whole if self._memory.leased else unregistered)
         return Program((begin.as_round(),), (), 0)
 
-    def _elsewhere(self) -> Program:
+    def _by_messages(self) -> Program:
         return self._otherwise(self.operation, self.x, self.out)
 
     def _tell(self) -> None:

@@ -92,7 +92,7 @@ def _bind_moves(  # noqa: PLR0917 - what bind_arrays is given
         return planned_blocks(channel, o, x, out, otherwise)
     if memory is Memory.TOGETHER and serves(channel, o, accelerator_of(x if out is None else out)):
         return _bind_on_node(OnNode(channel, o, x, out, partial(_copying, channel, o, x, out, together=True), tag))
-    o = o if o.choice.elsewhere is None else replace(o, choice=o.choice.in_other_memory)
+    o = o if o.choice.unregistered is None else replace(o, choice=o.choice.in_other_memory)
     if o.choice.algorithm == NATIVE:
         return bind_native(channel.comm, o, x, out)
     return bind_moves(channel, o, x, out, tag_of_calls(channel, o) if tag == SHARED_TAG else tag)
@@ -127,7 +127,7 @@ def bind_operation(
         return _bind_on_node(OnNode(channel, o, x, out, lambda: Copying(buffer, None, None), tag))
     if o.collective.moves:
         return _bind_moves(channel, o, x, out, tag, Memory.NONE)
-    if device is not None and o.choice.elsewhere is not None:
+    if device is not None and o.choice.unregistered is not None:
         o = replace(o, choice=o.choice.in_other_memory)
     wire = None if o.choice.wire is None else Wire(device_of(buffer).codec(o.choice.wire), residual)
     tag = channel.tags.shared(o.signature) if tag == SHARED_TAG else tag

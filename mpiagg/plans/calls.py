@@ -273,7 +273,7 @@ class _Placed(Call):
     ) -> None:
         super().__init__(channel, operation, quiet=quiet)
         choice = operation.choice
-        other = replace(operation, choice=choice.in_other_memory) if choice.elsewhere == NATIVE else None
+        other = replace(operation, choice=choice.in_other_memory) if choice.unregistered == NATIVE else None
         # On other ranks the same call may be one that is copied, under the words of the whole choice.
         words = operation.description
         self._native = None if other is None else _Native(channel, other, x, out, quiet=quiet, words=words)

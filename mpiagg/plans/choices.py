@@ -28,8 +28,8 @@ PLANNED_NATIVE: Final = 8 * 2**10
 """Bytes up to which plans and requests are the MPI library's own where its blocking collective would be taken: its
 persistent and nonblocking ones may be far slower than that. Open MPI's persistent reduce of 16 MiB took 1.9 seconds."""
 
-STRAIGHT: Final = {Collective.GATHER: "direct", Collective.SCATTER: "direct", Collective.ALLTOALL: "pairwise"}
-"""The algorithms in which chunks go straight to their ranks, so that only these need to know how long they are."""
+TO_EACH_RANK: Final = {Collective.GATHER: "direct", Collective.SCATTER: "direct", Collective.ALLTOALL: "pairwise"}
+"""The algorithms in which chunks go directly to their ranks, so that only these need to know how long they are."""
 
 BY_WAY_OF_HOST: Final = 64 * 2**10
 """Bytes up to which vectors of a device go by way of the host as a whole: two copies cost less then than waiting for
@@ -75,7 +75,7 @@ def choose(case: Case, device: Device = HOST) -> Choice:
         return settings().found(case._replace(library=None)).choice
     messages = settings().found(case._replace(memory=Memory.NONE, library=None)).choice
     together = case.memory is Memory.TOGETHER and len(case.layout.nodes) == 1
-    return messages._replace(algorithm=SHARED, elsewhere=messages.algorithm) if together else messages
+    return messages._replace(algorithm=SHARED, unregistered=messages.algorithm) if together else messages
 
 
 def pick(name: str, lanes: int | None, case: Case, wire: str | None = None, device: Device | None = None) -> Choice:

@@ -1,4 +1,4 @@
-"""Rounds as a straight line of calls.
+"""Rounds of calls, compiled into one function.
 
 A short plan takes a microsecond or two, and loops over its few calls are a good part of that. So the calls of a plan
 are written out, as source text that depends only on how many there are in each round, and compiled once for

@@ -101,11 +101,11 @@ class OnNode:
         # Within one node there is nothing but what its ranks share; across nodes there are messages.
         self.all_here = self.node.size == o.size
         short = o.nbytes <= min(ONE_SHOT, self.segment)
-        elsewhere = o.choice.elsewhere if self.all_here else None  # other nodes have other memory
+        unregistered = o.choice.unregistered if self.all_here else None  # other nodes have other memory
         exchange = o.collective is Collective.ALLTOALL  # whose chunks, of all ranks, no mailbox has room for
-        self.mailed = self.all_here and elsewhere is None and self.device is None and not exchange
+        self.mailed = self.all_here and unregistered is None and self.device is None and not exchange
         self.messages = o
-        if elsewhere is not None:
+        if unregistered is not None:
             self.messages = replace(o, choice=o.choice.in_other_memory)
         # Where ranks own chunks of the one node, the sums are those of "one_shot".
         as_one_shot = o.collective is Collective.ALLREDUCE and o.entry.owned is not None

@@ -322,7 +322,7 @@ class Plan(Generic[Result]):
 
 
 def _run_in(stream: Stream, line: Callable[[Waiting], None], waiting: Waiting) -> None:
-    """Run a straight line; what it asks of a device goes to a stream, after all that came before."""
+    """Run a compiled program; what it asks of a device goes to a stream, after all that came before."""
     stream.follow()
     with stream:
         line(waiting)

@@ -48,7 +48,7 @@ class ArraySharded(Sharded):
             raise ValueError(f"{type(self.optimizer).__name__} needs whole tensors: split='tensors'")
         return how
 
-    def _optimizer_in_words(self) -> str:
+    def _describe_optimizer(self) -> str:
         return str(self.optimizer.hyperparameters())
 
     def _lay_out(self) -> None:

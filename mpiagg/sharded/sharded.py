@@ -153,7 +153,7 @@ class Sharded(Training):
                 reduction(op, dtype, divisor)
             units = [unit.members for unit in self._units]
             return (
-                f"Sharded by {self._optimizer_in_words()}: stage {stage}, {op} by {divisor} by {algorithm}, clipped to "
+                f"Sharded by {self._describe_optimizer()}: stage {stage}, {op} by {divisor} by {algorithm}, clipped to "
                 f"{clip_norm}, kept in {master_dtype}, split by {how}, {self._turns} at a time, shared {share}, "
                 f"units {units} of {describe_layout(tuple(forms))}"
             )

@@ -101,7 +101,7 @@ class TorchSharded(Sharded):
         self._whole = check_split(split, "elements") == "tensors"
         return "tensors" if self._whole else "elements"
 
-    def _optimizer_in_words(self) -> str:
+    def _describe_optimizer(self) -> str:
         trained = [x.requires_grad for x in self._tensors]
         return f"an optimizer of torch's, of {self._names_of}, of which {trained} are trained"
 

@@ -46,7 +46,7 @@ class Training:
         """Return how tensors are divided, if that can be."""
 
     @abstractmethod
-    def _optimizer_in_words(self) -> str:
+    def _describe_optimizer(self) -> str:
         """Return what all ranks must agree on of the optimizer."""
 
     @abstractmethod

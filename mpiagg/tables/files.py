@@ -14,7 +14,7 @@ from mpiagg.schedules import MOST_LANES, Collective, Layout, algorithm
 from mpiagg.tables.rows import NATIVE, SEGMENT, Choice, Memory, Origin, Row, Spread, Table
 
 FORMAT: Final = "mpiagg tuning"
-VERSION: Final = 1
+VERSION: Final = 2
 
 MOST_FILE_BYTES: Final = 2**24
 MOST_ROWS: Final = 10_000
@@ -48,19 +48,19 @@ class _Row(
     algorithm: str
     lanes: Annotated[int, Meta(ge=1, le=MOST_LANES)] = 1
     segment: Annotated[int, Meta(ge=BLOCK, le=SEGMENT, multiple_of=BLOCK)] | None = None
-    elsewhere: str | None = None
+    unregistered: str | None = None
     times: Annotated[
         dict[Length, Annotated[dict[str, Seconds], Meta(max_length=MOST_TIMES)]], Meta(max_length=MOST_TIMES)
     ] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        for name in (self.algorithm, self.elsewhere):
+        for name in (self.algorithm, self.unregistered):
             if name not in (NATIVE, None):
                 algorithm(name).generator(self.collective)
         one_node = (self.spread, self.memory) == (Spread.ONE_NODE, Memory.TOGETHER)
         shares = one_node and self.algorithm != NATIVE and algorithm(self.algorithm).shares
-        if self.elsewhere is not None and not shares:
-            raise ValueError("elsewhere is for algorithms that use shared memory, on one node with memory 'shared'")
+        if self.unregistered is not None and not shares:
+            raise ValueError("unregistered is for algorithms that use shared memory, on one node with memory 'shared'")
 
 
 class _Measured(Struct, forbid_unknown_fields=True):
@@ -116,7 +116,7 @@ def table_of(name: str, content: object) -> Table:
 
 
 def _row(given: _Row) -> Row:
-    choice = Choice(given.algorithm, given.lanes, segment=given.segment, elsewhere=given.elsewhere)
+    choice = Choice(given.algorithm, given.lanes, segment=given.segment, unregistered=given.unregistered)
     return Row(
         *(given.collective, choice, given.nbytes, given.ranks, given.spread, given.memory, given.times, given.library)
     )

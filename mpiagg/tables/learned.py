@@ -193,10 +193,12 @@ class Learner:
         kinds = [self.kind(case, registered=each) for each in (False, True)]
         if not any(kind in self._learned for kind in kinds):
             return usual
-        elsewhere, registered = (self._learned.get(kind, _of_kind(usual, kind)) for kind in kinds)
+        messages, registered = (self._learned.get(kind, _of_kind(usual, kind)) for kind in kinds)
         # A row says by its algorithm what is taken in registered memory, if ranks reach one another's there.
         together = registered.algorithm != NATIVE and algorithm(registered.algorithm).shares
-        return registered._replace(elsewhere=elsewhere.algorithm) if together and registered != elsewhere else elsewhere
+        if not together or registered == messages:
+            return messages
+        return registered._replace(unregistered=messages.algorithm)
 
     # -- what is tried
 
@@ -246,4 +248,4 @@ class Learner:
 
 def _of_kind(choice: Choice, kind: Kind) -> Choice:
     """Return what a choice means for calls of a kind."""
-    return choice._replace(elsewhere=None) if kind.registered else choice.in_other_memory
+    return choice._replace(unregistered=None) if kind.registered else choice.in_other_memory

@@ -58,7 +58,7 @@ MEMORY: Final = 10e9
 
 MAILED: Final = 2**20
 MOVED: Final = 64 * 2**10
-"""Bytes up to which vectors that lie elsewhere go through shared memory: those that are reduced, and others."""
+"""Bytes up to which unregistered vectors go through shared memory: those that are reduced, and others."""
 
 NODE_NATIVE: Final = 8 * 2**10
 NETWORK_NATIVE: Final = 64 * 2**10
@@ -155,7 +155,7 @@ def measured() -> Iterator[Row]:
     """
     native, shared = Choice(NATIVE), Choice("shared")
     one_node: dict[str, Any] = {"spread": Spread.ONE_NODE, "memory": Memory.TOGETHER}
-    by_ring, by_mpi = shared._replace(elsewhere="ring"), shared._replace(elsewhere=NATIVE)
+    by_ring, by_mpi = shared._replace(unregistered="ring"), shared._replace(unregistered=NATIVE)
     for collective in Collective:
         for spread, memory in ((Spread.ONE_EACH, None), (Spread.SEVERAL, None), (Spread.ONE_NODE, Memory.NONE)):
             if collective is Collective.ALLTOALL and spread is Spread.SEVERAL:  # 0.7 to 0.9 of the library's time
@@ -232,13 +232,13 @@ def _ladder(collective: Collective, layouts: Sequence[Layout], memory: Memory) -
     def prices(memory: Memory) -> list[Prices]:
         return [Prices(collective, layout, memory) for layout in layouts]
 
-    taken, elsewhere = prices(memory), prices(Memory.NONE) if memory is Memory.TOGETHER else []
+    taken, unregistered = prices(memory), prices(Memory.NONE) if memory is Memory.TOGETHER else []
     steps = []
     for shorter, longest in pairwise(LENGTHS):
         nbytes = math.isqrt(shorter * longest)
         choice = _safest([table.seconds(nbytes) for table in taken])
         if choice.algorithm == "shared" and longest > (MAILED if collective.reduces else MOVED):
-            choice = choice._replace(elsewhere=_safest([table.seconds(nbytes) for table in elsewhere]).algorithm)
+            choice = choice._replace(unregistered=_safest([table.seconds(nbytes) for table in unregistered]).algorithm)
         steps.append((longest, choice))
     grouped = [(choice, list(group)[-1][0]) for choice, group in groupby(steps, lambda step: step[1])]
     return [(None if longest == LENGTHS[-1] else longest, choice) for choice, longest in grouped]

@@ -83,7 +83,7 @@ class Choice(NamedTuple):
         The codec by which values travel.
     segment : int or None
         Bytes that go through shared memory at a time; None for ``SEGMENT``.
-    elsewhere : str or None
+    unregistered : str or None
         On one node: what is taken, by messages, where not all vectors lie in memory that the ranks share. None: the
         same algorithm, and vectors are copied through memory.
     """
@@ -92,17 +92,17 @@ class Choice(NamedTuple):
     lanes: int = 1
     wire: str | None = None
     segment: int | None = None
-    elsewhere: str | None = None
+    unregistered: str | None = None
 
     @property
     def native(self) -> bool:
         """Whether the MPI library's own collective is taken, if only for vectors in other memory."""
-        return NATIVE in (self.algorithm, self.elsewhere)
+        return NATIVE in (self.algorithm, self.unregistered)
 
     @property
     def in_other_memory(self) -> Choice:
         """What is taken where not all vectors lie in memory that the ranks share."""
-        return self if self.elsewhere is None else self._replace(algorithm=self.elsewhere, elsewhere=None)
+        return self if self.unregistered is None else self._replace(algorithm=self.unregistered, unregistered=None)
 
     def __str__(self) -> str:
         """Say it in words, as in ``ring, 2 lanes``."""
@@ -113,8 +113,8 @@ class Choice(NamedTuple):
         """What else is chosen, in words to follow the algorithm and the wire; nothing where it is as usual."""
         lanes = f", {self.lanes} lanes" if self.lanes > 1 else ""
         segment = f", segments of {self.segment} bytes" if self.segment else ""
-        elsewhere = f", in other memory {self.elsewhere}" if self.elsewhere else ""
-        return f"{lanes}{segment}{elsewhere}"
+        unregistered = f", in other memory {self.unregistered}" if self.unregistered else ""
+        return f"{lanes}{segment}{unregistered}"
 
 
 @dataclass(frozen=True)

@@ -111,7 +111,7 @@ def test_one_device_at_a_time(device):
         standin.device(1).convert(y, x)
 
 
-# -- NumPy's face
+# -- NumPy's interface
 
 
 FUNCTIONS = [
@@ -274,7 +274,7 @@ def test_the_interface_of_cuda(device):
     assert (interface["version"], interface["stream"], x.__cuda_array_interface__["strides"]) == (3, None, None)
 
 
-# -- the rest of the device's face
+# -- the rest of the device's interface
 
 
 def test_the_device_converts(device):

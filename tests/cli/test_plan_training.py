@@ -7,7 +7,7 @@ from click.testing import CliRunner
 
 from mpiagg.cli import main
 from mpiagg.cli.plan_training import parse_count, parse_shapes, shapes_of
-from mpiagg.cli.quantities import size_in_words
+from mpiagg.cli.quantities import format_size
 from mpiagg.schedules import Cluster, Collective, Layout
 from mpiagg.tables.files import write_table
 from mpiagg.tables.rows import Choice, Origin, Row, Table
@@ -66,8 +66,8 @@ def test_names_and_numbers_are_whole_in_80_columns(tmp_path, parameters):
     for number, each in enumerate(json.loads(path.read_text())["aggregations"], 1):
         assert f"{number:2} {each['name']}" in lines
         (row,) = (line for line in lines if line.split()[:1] == [str(number)] and line.count("%") == 2)
-        assert size_in_words(each["bytes_a_step"]) in row
-        assert row.rstrip().endswith(size_in_words(each["memory"]))
+        assert format_size(each["bytes_a_step"]) in row
+        assert row.rstrip().endswith(format_size(each["memory"]))
         assert len(row) <= 80
 
 

@@ -143,11 +143,11 @@ same(preferred({ring: 1.04, tree: 1.0, shared: 1.01}, [ring, shared]), shared)
 same(preferred({lanes: 1.0, tree: 1.02, ring: 1.01}, []), ring)
 same(preferred({ring: 1.0}, [Choice("direct")]), ring)  # what is usual was not measured
 
-# What is best in registered memory is taken there, and elsewhere what is best by messages, if that is faster.
-def of_both(registered, elsewhere, **messages):
-    both = {Candidate(shared): elsewhere, Candidate(shared, True): registered}
+# What is best in registered memory is taken there, and unregistered what is best by messages, if that is faster.
+def of_both(registered, unregistered, **messages):
+    both = {Candidate(shared): unregistered, Candidate(shared, True): registered}
     return both | {Candidate(Choice(name)): taken for name, taken in messages.items()}
-mixed = shared._replace(elsewhere="ring")
+mixed = shared._replace(unregistered="ring")
 same(chosen(of_both(1.0, 2.0, ring=3.0), [tree], apart=True), shared)
 same(chosen(of_both(1.0, 4.0, ring=3.0), [tree], apart=False), shared)
 same(chosen(of_both(1.0, 4.0, ring=3.0, tree=5.0), [tree], apart=True), mixed)
@@ -248,7 +248,7 @@ def test_a_table_is_measured_and_used(mpiagg, run_ranks, monkeypatch, tmp_path, 
         assert row.spread is Spread.of(layout)
         assert row.memory in set(Memory)
         for times in row.times.values():
-            assert str(row.choice._replace(elsewhere=None)) in times
+            assert str(row.choice._replace(unregistered=None)) in times
     monkeypatch.setenv("MPIAGG_TUNING", str(path))
     done = run_ranks(ranks, USE)
     assert (done.out, done.err) == (f"{path} {ranks}.0", "")

@@ -1,4 +1,4 @@
-"""The face that a list of arrays gets."""
+"""The interface that a list of arrays gets."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""The face of a CUDA device, on a GPU."""
+"""The interface of a CUDA device, on a GPU."""
 
 import subprocess
 import sys

@@ -109,7 +109,7 @@ def test_across_nodes_all_take_one_algorithm_wherever_vectors_lie(comm, rank, si
     vectors = [values(peer, length, "float32", 0) for peer in range(size)]
     wanted = mpiagg.simulate(vectors, algorithm="hierarchical", nodes=nodes)[rank]
     x = vectors_at(place, comm, length, "float32")
-    with settings().trying(Case(Collective.ALLREDUCE, 0, channel.layout), Choice("hierarchical", elsewhere="tree")):
+    with settings().trying(Case(Collective.ALLREDUCE, 0, channel.layout), Choice("hierarchical", unregistered="tree")):
         plan = mpiagg.allreduce_init(x, out=x, comm=comm)
         for call in (plan, lambda: mpiagg.allreduce(x, out=x, comm=comm)):
             x[:] = vectors[rank]

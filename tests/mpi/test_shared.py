@@ -151,7 +151,7 @@ def test_what_a_choice_has_for_vectors_elsewhere(comm, rank, size, compare, memo
     """For plans and for calls."""
     channel, length = channel_of(comm), 20_001
     inputs, buffer = vectors_of(size, length), memory(place, length)
-    wanted = operation(channel, "allreduce", (length,), choice=Choice("shared", elsewhere="tree"))
+    wanted = operation(channel, "allreduce", (length,), choice=Choice("shared", unregistered="tree"))
     shared = channel.memory.host
     mapped = size == 1 or tuple(NOWHERE) not in shared.tell(shared.position(buffer), "tell where it lies")
     other = buffer.copy()

@@ -323,7 +323,7 @@ def test_a_backward_pass_without_sync_at_the_end_of_join_is_noticed():
         good_step(ddp)
 
 
-# -- the face
+# -- the interface
 
 
 def test_the_module_is_moved_and_buckets_are_laid_out_again():

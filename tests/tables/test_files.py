@@ -25,12 +25,12 @@ TIMES = st.dictionaries(st.integers(0, 2**40), st.dictionaries(st.text(max_size=
 def rows(draw):
     collective, name = draw(st.sampled_from(SERVED))
     spread, memory = draw(st.none() | st.sampled_from(Spread)), draw(st.none() | st.sampled_from(Memory))
-    elsewhere = None
+    unregistered = None
     if (name, spread, memory) == ("shared", Spread.ONE_NODE, Memory.TOGETHER):
-        elsewhere = draw(st.none() | st.sampled_from([other for served, other in SERVED if served is collective]))
+        unregistered = draw(st.none() | st.sampled_from([other for served, other in SERVED if served is collective]))
     return Row(
         collective,
-        Choice(name, draw(st.integers(1, 64)), None, draw(SEGMENTS), elsewhere),
+        Choice(name, draw(st.integers(1, 64)), None, draw(SEGMENTS), unregistered),
         draw(st.none() | st.integers(0, 2**62)),
         draw(st.none() | st.integers(1, 2**24)),
         spread,
@@ -53,14 +53,14 @@ def test_tables_that_choose_otherwise_have_other_digests():
     others = [
         dataclasses.replace(row, choice=row.choice._replace(**changes))
         for changes in (
-            *({"algorithm": "direct", "elsewhere": None}, {"lanes": 3}, {"segment": 8192}, {"segment": None}),
-            *({"elsewhere": "ring"}, {"elsewhere": None}),
+            *({"algorithm": "direct", "unregistered": None}, {"lanes": 3}, {"segment": 8192}, {"segment": None}),
+            *({"unregistered": "ring"}, {"unregistered": None}),
         )
     ]
     others += [
         dataclasses.replace(row, nbytes=7),
         dataclasses.replace(row, ranks=None),
-        dataclasses.replace(row, memory=None, choice=row.choice._replace(elsewhere=None)),
+        dataclasses.replace(row, memory=None, choice=row.choice._replace(unregistered=None)),
     ]
     digests = {Settings(Table("t", (each,))).digest() for each in (row, *others)}
     assert len(digests) == len(others) + 1
@@ -82,12 +82,12 @@ ROW = {
     "algorithm": "shared",
     "lanes": 2,
     "segment": 4096,
-    "elsewhere": "tree",
+    "unregistered": "tree",
     "times": {"64": {"ring": 1e-6}},
 }
 CONTENT = {
     "format": "mpiagg tuning",
-    "version": 1,
+    "version": 2,
     "measured": {"nodes": [[0, 1], [2, 3]], "mpi": "MPICH 5", "machine": {}},
     "rows": [ROW],
 }
@@ -99,14 +99,14 @@ def changed(**fields):
     return {**CONTENT, "rows": [ROW, row]}
 
 
-NOWHERE = "elsewhere is for algorithms that use shared memory, on one node with memory 'shared' - at `$.rows[1]`"
+NOWHERE = "unregistered is for algorithms that use shared memory, on one node with memory 'shared' - at `$.rows[1]`"
 WRONG = [
     ([], "it must be an object with format, version; docs/tuning.md says what a table may have, and mpiagg tune"),
     ({**CONTENT, "format": "other"}, "format must be 'mpiagg tuning', not 'other'"),
-    ({**CONTENT, "version": 2}, "version must be 1, not 2"),
-    ({**CONTENT, "version": True}, "version must be 1, not True"),
+    ({**CONTENT, "version": 1}, "version must be 2, not 1"),
+    ({**CONTENT, "version": True}, "version must be 2, not True"),
     ({**CONTENT, "more": 1}, "unknown field `more`; docs/tuning.md"),
-    ({"format": "mpiagg tuning", "version": 1}, "missing required field `measured`"),
+    ({"format": "mpiagg tuning", "version": 2}, "missing required field `measured`"),
     ({**CONTENT, "rows": {}}, "Expected `array`, got `object` - at `$.rows`"),
     ({**CONTENT, "rows": [ROW] * (MOST_ROWS + 1)}, "Expected `array` of length <= 10000 - at `$.rows`"),
     ({**CONTENT, "rows": [ROW, 5]}, "Expected `object`, got `int` - at `$.rows[1]`"),
@@ -132,8 +132,8 @@ WRONG = [
     (changed(algorithm="ring"), NOWHERE),
     (changed(layout="several ranks a node"), NOWHERE),
     (changed(memory=None), NOWHERE),
-    (changed(elsewhere="rung"), "unknown algorithm 'rung'"),
-    (changed(collective="broadcast", elsewhere="circulant"), "algorithm 'circulant' does not serve broadcast"),
+    (changed(unregistered="rung"), "unknown algorithm 'rung'"),
+    (changed(collective="broadcast", unregistered="circulant"), "algorithm 'circulant' does not serve broadcast"),
     (changed(wire="fp16"), "unknown field `wire` - at `$.rows[1]`"),
     (changed(nbytes=1), "unknown field `nbytes` - at `$.rows[1]`"),
     (changed(times=[1]), "Expected `object`, got `array` - at `$.rows[1].times`"),

@@ -24,7 +24,7 @@ def case_of(layout=NODE, nbytes=2**20, collective=Collective.ALLREDUCE, library=
 
 def usual(case, *, registered=False):
     choice = Settings().found(case).choice
-    return choice._replace(elsewhere=None) if registered else choice.in_other_memory
+    return choice._replace(unregistered=None) if registered else choice.in_other_memory
 
 
 def taught(one, case, seconds, *, leased=False, registered=False, agree=list):
@@ -113,7 +113,7 @@ def test_on_a_node_registered_memory_is_learned_by_itself():
         choice = one.choice(kind, case)
         one.note(kind, seconds(registered)(choice, turn), list)
     assert 50 < turn < 150
-    assert Settings().found(case._replace(learned=one.table)).choice == Choice("shared", elsewhere="circulant")
+    assert Settings().found(case._replace(learned=one.table)).choice == Choice("shared", unregistered="circulant")
     names = {name for row in one.table.rows for times in row.times.values() for name in times}
     assert {"shared", "shared, registered memory", "circulant"} <= names
     # Where it makes no difference, it is no other kind.

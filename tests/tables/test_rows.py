@@ -32,7 +32,7 @@ def first_fit(case, *tables):
                 and (row.spread is None or row.spread is Spread.of(case.layout))
                 and (row.memory is None or row.memory is case.memory)
                 and (row.library is None or row.library == case.library)
-                and (case.library is not None or "native" not in (row.choice.algorithm, row.choice.elsewhere))
+                and (case.library is not None or "native" not in (row.choice.algorithm, row.choice.unregistered))
             ):
                 return row.choice
     return None
@@ -121,7 +121,7 @@ def test_rows_and_choices_are_said_in_words():
     row = Row(Collective.ALLREDUCE, Choice("ring", 2), 16384, 8, Spread.ONE_EACH, Memory.NONE)
     words = "allreduce, up to 16,384 bytes, up to 8 ranks, one rank a node, memory: messages: ring, 2 lanes"
     assert str(row) == words
-    assert str(Row(Collective.REDUCE, Choice("shared", segment=4096, elsewhere="tree"))) == (
+    assert str(Row(Collective.REDUCE, Choice("shared", segment=4096, unregistered="tree"))) == (
         "reduce, always: shared, segments of 4096 bytes, in other memory tree"
     )
 
@@ -164,10 +164,10 @@ def test_what_the_default_takes_is_nearly_the_cheapest(collective, layout):
         for power in range(6, 31, 3):
             found = Settings().found(Case(collective, 2**power, layout, memory)).choice
             cheapest = min(prices.seconds(2**power).values())
-            assert prices.seconds(2**power)[found._replace(elsewhere=None)] < 2 * cheapest
-            if found.elsewhere is not None:
+            assert prices.seconds(2**power)[found._replace(unregistered=None)] < 2 * cheapest
+            if found.unregistered is not None:
                 messages = Prices(collective, layout, Memory.NONE).seconds(2**power)
-                assert messages[Choice(found.elsewhere)] < 2 * min(messages.values())
+                assert messages[Choice(found.unregistered)] < 2 * min(messages.values())
 
 
 def test_ranges_are_ascending():

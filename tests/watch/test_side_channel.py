@@ -124,7 +124,7 @@ def test_unauthenticated_peers_do_not_use_up_what_there_is(listener, how):
         for _ in range(20):
             assert listener.peer.ask({}) == {"got": {}}
         assert len(list(Path("/proc/self/fd").iterdir())) < MOST_UNAUTHENTICATED + 100
-        assert threading.active_count() <= threads + 20  # those of its own guests may still be there
+        assert threading.active_count() <= threads + 20  # those of its own connections may still be there
         unauthenticated.kill()
 
 

@@ -1,4 +1,4 @@
-"""A list of arrays has the face of a module; and equal buckets are not exchanged."""
+"""A list of arrays has the interface of a module; and equal buckets are not exchanged."""
 
 import numpy as np
 import pytest
