@@ -6,11 +6,10 @@ Run it after a change to the schedules: ``python docs/make_algorithms.py``.
 from __future__ import annotations
 
 import inspect
-from collections import Counter
 from functools import cache
 from importlib import import_module
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from mpiagg.schedules import (
     TABLE,
@@ -66,6 +65,9 @@ In an all-to-all of n ranks, chunk t n + s is what rank s has for rank t.
 
 ![Rounds and bytes of all algorithms](algorithms.png)
 
+*On 64 ranks: fewest rounds on top. The blue point is what the rank sends that sends most, the orange bar how much of
+that leaves groups of 8 ranks. A hollow point: on 63 ranks there are more rounds, or more is sent.*
+
 On 64 ranks, and on 63: the most messages that follow one another (*rounds*), the most messages of a rank, and the most
 that it sends, in vectors. *Crossing* is how much of what all of them send leaves groups of 8 ranks that follow one
 another, as the ranks of a node do.
@@ -91,6 +93,9 @@ DRAWN = {
 }
 """By what name, and for how many ranks, an algorithm is drawn, if not by its own for four."""
 
+
+LEFT = (Collective.ALLREDUCE, Collective.REDUCE)
+"""The collectives in the left half of the chart: as many rows as the others."""
 
 SHARED = """\
 ## shared
@@ -160,41 +165,35 @@ def _costs_of_all() -> str:
 
 
 def chart() -> None:
-    """Draw the rounds and bytes of all algorithms; needs matplotlib."""
-    from matplotlib import colormaps  # noqa: PLC0415 - an extra
+    """Draw the rounds and bytes of all algorithms, a row each; needs matplotlib."""
     from matplotlib.figure import Figure  # noqa: PLC0415 - an extra
 
-    figure = Figure(figsize=(16, 12), layout="constrained")
-    axes = figure.subplots(3, 4).ravel()
-    names = [name for name in TABLE if name != "shared"]
-    handles: dict[str, Any] = {}
-    for axis, collective in zip(axes, Collective, strict=False):
-        beside: Counter[int] = Counter()
-        for name in (name for name in names if collective in TABLE[name].schedules):
-            one, other = (cost(name, collective, ranks) for ranks in (RANKS, RANKS - 1))
-            worse = other.rounds > one.rounds or other.sent > 1.02 * one.sent
-            place = one.rounds * 1.09 ** beside[one.rounds]  # those with as many rounds stand side by side
-            beside[one.rounds] += 1
-            number = names.index(name)
-            axis.plot(
-                [place, place], [one.sent, one.sent * one.crossing], color=colormaps["tab20"](number), label=name,
-                marker="D" if worse else "o", markevery=[0], lw=2, zorder=-number,
-            )  # fmt: skip
-        found = zip(*reversed(axis.get_legend_handles_labels()), strict=True)
-        handles |= {label: handle for label, handle in found if label not in handles}
-        axis.set(title=collective.value, xlabel="rounds", ylabel="vectors sent by a rank")
-        axis.set_xscale("log", base=2)
-        axis.set_yscale("log", base=2)
-        axis.xaxis.set_major_formatter("{x:g}")
-        axis.yaxis.set_major_formatter("{x:g}")
-        axis.grid(alpha=0.3)
-    for axis in axes[len(Collective) :]:
-        axis.axis("off")
-    axes[-2].legend(handles.values(), handles, loc="upper left", ncols=2, fontsize=9, frameon=False)
-    axes[-2].text(
-        0, 0.02, f"{RANKS} ranks. Top of a line: sent at most by a rank;\nbottom: how much of it leaves groups of "
-        f"{GROUP} ranks.\nCircle: as good for any number of ranks;\ndiamond: best for powers of two.",
-    )  # fmt: skip
+    served = {each: [name for name in algorithms(each) if name != "shared"] for each in Collective}
+    halves = [[each for each in Collective if (each in LEFT) is left] for left in (True, False)]
+    figure = Figure(figsize=(15, 9.5), layout="constrained")
+    for half, part in zip(halves, figure.subfigures(1, 2), strict=True):
+        axes = part.subplots(
+            len(half), 2, sharex="col", squeeze=False, height_ratios=[len(served[c]) + 1 for c in half]
+        )
+        for (rounds, sent), collective in zip(axes, half, strict=True):
+            names = sorted(served[collective], key=lambda name: -cost(name, collective, RANKS).rounds)
+            for row, name in enumerate(names):
+                one, other = (cost(name, collective, ranks) for ranks in (RANKS, RANKS - 1))
+                worse = other.rounds > one.rounds or other.sent > 1.02 * one.sent
+                look = {"marker": "o", "color": "#0072B2", "markerfacecolor": "white" if worse else "#0072B2"}
+                rounds.plot(one.rounds, row, **look)
+                sent.plot([one.sent * one.crossing, one.sent], [row, row], color="#999999", zorder=1)
+                sent.plot(one.sent * one.crossing, row, marker="|", color="#D55E00", markersize=11, markeredgewidth=2.5)
+                sent.plot(one.sent, row, **look)
+            rounds.set(yticks=range(len(names)), yticklabels=names, ylabel=collective.value)
+            sent.set(yticks=range(len(names)), yticklabels=[])
+            for axis in (rounds, sent):
+                axis.set_xscale("log", base=2)
+                axis.set_ylim(-0.7, len(names) - 0.3)
+                axis.xaxis.set_major_formatter("{x:.2g}")
+                axis.grid(alpha=0.3)
+        axes[-1, 0].set_xlabel("rounds")
+        axes[-1, 1].set_xlabel("vectors sent by a rank, at most")
     figure.savefig(CHART, dpi=110)
 
 
