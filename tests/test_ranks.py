@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 from jobs import MARK, all_gone, end_processes, run_job
-from thorough import thorough
 
 from mpiagg.launch.start import mpi_vendor
 
@@ -16,44 +15,37 @@ HERE = Path(__file__).parent
 
 SMALL_JOBS_ONLY = (
     *("aggregation_errors", "awareness", "checkpoints", "comm_buffers", "ddp_errors", "ddp_interface", "ddp_finite"),
-    *("ddp_join", "ddp_shared", "device_sharded", "sharded"),
-    *("device_aggregation", "device_collectives", "device_nccl", "errors", "fuzz", "placement"),
-    *("gossip_overlap", "leaks", "local_sgd", "loop", "low_precision_errors", "memory"),
-    *("power_sgd_state", "requests", "sparsified_state"),
+    *("ddp_join", "ddp_shared", "decoupled_momentum", "device_aggregation", "device_collectives", "device_nccl"),
+    *("device_sharded", "device_slots", "errors", "fuzz", "gossip_overlap", "leaks", "local_sgd", "loop"),
+    *("low_precision_errors", "memory", "muloco", "placement", "power_sgd_state", "requests", "sparse_loco"),
+    *("sparsified_state", "streaming"),
 )
 """Tests of what does not depend on how many ranks there are, beyond four."""
 
 CORE = (
-    "collectives",
-    "comm",
-    "barriers",
-    "in_step",
-    "nodes",
-    "plan",
-    "sharded",
-    "shared",
-    "sharing",
-    "transport",
+    *("collectives", "comm", "barriers", "in_step", "nodes", "plan", "sharded", "shared", "sharing", "transport"),
     "wire",
 )
 """Tests of the algorithms, and of what carries them."""
 
-LARGER_JOBS = {6: CORE, 8: None} if mpi_vendor() == "Open MPI" else {5: CORE, 7: None}
-"""Jobs of more than four ranks take long: each MPI library has half of them, and one of them the core alone."""
+WHOLE = None
+JOBS = (
+    {2: WHOLE, 4: WHOLE, 6: CORE, 8: CORE}
+    if mpi_vendor() == "Open MPI"
+    else {1: WHOLE, 2: WHOLE, 3: CORE, 4: WHOLE, 5: CORE, 7: WHOLE}
+)
+"""What jobs of so many ranks run. Larger ones take long: each MPI library has some of them, and most the core alone."""
 
-SMALLER_JOBS = [2, *thorough(4)] if mpi_vendor() == "Open MPI" else [1, 2, *thorough(3, 4)]
 
-
-@pytest.mark.parametrize("ranks", [*SMALLER_JOBS, *thorough(*LARGER_JOBS)])
+@pytest.mark.parametrize("ranks", [pytest.param(n, marks=[pytest.mark.thorough] if n > 2 else []) for n in JOBS])
 def test_all_ranks_pass(tmp_path, ranks):
     folder = HERE / "mpi"
     assert all((folder / f"test_{name}.py").exists() for name in (*SMALL_JOBS_ONLY, *CORE))
-    core = LARGER_JOBS.get(ranks)
-    left_out = [] if ranks <= 4 else [f"test_{name}.py" for name in SMALL_JOBS_ONLY]
-    if core is not None:
-        left_out = [path.name for path in folder.glob("test_*.py") if path.stem.removeprefix("test_") not in core]
-    only = "not few_ranks" if ranks > 4 else ""
-    job = run_job(tmp_path, ranks, folder, leave_out=[folder / name for name in left_out], only=only)
+    names = {path.stem.removeprefix("test_") for path in folder.glob("test_*.py")}
+    core, many = JOBS[ranks], ranks > 4
+    left_out = (names - set(core) if core else set()) | (set(SMALL_JOBS_ONLY) if many else set())
+    paths = [folder / f"test_{name}.py" for name in sorted(left_out)]
+    job = run_job(tmp_path, ranks, folder, leave_out=paths, only="not few_ranks" if many else "")
     if complaints := job.complaints():
         pytest.fail(complaints, pytrace=False)
 

@@ -26,6 +26,7 @@ from mpiagg.benchmarks.flags import (
     parse_range,
     parse_rate,
 )
+from mpiagg.cli.quantities import POSITIVE
 from mpiagg.cuda.placement import bind_device
 from mpiagg.errors import DeviceError
 from mpiagg.launch import job
@@ -151,7 +152,7 @@ mpiexec -n 8 mpiagg bench                 is a rank of that job
 )
 @click.option("-i", "--iterations", type=click.IntRange(min=1), default=1000, help="Timed calls a size, at most.")
 @click.option("-x", "--warmup", type=click.IntRange(min=0), default=10, help="Calls before them, at most.")
-@click.option("--time-limit", type=click.FloatRange(min=0, min_open=True), default=4.0, help="Seconds a size, about.")
+@click.option("--time-limit", type=POSITIVE, default=4.0, help="Seconds a size, about.")
 @click.option("-f", "--full", is_flag=True, help="Add count, type, mean, minimum, maximum, iterations.")
 @click.option("--dtype", type=click.Choice(DTYPES), default="float32")
 @click.option("--op", type=click.Choice(["sum", "avg", "min", "max", "prod"]), default="sum")

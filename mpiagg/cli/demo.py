@@ -10,6 +10,7 @@ import click
 
 from mpiagg.cli.aggregators import AGGREGATORS
 from mpiagg.cli.progress import progress
+from mpiagg.cli.quantities import POSITIVE
 from mpiagg.cli.settings import Settings
 from mpiagg.launch import job
 from mpiagg.launch import start as launch
@@ -60,7 +61,7 @@ def _served(name: str) -> str:
 @click.option("--batch-size", type=click.IntRange(min=1), default=32, help="Images a step, over all ranks.")
 @click.option(
     "--learning-rate",
-    type=click.FloatRange(min=0, min_open=True),
+    type=POSITIVE,
     help="By default what suits the aggregator; 0.2 for most.",
 )
 @click.option("--seed", type=click.IntRange(min=0), default=0, help="Of the weights, the split and the batches.")

@@ -13,7 +13,16 @@ import click
 from rich import box
 from rich.table import Table
 
-from mpiagg.cli.quantities import MOST_RANKS, Written, format_size, format_time, parse_rate, parse_time, read_layout
+from mpiagg.cli.quantities import (
+    MOST_RANKS,
+    Finite,
+    Written,
+    format_size,
+    format_time,
+    parse_rate,
+    parse_time,
+    read_layout,
+)
 from mpiagg.launch import job
 from mpiagg.schedules import Cluster
 from mpiagg.tables.files import read_table
@@ -91,9 +100,9 @@ _TIME, _RATE = Written("time", parse_time), Written("rate", parse_rate)
 @click.option("--period", type=click.IntRange(1), default=30, help="Steps between two exchanges, by LocalSGD's kind.")
 @click.option("--fragments", type=click.IntRange(1), default=3, help="Parts that are exchanged in turn.")
 @click.option("--delay", type=click.IntRange(0), default=5, help="Steps after which an exchange is applied.")
-@click.option("--backward", type=click.FloatRange(0, 1), default=0.6, help="Part of a step that can hide an exchange.")
+@click.option("--backward", type=Finite(0, 1), default=0.6, help="Part of a step that can hide an exchange.")
 @click.option("--codec-rate", type=_RATE, default="1GB/s", help="Rate of codecs and selection, of float32.")
-@click.option("--target", type=click.FloatRange(0, 1), default=0.9, help="The part of the time to be computed in.")
+@click.option("--target", type=Finite(0, 1), default=0.9, help="The part of the time to be computed in.")
 @click.option("--json", "json_file", type=job.OutputFile(), help="Save the numbers.")
 def command(target: float, json_file: Path | None, **options: Any) -> None:
     """Say which aggregation keeps the ranks computing, and what each would cost.

@@ -1,4 +1,4 @@
-"""How ``mpiagg simulate`` reads what clusters are made of: times, rates, layouts, networks, and what comes late."""
+"""How commands read what clusters are made of: numbers, times, rates, layouts, networks, and what comes late."""
 
 from __future__ import annotations
 
@@ -119,6 +119,20 @@ class Written(click.ParamType):  # type: ignore[type-arg]  # generic in new rele
             return self._read(value)
         except ValueError as error:
             self.fail(str(error), param, ctx)
+
+
+class Finite(click.FloatRange):
+    """A finite number in a range; click's own range takes NaN for one."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        """Return the number; what is none, or none in the range, is a usage error."""
+        found: float = super().convert(value, param, ctx)
+        if not math.isfinite(found):
+            self.fail(f"{value} is not a finite number.", param, ctx)
+        return found
+
+
+POSITIVE: Final = Finite(min=0, min_open=True)
 
 
 def parse_slow(text: str) -> tuple[int, float]:

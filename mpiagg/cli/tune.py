@@ -15,7 +15,7 @@ from rich import box
 from rich.table import Table as Printed
 
 from mpiagg.benchmarks.flags import SizeRange, parse_range
-from mpiagg.cli.quantities import parse_nodes
+from mpiagg.cli.quantities import POSITIVE, parse_nodes
 from mpiagg.launch import job
 from mpiagg.schedules import Collective, Layout
 from mpiagg.tables import Case, Memory, Settings
@@ -60,7 +60,7 @@ mpiagg tune --show -n 64 --nodes 8        tells what is chosen, and why
 )
 @click.option("-m", "--message-size", "sizes", default="64:64M", metavar="[MIN:]MAX", help="Bytes of the vector.")
 @click.option("--factor", type=click.IntRange(min=2), default=4, help="From one size to the next.")
-@click.option("--time", "seconds", type=click.FloatRange(min=0, min_open=True), default=300.0, help="Seconds, about.")
+@click.option("--time", "seconds", type=POSITIVE, default=300.0, help="Seconds, about.")
 @click.option("--quick", is_flag=True, help=f"Measure for {QUICK:.0f} s, and keep the table for {TUNING}={LEARN}.")
 @click.option("--show", is_flag=True, help="Do not measure; print what would be chosen, and why.")
 @click.option("--table", type=click.Path(path_type=Path), help=f"The table to show.  [default: {TUNING}, or none]")

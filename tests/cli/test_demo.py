@@ -305,6 +305,15 @@ def test_a_training_that_diverges_fails(mpiagg):
     assert "Warning" not in done.err
 
 
+@pytest.mark.parametrize(
+    ("command", "value"), [("demo --learning-rate", "nan"), ("bench --time-limit", "inf"), ("tune --time", "nan")]
+)
+def test_numbers_are_finite(mpiagg, command, value):
+    done = mpiagg(*command.split(), value)
+    assert done.status == 2
+    assert f"{value} is not a finite number" in done.err
+
+
 @pytest.mark.parametrize("variable", ["PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "SLURM_STEP_NUM_TASKS"])
 def test_a_job_started_by_another_librarys_launcher_is_told(mpiagg, variable):
     done = mpiagg("demo", **{variable: "4"})
