@@ -13,7 +13,7 @@ from typing import Any, ClassVar, Final, NamedTuple
 
 import numpy as np
 
-from mpiagg.arrays.conversions import blocks, convert, room, round_to_bfloat16, single, widen_bfloat16
+from mpiagg.arrays.conversions import blocks, convert, round_to_bfloat16, scratch, single, widen_bfloat16
 from mpiagg.arrays.reductions import Array, working_dtype
 
 HEADER_BYTES: Final = 32
@@ -165,7 +165,7 @@ class _Grid(NamedTuple):
         # A level below the lower one comes from rounding; there is none above the upper.
         clamped = np.rint(type(self.scale)(least) * self.scale) < self.lower
         scale, code = np.array(self.scale), np.array(int(self.lower) % 256, np.uint8)
-        whole: Array = room.others if self.narrow else room.longs
+        whole: Array = scratch.others if self.narrow else scratch.longs
         level, magic = whole.view(scale.dtype), _MAGIC if self.narrow else _MAGIC_OF_DOUBLES
         for block in blocks(len(values)):
             own, last = codes[block], block.stop - block.start
@@ -180,7 +180,7 @@ class _Grid(NamedTuple):
     def decode(self, codes: Array, values: Array, least: float, greatest: float) -> None:
         """Write the values of codes; in the wide grid none is outside of the range that was sent."""
         scale, lower = np.array(self.scale), np.array(self.lower)
-        between = None if values.dtype == scale.dtype else room.singles if self.narrow else room.doubles
+        between = None if values.dtype == scale.dtype else scratch.singles if self.narrow else scratch.doubles
         for block in blocks(len(values)):
             own = values[block]
             level = own if between is None else between[: len(own)]
@@ -267,7 +267,7 @@ class PackedMinMax(Codec):
 
     def _encode(self, values: Array, ends: Array, codes: Array) -> None:
         length, groups = len(values), len(ends)
-        padded = room.doubles[: groups * GROUP]
+        padded = scratch.doubles[: groups * GROUP]
         np.copyto(padded[:length], single(values))
         padded[length:] = padded[length - 1]
         level = padded.reshape(groups, GROUP)
@@ -281,7 +281,7 @@ class PackedMinMax(Codec):
         np.multiply(level, scale[:, None], level)
         level[spoiled] = 0
         np.rint(padded, padded)
-        whole = room.others.view(np.uint8)[: groups * GROUP]
+        whole = scratch.others.view(np.uint8)[: groups * GROUP]
         np.copyto(whole, padded, casting="unsafe")
         whole[length:] = 0
         lanes = whole.reshape(-1, self.per_byte)[: len(codes)].T
@@ -300,8 +300,8 @@ class PackedMinMax(Codec):
 
     def _decode(self, ends: Array, codes: Array, values: Array) -> None:
         length, groups = len(values), len(ends)
-        padded = room.doubles[: groups * GROUP]
-        whole = room.others.view(np.uint8)[: groups * GROUP]
+        padded = scratch.doubles[: groups * GROUP]
+        whole = scratch.others.view(np.uint8)[: groups * GROUP]
         lanes = whole.reshape(-1, self.per_byte)[: len(codes)].T
         for lane in range(self.per_byte):
             np.right_shift(codes, np.uint8(lane * self.bits), lanes[lane])

@@ -2,7 +2,7 @@
 
 Vectors of some length are left to torch or ml_dtypes, where one of them is imported (:mod:`libraries`). Without them
 NumPy would convert float16 value by value. Here every step is an operation on a block of values, which NumPy does many
-values at a time. What lies between the steps stays in the cache, in room that each thread allocates once.
+values at a time. What lies between the steps stays in the cache, in scratch memory that each thread allocates once.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ SHORT: Final = 2**13
 """Vectors shorter than this are left to NumPy's float16: for them the steps cost more than the values."""
 
 
-class Room(threading.local):
-    """Room for what lies between the steps; each thread has its own, since plans run in the background, too.
+class Scratch(threading.local):
+    """Scratch for what lies between the steps; each thread has its own, since plans run in the background, too.
 
     Attributes
     ----------
@@ -47,7 +47,7 @@ class Room(threading.local):
         self.doubles = self.longs.view(np.float64)
 
 
-room: Final = Room()
+scratch: Final = Scratch()
 
 _PAIRS: Final = frozenset(["fe", "ef", "Ef"])
 """The letters of dtypes between which there are conversions here; ml_dtypes widens its bfloat16 as fast as any."""
@@ -81,10 +81,10 @@ def _plain(array: Array) -> bool:
 
 
 def single(block: Array) -> Array:
-    """Return a block of float32 as it is, and one of float64 rounded, in ``room.singles``."""
+    """Return a block of float32 as it is, and one of float64 rounded, in ``scratch.singles``."""
     if block.dtype == np.float32:
         return block
-    rounded = room.singles[: len(block)]
+    rounded = scratch.singles[: len(block)]
     np.copyto(rounded, block, casting="same_kind")
     return rounded
 
@@ -127,7 +127,7 @@ def _round_block(singles: Array, halves: Array) -> None:
     without the bits above 15, that of the half.
     """
     length = len(singles)
-    bits, magnitude, total = singles.view(np.uint32), room.words[:length], room.others[:length]
+    bits, magnitude, total = singles.view(np.uint32), scratch.words[:length], scratch.others[:length]
     np.bitwise_and(bits, _MAGNITUDE, magnitude)
     if np.maximum.reduce(magnitude) >= _OVERFLOW:
         np.copyto(halves, singles, casting="same_kind")  # infinity, NaN, and what NumPy warns of
@@ -187,7 +187,7 @@ def _round_block_to_bfloat16(singles: Array, halves: Array) -> None:
 
     A NaN keeps its upper half with the quiet bit set, since its lower half may be all it has.
     """
-    bits, rounded = singles.view(np.uint32), room.others[: len(singles)]
+    bits, rounded = singles.view(np.uint32), scratch.others[: len(singles)]
     np.right_shift(bits, _SIXTEEN, rounded)
     np.bitwise_and(rounded, _ONE, rounded)
     np.add(rounded, _JUST_BELOW_HALF, rounded)
@@ -205,7 +205,7 @@ def widen_bfloat16(halves: Array, values: Array) -> None:
     in_place = values.dtype == np.float32
     for block in blocks(len(values)):
         own = values[block]
-        wide = own if in_place else room.singles[: len(own)]
+        wide = own if in_place else scratch.singles[: len(own)]
         bits = wide.view(np.uint32)
         np.copyto(bits, halves[block])
         np.left_shift(bits, _SIXTEEN, bits)

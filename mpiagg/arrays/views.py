@@ -1,4 +1,4 @@
-"""Arrays as the floors above see them, wherever they lie: inputs, outputs, flat views, places in memory."""
+"""Arrays as the layers above see them, wherever they lie: inputs, outputs, flat views, places in memory."""
 
 from __future__ import annotations
 

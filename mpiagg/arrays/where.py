@@ -59,7 +59,7 @@ def find_device(name: str | Device | None) -> Device:
 
 
 _CUDA: Final = "mpiagg.cuda.device"
-"""The room above that serves CuPy's arrays: imported when one of them arrives, or "cuda" is asked for."""
+"""The subpackage that serves CuPy's arrays: imported when one of them arrives, or "cuda" is asked for."""
 
 
 def _cuda_device_of(x: Any) -> Device:

@@ -45,9 +45,10 @@ class Comm(MPI.Intracomm):
         The communicator to duplicate, which is collective; a null communicator without it.
     reproducible : bool, optional
         Whether all collectives run by our own schedules, so that each result has the bits that :func:`mpiagg.simulate`
-        computes. By default, or where the environment variable ``MPIAGG_REPRODUCIBLE`` is not 1, the MPI library's own
-        collective is taken where it was measured to be faster, but for all-reductions of floating-point numbers, which
-        have the same bits on all ranks. It is the same on all ranks, and passed on to communicators made from this one.
+        computes; gathers, scatters, all-to-alls and ``Allgatherv`` only move values, and stay as they are. By default,
+        or where the environment variable ``MPIAGG_REPRODUCIBLE`` is not 1, the MPI library's own collective is taken
+        where it was measured to be faster, but for all-reductions of floating-point numbers, which have the same bits
+        on all ranks. It is the same on all ranks, and passed on to communicators made from this one.
 
     Raises
     ------

@@ -1,1 +1,1 @@
-"""What all rooms need: checks of arguments, and of JSON from anywhere."""
+"""What all subpackages need: checks of arguments, and of JSON from anywhere."""

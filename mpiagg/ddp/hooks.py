@@ -89,4 +89,4 @@ class Hooks:
 def under_way(ddp: ref[Any]) -> bool | None:
     """Return whether a DDP's gradients are on their way; None where it does not aggregate them at present."""
     here = ddp()
-    return None if here is None or not here._syncing else here._steps.begun  # noqa: SLF001 - of this room
+    return None if here is None or not here._syncing else here._steps.begun  # noqa: SLF001 - of this subpackage

@@ -15,7 +15,7 @@ import mpiagg.cuda
 from mpiagg.cuda import kernels
 from mpiagg.cuda.kernels import MOST_VECTORS, OPTIONS, fold
 
-ROOM = Path(mpiagg.cuda.__file__).parent
+PACKAGE = Path(mpiagg.cuda.__file__).parent
 
 
 @pytest.fixture(scope="module")
@@ -94,7 +94,7 @@ def test_without_the_options_products_and_sums_would_be_one(nvrtc):
 def test_what_is_used_of_cupy_is_there():
     cupy = pytest.importorskip("cupy")
     names = set()
-    for path in ROOM.glob("*.py"):
+    for path in PACKAGE.glob("*.py"):
         nodes = ast.walk(ast.parse(path.read_text()))
         used = {ast.unparse(node) for node in nodes if isinstance(node, ast.Attribute)}
         names |= {each for each in used if re.fullmatch(r"cupy(\.\w+)+", each)}

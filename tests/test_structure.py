@@ -1,4 +1,4 @@
-"""The house: what is exported, who may import whom, and what every function says of itself."""
+"""The structure of the package: what is exported, who may import whom, and what every function says of itself."""
 
 import ast
 import re
@@ -83,7 +83,7 @@ EXPORTED = {
     "StallError",
 }
 
-FLOORS = [
+LAYERS = [
     "errors",
     "common",
     "schedules",
@@ -108,11 +108,11 @@ FLOORS = [
     "__main__",
     "__init__",
 ]
-"""The rooms, from the ground up; a gradient passes them from ddp down."""
+"""The subpackages, the lowest first; a gradient passes them from ddp down."""
 
 
-def room(module):
-    """Return the room of a module's name: ``mpiagg.schedules.ring`` is in ``schedules``."""
+def subpackage(module):
+    """Return the subpackage of a module's name: ``mpiagg.schedules.ring`` is in ``schedules``."""
     return module.split(".")[1] if "." in module else "__init__"
 
 
@@ -204,15 +204,15 @@ def test_the_root_holds_the_entrance_the_errors_and_rooms():
 
 
 def test_every_room_has_a_floor():
-    assert {room(name_of(path)) for path in MODULES} == set(FLOORS)
+    assert {subpackage(name_of(path)) for path in MODULES} == set(LAYERS)
 
 
 @pytest.mark.parametrize("path", MODULES, ids=name_of)
 def test_no_import_climbs(path):
-    own = FLOORS.index(room(name_of(path)))
-    above = {other for other in imports_of(path) if FLOORS.index(room(other)) > own}
+    own = LAYERS.index(subpackage(name_of(path)))
+    above = {other for other in imports_of(path) if LAYERS.index(subpackage(other)) > own}
     # The top of the package stands above all; only what measures and the command line look up there.
-    assert above <= ({"mpiagg"} if own >= FLOORS.index("benchmarks") else set())
+    assert above <= ({"mpiagg"} if own >= LAYERS.index("benchmarks") else set())
 
 
 def public(body):
