@@ -181,13 +181,21 @@ class LAMB(_Moments):
         """Step some tensors in place; see :meth:`Optimizer.update`."""
         squares = np.zeros((len(items), 2))
         steps = [count_step(item) for item in items]
-        for index, item in enumerate(items):
-            for x, gradient, state in blocks(item):
-                self._take_in(gradient, state)
-                r = self._direction(x, state, steps[index])
-                squares[index] += square_of(x), square_of(r)
+        fault: Exception | None = None
+        try:
+            for index, item in enumerate(items):
+                for x, gradient, state in blocks(item):
+                    self._take_in(gradient, state)
+                    r = self._direction(x, state, steps[index])
+                    squares[index] += square_of(x), square_of(r)
+        except Exception as error:  # noqa: BLE001 - such as FloatingPointError; the others wait for this rank's sums
+            squares[:], fault = np.nan, error
         norms = np.sqrt(total(squares))
+        if fault is not None:
+            raise fault
         for (size, length), item, step in zip(norms.tolist(), items, steps, strict=True):
+            if math.isnan(size):  # another rank has raised, or the values are NaN as they are
+                continue
             trust = size / length if size > 0 and length > 0 else 1.0
             for x, _, state in blocks(item):
                 np.subtract(x, self._direction(x, state, step) * (self.lr * trust), out=x)

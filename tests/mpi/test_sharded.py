@@ -353,6 +353,17 @@ def test_a_bad_gradient_of_one_rank_is_an_error_on_all(stored, error, words, spo
         assert equal(whole(training), plain(MAKE["adam"]()))
 
 
+def test_an_optimizer_that_raises_on_one_rank_is_an_error_on_all():
+    with sharded(MAKE["lamb"](), "stage 2") as training, np.errstate(over="raise"):
+        given = gradients(0)
+        given[0][0, 0] = 1e300  # of which the one rank that has that part takes the square
+        before = whole(training)
+        with pytest.raises((FloatingPointError, mpiagg.MismatchError), match="overflow") as caught:
+            training.step(given)
+        assert COMM.allreduce(caught.errisinstance(FloatingPointError)) == 1
+        assert equal(whole(training)[:1], before[:1])
+
+
 def test_layers_out_of_turn_are_an_error_of_the_step():
     with sharded(MAKE["sgd"](), "stage 2", layers=[[0, 1, 2, 3], [4, 5, 6, 7]]) as training:
         training.reduce(0, gradients(0)[:4])
