@@ -32,6 +32,7 @@ from typing import Final, NoReturn
 
 import click
 
+from mpiagg.cli.quantities import POSITIVE
 from mpiagg.launch import start as launch
 
 MOST_NODES: Final = 200
@@ -363,9 +364,7 @@ def _signals_end_it() -> Iterator[None]:
 @click.option("--nodes", type=click.IntRange(1, MOST_NODES), default=2, help="How many nodes.")
 @click.option("--ranks", type=click.IntRange(1), default=1, help="How many ranks on each node.")
 @click.option("--rate", default="1gbit", help="The links' rate each way; or one for each node: 1gbit,100mbit,...")
-@click.option(
-    "--timeout", type=click.FloatRange(0, min_open=True), help="End it after so many seconds; the status is 124."
-)
+@click.option("--timeout", type=POSITIVE, help="End it after so many seconds; the status is 124.")
 @click.option("--clean", "cleaning", is_flag=True, help="Only take down what killed runs have left.")
 @click.argument("command", nargs=-1, type=click.UNPROCESSED)
 def main(*, nodes: int, ranks: int, rate: str, timeout: float | None, cleaning: bool, command: tuple[str, ...]) -> None:

@@ -20,6 +20,7 @@ import click
 import numpy as np
 
 from bench.gpu import environment
+from mpiagg.cli.quantities import POSITIVE
 from mpiagg.launch import start as launch
 from mpiagg.launch.job import OutputFile
 
@@ -107,9 +108,9 @@ def description(number: float, what: str) -> str:
 
 
 @click.command()
-@click.option("--minutes", type=click.FloatRange(min=0, min_open=True), default=30, show_default=True)
+@click.option("--minutes", type=POSITIVE, default=30, show_default=True)
 @click.option("--ranks", type=click.IntRange(min=2), default=4, show_default=True)
-@click.option("--every", type=click.FloatRange(min=0, min_open=True), help="Seconds between samples; 1/30 of the time.")
+@click.option("--every", type=POSITIVE, help="Seconds between samples; 1/30 of the time.")
 @click.option("--seed", type=click.IntRange(min=0), default=1, show_default=True)
 @click.option("-o", "--output", type=OutputFile(), help="Save the samples and what they come to, as JSON.")
 def main(minutes: float, ranks: int, every: float | None, seed: int, output: Path | None) -> None:

@@ -36,6 +36,7 @@ import click
 
 from bench.fault_jobs import MARK, end_processes, processes
 from bench.gpu import environment
+from mpiagg.cli.quantities import POSITIVE
 from mpiagg.launch import start as launch
 from mpiagg.launch.job import OutputFile
 
@@ -252,7 +253,7 @@ def beside(folder: Path, steps: list[Step], seconds: float, began: float, ended:
 
 
 @click.command()
-@click.option("--minutes", type=click.FloatRange(min=0, min_open=True), default=60, show_default=True)
+@click.option("--minutes", type=POSITIVE, default=60, show_default=True)
 @click.option("--ranks", type=click.IntRange(min=2), default=4, show_default=True)
 @click.option("--seed", type=click.IntRange(min=0), default=1, show_default=True)
 @click.option("--every", type=(float, float), default=(LEAST, MOST), help="Seconds between two kills: least, most.")

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from jobs import MARK, all_gone, end_processes, run_job
+from thorough import thorough
 
 from mpiagg.launch.start import mpi_vendor
 
@@ -37,7 +38,7 @@ JOBS = (
 """What jobs of so many ranks run. Larger ones take long: each MPI library has some of them, and most the core alone."""
 
 
-@pytest.mark.parametrize("ranks", [pytest.param(n, marks=[pytest.mark.thorough] if n > 2 else []) for n in JOBS])
+@pytest.mark.parametrize("ranks", [*(n for n in JOBS if n <= 2), *thorough(*(n for n in JOBS if n > 2))])
 def test_all_ranks_pass(tmp_path, ranks):
     folder = HERE / "mpi"
     assert all((folder / f"test_{name}.py").exists() for name in (*SMALL_JOBS_ONLY, *CORE))

@@ -198,17 +198,17 @@ def test_importing_does_not_start_mpi_or_load_a_gpu_library(module):
     assert run_python(script) == "[]"
 
 
-def test_the_root_holds_the_entrance_the_errors_and_rooms():
+def test_the_root_holds_the_entrance_the_errors_and_subpackages():
     loose = {path.stem for path in PACKAGE.glob("*.py")}
     assert loose == {"__init__", "__main__", "errors"}
 
 
-def test_every_room_has_a_floor():
+def test_every_subpackage_has_a_layer():
     assert {subpackage(name_of(path)) for path in MODULES} == set(LAYERS)
 
 
 @pytest.mark.parametrize("path", MODULES, ids=name_of)
-def test_no_import_climbs(path):
+def test_no_import_is_from_a_higher_layer(path):
     own = LAYERS.index(subpackage(name_of(path)))
     above = {other for other in imports_of(path) if LAYERS.index(subpackage(other)) > own}
     # The top of the package stands above all; only what measures and the command line look up there.

@@ -57,7 +57,7 @@ class Launch(NamedTuple):
     Attributes
     ----------
     name : str
-        The launcher, in words.
+        A description of the launcher.
     variable : str
         Where it told how many ranks there are.
     size : int

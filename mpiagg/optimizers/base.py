@@ -88,7 +88,7 @@ class Optimizer(ABC):
         items : sequence of Item
             On all ranks the same tensors in the same order.
         total : callable
-            Adds numbers up over the ranks; called as often on all of them.
+            Adds numbers up over the ranks; called as often on all of them, also on one that raises.
         """
 
     def step(self, parameters: Sequence[Array], gradients: Sequence[Array | None]) -> None:

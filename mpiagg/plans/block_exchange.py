@@ -167,15 +167,15 @@ class BlockExchange:
         barrier, label = self._barrier, self.operation.label
         told = barrier_round(barrier, label, 0)._replace(starts=(self._tell, barrier.come))
         reached = Program((BoundRound((self._take,), (), (), ()), barrier_round(barrier, label, 1)), (), 0)
-        unregistered = Program((Once(self._by_messages).as_round(),), (), 0)
+        by_messages = Program((Once(self._by_messages).as_round(),), (), 0)
         nothing = Program((), (), 0)
-        found = Deferred(lambda: nothing if self._is_wrong() else reached if self._is_reached() else unregistered)
+        found = Deferred(lambda: nothing if self._is_wrong() else reached if self._is_reached() else by_messages)
         whole = Program((told, found.as_round()), (), 0)
         if not isinstance(barrier, SignedBarrier):
             return whole
         whole = in_turn(partial(barrier.enter, self.operation.signature), whole, barrier.leave)
         # Whether there are any arrays to be looked for is asked when it runs: on all ranks at the same call.
-        begin = Deferred(lambda: whole if self._memory.leased else unregistered)
+        begin = Deferred(lambda: whole if self._memory.leased else by_messages)
         return Program((begin.as_round(),), (), 0)
 
     def _by_messages(self) -> Program:

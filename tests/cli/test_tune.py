@@ -143,7 +143,7 @@ same(preferred({ring: 1.04, tree: 1.0, shared: 1.01}, [ring, shared]), shared)
 same(preferred({lanes: 1.0, tree: 1.02, ring: 1.01}, []), ring)
 same(preferred({ring: 1.0}, [Choice("direct")]), ring)  # what is usual was not measured
 
-# What is best in registered memory is taken there, and unregistered what is best by messages, if that is faster.
+# What is best in registered memory is taken there, and for other arrays what is best by messages, if that is faster.
 def of_both(registered, unregistered, **messages):
     both = {Candidate(shared): unregistered, Candidate(shared, True): registered}
     return both | {Candidate(Choice(name)): taken for name, taken in messages.items()}
