@@ -102,7 +102,7 @@ _TIME, _RATE = Written("time", parse_time), Written("rate", parse_rate)
 @click.option("--delay", type=click.IntRange(0), default=5, help="Steps after which an exchange is applied.")
 @click.option("--backward", type=Finite(0, 1), default=0.6, help="Part of a step that can hide an exchange.")
 @click.option("--codec-rate", type=_RATE, default="1GB/s", help="Rate of codecs and selection, of float32.")
-@click.option("--target", type=Finite(0, 1), default=0.9, help="The part of the time to be computed in.")
+@click.option("--target", type=click.FloatRange(0, 1), default=0.9, help="The part of the time to be computed in.")
 @click.option("--json", "json_file", type=job.OutputFile(), help="Save the numbers.")
 def command(target: float, json_file: Path | None, **options: Any) -> None:
     """Say which aggregation keeps the ranks computing, and what each would cost.
