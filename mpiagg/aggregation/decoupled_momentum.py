@@ -14,7 +14,7 @@ from mpiagg.aggregation.cosines import CosineTransform
 from mpiagg.aggregation.exchanges import INDEX, CodedGather
 from mpiagg.aggregation.memory import Remembering, check_arrays
 from mpiagg.aggregation.packing import Group, Layout, Packing
-from mpiagg.aggregation.selection import top_k_of_rows
+from mpiagg.aggregation.selection import top_k
 from mpiagg.arrays import Array, check_wire_dtype, codec_of, load, reduction, to_host
 from mpiagg.common.arguments import check_flag, check_integer, check_number
 from mpiagg.plans.plan import Plan
@@ -179,14 +179,11 @@ class _Part:
         self.kept *= self._owner.decay
         self.kept += self._vector
         self._transform.forward(self.kept, self._coefficients)
-        device = self._group.device
-        chosen = [device.empty(0, INDEX)]
+        chosen = [self._group.device.empty(0, INDEX)]
         for region in self._transform.regions:
             part = slice(region.start, region.start + region.chunks * region.length)
             rows = self._coefficients[part].reshape(region.chunks, region.length)
-            places = top_k_of_rows(rows, min(self._owner.k, region.length), self._vector[part])
-            edges = device.from_host(region.start + region.length * np.arange(region.chunks))
-            chosen.append((edges[:, None] + places).reshape(-1))
+            chosen.append(region.start + top_k(rows, min(self._owner.k, region.length), self._vector[part]))
         self.exchange.take(np.concatenate(chosen), self._coefficients)
         np.copyto(self._coefficients, 0, where=~np.isfinite(self._coefficients))
         self._transform.back(self._coefficients, self.kept)

@@ -7,13 +7,17 @@ from __future__ import annotations
 
 import math
 from fractions import Fraction
-from typing import Literal
+from typing import Final, Literal
 
 import numpy as np
 
 from mpiagg.arrays import Array, accelerator_of
 
 Selection = Literal["topk", "randomk", "blockk", "threshold"]
+
+FEWEST_GROUPS: Final = 256
+SMALLEST_GROUP: Final = 4
+"""Of values whose maxima are looked at first: with fewer groups, or smaller ones, partitioning them all is as fast."""
 
 
 def how_many(length: int, ratio: float) -> int:
@@ -22,32 +26,8 @@ def how_many(length: int, ratio: float) -> int:
     return max(1, math.ceil(Fraction(str(ratio)) * length)) if length else 0
 
 
-def top_k(values: Array, k: int, spare: Array) -> Array:
-    """Return where the k largest magnitudes are, in ascending order; of equal ones those that come first.
-
-    Parameters
-    ----------
-    values : numpy.ndarray
-        A vector.
-    k : int
-        From 1 to its length.
-    spare : numpy.ndarray
-        A vector like it, which is overwritten.
-    """
-    magnitudes, accelerator = _magnitudes(values, spare), accelerator_of(values)
-    if accelerator is None:
-        magnitudes.partition(len(values) - k)
-        least = magnitudes[len(values) - k]
-        magnitudes = _magnitudes(values, spare)
-    else:  # CuPy's partition sorts them all
-        least = accelerator.kth_largest(magnitudes, k)
-    larger = np.flatnonzero(magnitudes > least)
-    equal = np.flatnonzero(magnitudes == least)
-    return np.sort(np.concatenate([larger, equal[: k - len(larger)]]))
-
-
-def top_k_of_rows(rows: Array, k: int, spare: Array) -> Array:
-    """Return where the k largest magnitudes of each row are, in ascending order; of equal ones those that come first.
+def top_k(rows: Array, k: int, spare: Array) -> Array:
+    """Return which are the k largest magnitudes of each row, in ascending order; of equal ones those that come first.
 
     Parameters
     ----------
@@ -56,22 +36,51 @@ def top_k_of_rows(rows: Array, k: int, spare: Array) -> Array:
     k : int
         From 1 to the length of a row.
     spare : numpy.ndarray
-        A vector like the matrix, which is overwritten.
+        A vector as long as the matrix, and of its dtype, which is overwritten.
 
     Returns
     -------
     numpy.ndarray
-        A row of k places for each row.
+        Coordinates in the flat matrix, k for each row.
     """
-    count, length = rows.shape
-    magnitudes = _magnitudes(rows.reshape(-1), spare).reshape(rows.shape)
-    magnitudes.partition(length - k, axis=1)
-    least = magnitudes[:, length - k : length - k + 1].copy()
-    magnitudes = _magnitudes(rows.reshape(-1), spare).reshape(rows.shape)
-    larger, equal = magnitudes > least, magnitudes == least
-    room = k - np.count_nonzero(larger, axis=1)
-    chosen = larger | (equal & (np.cumsum(equal, axis=1) <= room[:, None]))
-    return np.nonzero(chosen)[1].reshape(count, k)
+    magnitudes = _magnitudes(rows, spare)
+    accelerator = accelerator_of(rows)
+    if accelerator is not None and len(rows) == 1:  # CuPy's partition sorts them all
+        least = accelerator.kth_largest(magnitudes[0], k)
+    elif accelerator is not None or (least := _kth_of_candidates(magnitudes, k)) is None:
+        magnitudes.partition(rows.shape[1] - k, axis=1)
+        least = magnitudes[:, -k, None].copy()
+        magnitudes = _magnitudes(rows, spare)
+    chosen = magnitudes >= least
+    if accelerator is not None or np.count_nonzero(chosen) > k * len(rows):  # a device is not waited for
+        larger, equal = magnitudes > least, magnitudes == least
+        room = k - np.count_nonzero(larger, axis=1)
+        chosen = larger | (equal & (np.cumsum(equal, axis=1) <= room[:, None]))
+    return np.flatnonzero(chosen)
+
+
+def _kth_of_candidates(magnitudes: Array, k: int) -> Array | None:
+    """Return a column of the k-th largest of each row; or None where too many come into question.
+
+    Of 2 k groups or more that a row is divided into, the k-th largest maximum is a bound: k values at least are not
+    below it, and usually few more. Among these alone the k-th largest is looked for.
+    """
+    count, length = magnitudes.shape
+    many = max(2 * k, FEWEST_GROUPS)
+    size = length // many
+    if size < SMALLEST_GROUP or not count:
+        return None
+    largest = magnitudes[:, : size * many].reshape(count, size, many).max(axis=1)
+    largest.partition(many - k, axis=1)
+    candidates = magnitudes >= largest[:, many - k, None]
+    counts = np.count_nonzero(candidates, axis=1)
+    widest = int(counts.max())
+    if 2 * widest > length:
+        return None
+    found = np.full((count, widest), -1, magnitudes.dtype)
+    found[np.arange(widest) < counts[:, None]] = magnitudes[candidates]
+    found.partition(widest - k, axis=1)
+    return found[:, widest - k, None]
 
 
 def at_least(values: Array, threshold: float, spare: Array) -> Array:
@@ -95,7 +104,7 @@ def random_block(length: int, k: int, random: np.random.Generator) -> Array:
 
 
 def _magnitudes(values: Array, spare: Array) -> Array:
-    magnitudes = spare.view(np.empty(0, values.dtype).real.dtype)[: len(values)]
+    magnitudes = spare.view(np.empty(0, values.dtype).real.dtype)[: values.size].reshape(values.shape)
     np.abs(values, out=magnitudes)
     # It takes the number where there is one: NaN becomes infinity, and all else stays.
     np.fmin(magnitudes, np.inf, out=magnitudes)

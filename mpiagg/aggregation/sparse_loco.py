@@ -11,7 +11,7 @@ from mpi4py import MPI
 
 from mpiagg.aggregation.exchanges import INDEX, CodedGather
 from mpiagg.aggregation.local_steps import LocalSteps
-from mpiagg.aggregation.selection import how_many, top_k_of_rows
+from mpiagg.aggregation.selection import how_many, top_k
 from mpiagg.arrays import Array, check_wire_dtype, codec_of, cuts_of, device_of, ranges, reduction
 from mpiagg.common.arguments import check_integer, check_number
 from mpiagg.plans.plan import Plan
@@ -148,9 +148,7 @@ class SparseLoCo(LocalSteps):
             chosen = [device.empty(0, INDEX)]
             for start, rows, width, k in blocks:
                 stop = start + rows * width
-                places = top_k_of_rows(kept[start:stop].reshape(rows, width), k, vector[start:stop])
-                edges = device.from_host(start + width * np.arange(rows))
-                chosen.append((edges[:, None] + places).reshape(-1))
+                chosen.append(start + top_k(kept[start:stop].reshape(rows, width), k, vector[start:stop]))
             exchange.take(np.concatenate(chosen), kept)
             vector.fill(0)
 

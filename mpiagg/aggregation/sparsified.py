@@ -251,7 +251,7 @@ class _Part:
             return self._group.device.from_host(random_k(len(values), k, random))
         if self._owner.selection == "blockk":
             return self._group.device.from_host(random_block(len(values), k, random))
-        return top_k(values, k, spare)
+        return top_k(values[None], k, spare)
 
     def store(self, tensors: Sequence[Array]) -> None:
         """Write what all ranks have sent to the tensors."""

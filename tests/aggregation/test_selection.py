@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-from mpiagg.aggregation.selection import at_least, how_many, random_block, random_k, top_k, top_k_of_rows
+from mpiagg.aggregation.selection import at_least, how_many, random_block, random_k, top_k
 
 
 def largest(values, k):
@@ -23,40 +23,51 @@ def test_a_ratio_is_rounded_up_to_at_least_one(length, ratio, k):
     assert how_many(length, ratio) == k
 
 
-@pytest.mark.parametrize("dtype", [np.float32, np.float64, np.complex64])
-@given(data=st.data())
-def test_top_k_is_its_restatement(dtype, data):
-    elements = st.sampled_from([0.0, -0.0, 1.0, -1.0, 2.0, -3.5, np.inf, -np.inf, np.nan])
-    values = data.draw(arrays.arrays(np.float32, st.integers(1, 20), elements=elements)).astype(dtype)
-    k = data.draw(st.integers(1, len(values)))
-    before = values.copy()
-    assert top_k(values, k, np.empty_like(values)).tolist() == largest(values, k)
-    assert values.tobytes() == before.tobytes()
+SPECIAL = st.sampled_from([0.0, -0.0, 1.0, -1.0, 2.0, -3.5, np.inf, -np.inf, np.nan])
 
 
-@given(data=st.data())
-def test_top_k_of_rows_is_that_of_each(data):
-    elements = st.sampled_from([0.0, -0.0, 1.0, -1.0, 2.0, -3.5, np.inf, -np.inf, np.nan])
-    shape = st.tuples(st.integers(0, 4), st.integers(1, 9))
-    rows = data.draw(arrays.arrays(np.float32, shape, elements=elements))
-    k = data.draw(st.integers(1, rows.shape[1]))
+def check_top_k(rows, k):
     before = rows.copy()
-    found = top_k_of_rows(rows, k, np.empty(rows.size, np.float32))
-    assert found.tolist() == [largest(row, k) for row in rows]
+    expected = [row * rows.shape[1] + i for row, values in enumerate(rows) for i in largest(values, k)]
+    assert top_k(rows, k, np.empty(rows.size, rows.dtype)).tolist() == expected
     assert rows.tobytes() == before.tobytes()
 
 
+@pytest.mark.parametrize("dtype", [np.float32, np.float64, np.complex64])
+@given(data=st.data())
+def test_top_k_is_its_restatement(dtype, data):
+    shape = st.tuples(st.integers(0, 4), st.integers(1, 20))
+    rows = data.draw(arrays.arrays(np.float32, shape, elements=SPECIAL)).astype(dtype)
+    check_top_k(rows, data.draw(st.integers(1, rows.shape[1])))
+
+
+@given(data=st.data())
+def test_top_k_of_long_rows_is_its_restatement(data):
+    count, length, seed = (
+        data.draw(st.integers(1, 3)),
+        data.draw(st.integers(1024, 2000)),
+        data.draw(st.integers(0, 99)),
+    )
+    rows = np.random.default_rng(seed).standard_normal((count, length)).astype(np.float32)
+    some = st.lists(st.tuples(st.integers(0, count - 1), st.integers(0, length - 1), SPECIAL), max_size=9)
+    for row, place, value in data.draw(some):
+        rows[row, place] = value
+    if data.draw(st.booleans()):
+        rows = np.round(rows)  # many are equal
+    check_top_k(rows, data.draw(st.integers(1, 300)))
+
+
 def test_of_equal_magnitudes_the_first_are_taken():
-    values = np.array([1.0, -2.0, 2.0, -1.0, 2.0])
+    values = np.array([[1.0, -2.0, 2.0, -1.0, 2.0]])
     assert top_k(values, 2, np.empty(5)).tolist() == [1, 2]
     assert top_k(values, 4, np.empty(5)).tolist() == [0, 1, 2, 4]
-    assert top_k(np.zeros(5), 3, np.empty(5)).tolist() == [0, 1, 2]
+    assert top_k(np.zeros((2, 5)), 3, np.empty(10)).tolist() == [0, 1, 2, 5, 6, 7]
 
 
 def test_a_coordinate_that_float32_has_not_is_found():
-    values = np.zeros(2**24 + 2, np.float32)
-    values[2**24 + 1] = 1
-    (found,) = top_k(values, 1, np.empty_like(values))
+    values = np.zeros((1, 2**24 + 2), np.float32)
+    values[0, 2**24 + 1] = 1
+    (found,) = top_k(values, 1, np.empty(values.size, np.float32))
     assert found == 16_777_217
     assert found.dtype == np.int64
 
