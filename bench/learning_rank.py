@@ -19,11 +19,10 @@ import torch
 from mpi4py import MPI
 
 import mpiagg
-from bench.learning import ALONE, TORCH, UNCORRECTED, Part
+from bench.learning import ALONE, LEARNING_RATES, MADE, TORCH, Part
 from bench.learning_tasks import TASKS, Task
 from mpiagg.benchmarks import machine
 from mpiagg.benchmarks.gloo import Gloo
-from mpiagg.cli.aggregators import AGGREGATORS
 from mpiagg.transport import channel_of
 
 COMM: Final = MPI.COMM_WORLD
@@ -36,8 +35,11 @@ WIRE: Final = Path("/sys/class/net/eth0/statistics/tx_bytes")
 
 def task_of(part: Part, way: str) -> Task:
     """Return what is trained in a way; the optimizer has no momentum where the aggregation has it."""
-    momentum = AGGREGATORS[way].momentum if way in AGGREGATORS else 0.9
-    return TASKS[part.task](part.split, COMM.rank, COMM.size, SEED, momentum=momentum)
+    steps = part.steps if part.link is None else part.steps * (part.points + 1)
+    settings = {"momentum": MADE[way].momentum} if way in MADE else {}
+    if (part.task, way) in LEARNING_RATES:
+        settings["learning_rate"] = LEARNING_RATES[part.task, way]
+    return TASKS[part.task](part.split, COMM.rank, COMM.size, SEED, steps, **settings)
 
 
 class Training:
@@ -53,11 +55,7 @@ class Training:
         if way == TORCH:
             self.model = torch.nn.parallel.DistributedDataParallel(task.module)
         elif way != ALONE:
-            self._aggregation = (
-                mpiagg.Sparsified(COMM, ratio=0.25, selection=way.removeprefix("uncorrected-"))  # type: ignore[arg-type]  # one of them
-                if way in UNCORRECTED
-                else AGGREGATORS[way].make(COMM, "auto")
-            )
+            self._aggregation = MADE[way].make(COMM, "auto")
             if self._aggregation.aggregates == "gradients":
                 self.model = mpiagg.DDP(task.module, COMM, self._aggregation)
             else:
@@ -69,6 +67,7 @@ class Training:
         self.task.optimizer.zero_grad()
         self.task.loss(self.model(inputs), targets).backward()
         self.task.optimizer.step()
+        self.task.schedule.step()
         if self._weights:
             assert self._aggregation is not None
             self._aggregation.aggregate(self._weights)

@@ -20,6 +20,7 @@ import numpy.typing as npt
 import torch
 from sklearn.datasets import load_digits
 from torch import nn
+from torch.optim.lr_scheduler import LambdaLR, LRScheduler
 
 VOCABULARY: Final = "\n" + "".join(map(chr, range(32, 127)))
 """The characters that a text keeps; others are left out."""
@@ -50,6 +51,8 @@ class Task(NamedTuple):
         With the same weights on all ranks.
     optimizer : torch.optim.Optimizer
         The same for all ways to train.
+    schedule : torch.optim.lr_scheduler.LRScheduler
+        Of its learning rate, to step after it.
     inputs, targets : torch.Tensor
         The examples of this rank.
     test_inputs, test_targets : torch.Tensor
@@ -64,6 +67,7 @@ class Task(NamedTuple):
 
     module: nn.Module
     optimizer: torch.optim.Optimizer
+    schedule: LRScheduler
     inputs: torch.Tensor
     targets: torch.Tensor
     test_inputs: torch.Tensor
@@ -154,8 +158,13 @@ class CharacterModel(nn.Module):
         return logits
 
 
-def characters(split: str, rank: int, size: int, seed: int, *, momentum: float = 0.9) -> Task:
-    """Return the language model, with a rank's part of the text."""
+def characters(
+    split: str, rank: int, size: int, seed: int, steps: int, *, momentum: float = 0.9, learning_rate: float = 4e-3
+) -> Task:
+    """Return the language model, with a rank's part of the text.
+
+    The learning rate grows for a twentieth of the steps, and falls to zero until the last.
+    """
     known = np.zeros(128, np.int64)
     known[[ord(character) for character in VOCABULARY]] = np.arange(len(VOCABULARY))
     encoded = known[np.frombuffer(text().encode("ascii"), np.uint8)]
@@ -166,9 +175,11 @@ def characters(split: str, rank: int, size: int, seed: int, *, momentum: float =
     chosen = np.random.default_rng(seed).permutation(len(test_inputs))[:TESTED]
     torch.manual_seed(seed)
     module = CharacterModel()
-    optimizer = torch.optim.AdamW(module.parameters(), lr=2e-3, betas=(momentum, 0.999), weight_decay=0.01)
+    optimizer = torch.optim.AdamW(module.parameters(), lr=learning_rate, betas=(momentum, 0.999), weight_decay=0.01)
+    rising = steps // 20
+    schedule = LambdaLR(optimizer, lambda step: min((step + 1) / (rising + 1), (steps - step) / (steps - rising)))
     data = (*windows(own), test_inputs[chosen], test_targets[chosen])
-    return Task(module, optimizer, *data, WINDOWS, CONTEXT, zlib.crc32(blocks.tobytes()))
+    return Task(module, optimizer, schedule, *data, WINDOWS, CONTEXT, zlib.crc32(blocks.tobytes()))
 
 
 # -- digits
@@ -190,8 +201,10 @@ class DigitsModel(nn.Module):
         return logits[:, None]
 
 
-def digits(split: str, rank: int, size: int, seed: int, *, momentum: float = 0.9) -> Task:
-    """Return the CNN, with a rank's part of the images."""
+def digits(
+    split: str, rank: int, size: int, seed: int, _: int, *, momentum: float = 0.9, learning_rate: float = 0.05
+) -> Task:
+    """Return the CNN, with a rank's part of the images; the learning rate stays."""
     images, labels = load_digits(return_X_y=True)
     order = np.random.default_rng(seed).permutation(len(labels))
     images, labels = (images[order] / 16).astype(np.float32).reshape(-1, 1, 8, 8), labels[order]
@@ -199,11 +212,12 @@ def digits(split: str, rank: int, size: int, seed: int, *, momentum: float = 0.9
     rows = _share(np.arange(held_out, len(labels)), labels[held_out:], split, rank, size)
     torch.manual_seed(seed)
     module = DigitsModel()
-    optimizer = torch.optim.SGD(module.parameters(), lr=0.05, momentum=momentum)
+    optimizer = torch.optim.SGD(module.parameters(), lr=learning_rate, momentum=momentum)
+    schedule = LambdaLR(optimizer, lambda _: 1.0)
     chosen = (images[rows], labels[rows][:, None], images[:held_out], labels[:held_out][:, None])
     data = [torch.from_numpy(np.ascontiguousarray(each)) for each in chosen]
     digest = zlib.crc32(images.tobytes() + labels.tobytes())
-    return Task(module, optimizer, data[0], data[1], data[2], data[3], batch=IMAGES, tokens=1, digest=digest)
+    return Task(module, optimizer, schedule, data[0], data[1], data[2], data[3], batch=IMAGES, tokens=1, digest=digest)
 
 
 def _share(examples: npt.NDArray[Any], kinds: npt.NDArray[Any], split: str, rank: int, size: int) -> npt.NDArray[Any]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import threading
 from types import FrameType
@@ -10,6 +9,7 @@ from typing import Any, Final
 from weakref import WeakKeyDictionary
 
 from mpiagg.transport.process import ending
+from mpiagg.watch.forks import forget_in_children
 
 SIGNALS: Final = (signal.SIGTERM, signal.SIGUSR1)
 """What asks for a checkpoint and an end: what Slurm sends before a job's time is over."""
@@ -75,4 +75,4 @@ def _forget() -> None:
     _before.clear()
 
 
-os.register_at_fork(after_in_child=_forget)
+forget_in_children(_forget)

@@ -24,6 +24,7 @@ from types import FrameType, TracebackType
 from typing import Final
 
 from mpiagg.watch.dumps import write
+from mpiagg.watch.forks import forget_in_children
 from mpiagg.watch.recorder import Recorder, stack
 
 ABORT: Final = "MPIAGG_ABORT"
@@ -80,7 +81,7 @@ class Ending:
             return
         self._hooks = sys.excepthook, threading.excepthook
         sys.excepthook, threading.excepthook = self._uncaught, self._uncaught_in_thread
-        os.register_at_fork(after_in_child=self._forget)
+        forget_in_children(self._forget)
         self._outlive_no_launcher()
         if threading.current_thread() is not threading.main_thread():
             return

@@ -8,7 +8,7 @@ import pytest
 
 from mpiagg.launch import start as launch
 
-SECONDS = 100
+SECONDS = 300
 
 
 class Done(NamedTuple):

@@ -119,6 +119,21 @@ print("the parent goes on")
     assert "mpiagg: rank" not in ended.stderr
 
 
+def test_a_signal_that_comes_right_after_a_fork_is_the_childs(tmp_path):
+    body = """
+os.register_at_fork(after_in_child=lambda: os.kill(os.getpid(), signal.SIGTERM))  # it comes before ours
+ending.install()
+child = os.fork()
+if not child:
+    time.sleep(60)
+print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGTERM)
+time.sleep(1)
+print(signal.pthread_sigmask(signal.SIG_BLOCK, []))
+"""
+    ended = run(body, tmp_path, installed=False)
+    assert (ended.returncode, ended.stdout, ended.stderr) == (0, "True\nset()\n", "")
+
+
 def test_a_hook_that_was_there_prints(tmp_path):
     body = "sys.excepthook = lambda *_: print('mine')\nending.install()\nfail()"
     assert run(body, tmp_path, installed=False).stdout == "mine\naborts\n"
