@@ -10,10 +10,10 @@ of the bandwidth. An algorithm looks the same in all pictures; colours are those
 
 from __future__ import annotations
 
+import argparse
 import io
 import json
 import math
-import sys
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -175,6 +175,7 @@ def draw(path: Path) -> Path:
 
 
 if __name__ == "__main__":
-    found = sorted(str(path) for pattern in PATTERNS for path in RESULTS.glob(pattern))
-    for name in sys.argv[1:] or found:
-        print(draw(Path(name)))
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("files", metavar="FILE.json", type=Path, nargs="*")
+    for file in parser.parse_args().files or sorted(path for each in PATTERNS for path in RESULTS.glob(each)):
+        print(draw(file))

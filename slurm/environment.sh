@@ -14,6 +14,10 @@ fi
 
 # Where Python is:
 export PATH="${VENV:-$SLURM_SUBMIT_DIR/.venv}/bin:$PATH"
+if [ -z "${CONTAINER:-}${SRUN_OPTIONS:-}" ] && [ -z "$(type -P mpiagg)" ]; then
+    echo "found no mpiagg in ${VENV:-$SLURM_SUBMIT_DIR/.venv}: install it there, or set VENV=/path/to/venv" >&2
+    exit 1
+fi
 
 # How srun starts the ranks depends on the MPI library: pmi2 is right for MPICH's wheel, pmix for Open MPI. "srun
 # --mpi=list" says what there is.
@@ -23,10 +27,13 @@ export MPI_TYPE="${MPI_TYPE:-pmi2}"
 export MPIR_CVAR_CH4_NETMOD="${MPIR_CVAR_CH4_NETMOD:-ofi}"
 
 # srun does not take the cores a rank from sbatch by itself, since Slurm 22.05.
-export SRUN_CPUS_PER_TASK="$SLURM_CPUS_PER_TASK"
+export SRUN_CPUS_PER_TASK="${SLURM_CPUS_PER_TASK:-1}"
 
 # One thread of linear algebra for each core of a rank.
-export OMP_NUM_THREADS="$SLURM_CPUS_PER_TASK" OPENBLAS_NUM_THREADS="$SLURM_CPUS_PER_TASK"
+export OMP_NUM_THREADS="$SRUN_CPUS_PER_TASK" OPENBLAS_NUM_THREADS="$SRUN_CPUS_PER_TASK"
+
+# What ranks write down when a job goes wrong: a folder for each job.
+export MPIAGG_RECORD_DIR="${MPIAGG_RECORD_DIR:-mpiagg-recordings-$SLURM_JOB_ID}"
 
 # --kill-on-bad-exit=1: when a rank dies, srun ends the others. Without it, they wait for the dead until the time is up.
 # SRUN_OPTIONS adds to it, as --container-image=... of pyxis.

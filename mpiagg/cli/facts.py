@@ -179,7 +179,7 @@ def take_device(mine: Rank) -> None:
         mine.cupy = mine.cupy or f"cannot be imported: {error.__cause__}"
         # Without CuPy where there is no device to use it on, nothing is amiss.
         if not isinstance(error.__cause__, ModuleNotFoundError) or placement.devices_of_node() is not None:
-            remedy = "until then this rank has no arrays on GPUs"
+            remedy = "install CuPy (the extra cuda12 or cuda13), or go on without arrays on GPUs"
             mine.troubles.append(Problem("warning", "device", str(error), remedy))
 
 

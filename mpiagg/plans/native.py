@@ -11,8 +11,8 @@ from mpi4py import MPI
 
 from mpiagg.arrays import Array, same_memory
 from mpiagg.plans.operation import Operation
-from mpiagg.plans.program import Awaited, BoundRound, Call, Program
-from mpiagg.schedules import Collective, send
+from mpiagg.plans.program import BoundRound, Call, Computing, Program
+from mpiagg.schedules import Collective
 from mpiagg.transport import Channel
 
 _METHODS: Final = {
@@ -212,7 +212,7 @@ def bind_native(comm: MPI.Intracomm, operation: Operation, x: Array | None, out:
     """Return the MPI library's persistent collective as a program of one round; arrays as for :func:`native_call`."""
     o, call = operation, native_call(operation, x, out)
     request = getattr(comm, f"{call.method}_init")(*call.given)
-    awaited = Awaited(o.label, 0, send(o.rank), o.nbytes)
+    awaited = Computing(o.label, "the MPI library")
     before = () if call.before is None else (call.before,)
     nbytes = 0 if call.before is None or x is None or o.collective is Collective.BROADCAST else x.nbytes
     a_round = BoundRound((*before, request.Start), (request.Test,), (partial(_finish, o, out),), (awaited,))

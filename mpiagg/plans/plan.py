@@ -242,7 +242,7 @@ class Plan(Generic[Result]):
         names = []
         for place, (starts, tests, reductions, awaited) in enumerate(rounds):
             if tests:
-                names.append(f"round {getattr(awaited[0], 'round', 'of several lanes')}")
+                names.append(_name_of(awaited[0]))
             else:
                 names.append("packing" if place in (0, len(rounds) - 1) else "round without messages")
             yield BoundRound((mark, *starts, mark), tests, (mark, *reductions, mark), awaited)
@@ -326,6 +326,12 @@ def _run_in(stream: Stream, line: Callable[[Waiting], None], waiting: Waiting) -
     stream.follow()
     with stream:
         line(waiting)
+
+
+def _name_of(awaited: Wait | Interleaved) -> str:
+    if isinstance(awaited, Computing):
+        return awaited.who
+    return f"round {'of several lanes' if isinstance(awaited, Interleaved) else awaited.round}"
 
 
 def _nothing(waiting: Waiting) -> None:

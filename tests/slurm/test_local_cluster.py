@@ -91,11 +91,17 @@ def test_a_node_may_fail_and_the_others_go_on(run):
         while ! sinfo --noheader --Node --format="%N %T" | grep -q "node2 down"; do sleep 0.2; done
         srun --nodelist=node1 hostname
         sbatch --nodes=2 --output=/dev/null --wrap=true --quiet
-        squeue --noheader --format=%T
+        squeue --noheader --format=%T --states=PENDING
     """
     done = run("run", "sh", "-c", script)
     assert done.returncode == 0, done.stderr
     assert done.stdout.split() == ["node1", "PENDING"], done.stderr
+
+
+def test_nodes_know_each_others_names(run):
+    done = run("run", "--nodes", "3", "srun", "--nodes=3", "getent", "hosts", "node2")
+    assert done.returncode == 0, done.stderr
+    assert [line.split() for line in done.stdout.splitlines()] == 3 * [["127.0.0.1", "node1", "node2", "node3"]]
 
 
 def test_a_daemon_that_does_not_start_is_told_with_its_log(run, tmp_path, folder):

@@ -23,6 +23,12 @@ def test_cpu_script_trains(slurm, submit, tmp_path):
     assert re.search(r"2 ranks: weights .*, largest error 0\.0", job.printed)
 
 
+def test_a_script_says_where_it_looked_for_mpiagg(slurm, submit, tmp_path):
+    job = slurm.wait(submit("cpu.sbatch", VENV=str(tmp_path), PATH="/usr/sbin:/usr/bin:/sbin:/bin"))
+    assert job.state == "FAILED"
+    assert job.printed == f"found no mpiagg in {tmp_path}: install it there, or set VENV=/path/to/venv\n"
+
+
 @pytest.mark.skipif(find_spec("torch") is None, reason="torch, an extra, is not installed")
 def test_torch_script_trains(slurm, submit):
     job = slurm.wait(submit("torch.sbatch"))
