@@ -175,7 +175,8 @@ def characters(
     chosen = np.random.default_rng(seed).permutation(len(test_inputs))[:TESTED]
     torch.manual_seed(seed)
     module = CharacterModel()
-    optimizer = torch.optim.AdamW(module.parameters(), lr=learning_rate, betas=(float(momentum), 0.999), weight_decay=0.01)
+    betas = float(momentum), 0.999
+    optimizer = torch.optim.AdamW(module.parameters(), lr=learning_rate, betas=betas, weight_decay=0.01)
     rising = steps // 20
     schedule = LambdaLR(optimizer, lambda step: min((step + 1) / (rising + 1), (steps - step) / (steps - rising)))
     data = (*windows(own), test_inputs[chosen], test_targets[chosen])
