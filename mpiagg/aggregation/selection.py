@@ -43,20 +43,25 @@ def top_k(rows: Array, k: int, spare: Array) -> Array:
     numpy.ndarray
         Coordinates in the flat matrix, k for each row.
     """
-    magnitudes = _magnitudes(rows, spare)
-    accelerator = accelerator_of(rows)
-    if accelerator is not None and len(rows) == 1:  # CuPy's partition sorts them all
-        least = accelerator.kth_largest(magnitudes[0], k)
-    elif accelerator is not None or (least := _kth_of_candidates(magnitudes, k)) is None:
+    magnitudes, accelerator, single = _magnitudes(rows, spare), accelerator_of(rows), len(rows) == 1
+    if accelerator is None:
+        least = _kth_of_candidates(magnitudes, k)
+    else:  # CuPy's partition sorts them all
+        least = accelerator.kth_largest(magnitudes[0], k) if single else None
+    if least is None:
         magnitudes.partition(rows.shape[1] - k, axis=1)
         least = magnitudes[:, -k, None].copy()
         magnitudes = _magnitudes(rows, spare)
-    chosen = magnitudes >= least
-    if accelerator is not None or np.count_nonzero(chosen) > k * len(rows):  # a device is not waited for
-        larger, equal = magnitudes > least, magnitudes == least
-        room = k - np.count_nonzero(larger, axis=1)
-        chosen = larger | (equal & (np.cumsum(equal, axis=1) <= room[:, None]))
-    return np.flatnonzero(chosen)
+    if accelerator is None:  # a device would be waited for
+        chosen = magnitudes >= least
+        if np.count_nonzero(chosen) == k * len(rows):
+            return np.flatnonzero(chosen)
+    larger, equal = magnitudes > least, magnitudes == least
+    if single:  # a long vector, perhaps: counting takes eight bytes a value
+        first = np.flatnonzero(larger)
+        return np.sort(np.concatenate([first, np.flatnonzero(equal)[: k - len(first)]]))
+    room = k - np.count_nonzero(larger, axis=1)
+    return np.flatnonzero(larger | (equal & (np.cumsum(equal, axis=1) <= room[:, None])))
 
 
 def _kth_of_candidates(magnitudes: Array, k: int) -> Array | None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 from collections.abc import Sequence
 from pathlib import Path
 from statistics import mean
@@ -19,6 +18,7 @@ from mpiagg.cli.price_plot import COLOURS, MARKS
 from mpiagg.cli.training import CLASSES, TrainingResult
 from mpiagg.launch import job
 from mpiagg.tables.settings import FORCED
+from mpiagg.tables.settings import settings as of_environment
 
 TOLERANCE: Final = 1e-8
 """How much weights may differ from the serial training: sums in another order round differently."""
@@ -66,7 +66,7 @@ def _overview(result: TrainingResult) -> Table:
     table = Table(title="Training on handwritten digits", show_header=False, title_justify="left")
     table.add_row("aggregator", f"{settings.aggregator} ({AGGREGATORS[settings.aggregator].what})")
     if settings.aggregator == "allreduce":
-        forced = os.environ.get(FORCED) if settings.algorithm == "auto" else None
+        forced = of_environment().forced if settings.algorithm == "auto" else None
         table.add_row("algorithm", f"{forced} ({FORCED})" if forced else settings.algorithm)
     table.add_row("ranks", str(result.ranks))
     table.add_row("MPI library", job.vendor())

@@ -116,14 +116,14 @@ def reduce(
     root : int
         The rank that gets the result.
     out : numpy.ndarray, optional
-        On the root, an array for the result; elsewhere nothing is written to it.
+        On the root, an array for the result; on the other ranks nothing is written to it.
     comm, algorithm, lanes, timeout, check, reproducible
         See :mod:`mpiagg.collectives.functions`.
 
     Returns
     -------
     numpy.ndarray, cupy.ndarray or None
-        On the root the reduction, of x's shape and dtype; None elsewhere.
+        On the root the reduction, of x's shape and dtype; None on the other ranks.
 
     Raises
     ------

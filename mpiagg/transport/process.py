@@ -12,6 +12,7 @@ from mpi4py import MPI
 from mpiagg.launch.launchers import on_one_node, started_by
 from mpiagg.transport.waiting import timeout_by_environment
 from mpiagg.watch import KEEPS, PEER_BYTES, Ending, Recorder, Watchdog, say
+from mpiagg.watch.forks import forget_in_children
 
 WARN: Final = "MPIAGG_WARN"
 """The environment variable for the seconds after which a wait is warned of; 30 by default, 0 for never."""
@@ -95,7 +96,7 @@ def _watchdog(end: Ending, warn: float, timeout: float) -> Watchdog | None:
     except (OSError, RuntimeError) as error:
         say(f"rank {end.rank} cannot listen for the others' questions, and will not be warned of stalls: {error}")
         return None
-    os.register_at_fork(after_in_child=watchdog.listener.socket.close)
+    forget_in_children(watchdog.listener.socket.close)
     return watchdog
 
 
