@@ -72,6 +72,12 @@ def test_a_signal_ends_it_all(run, number):
     assert not Path(done.stderr.splitlines()[0]).parent.exists()
 
 
+def test_what_the_command_leaves_is_ended_too(run):
+    # It holds the pipes of its standard streams, so that nobody would see their end.
+    done = run("run", "--nodes", "1", "sh", "-c", "setsid sleep 1000 & exit 3")
+    assert done.returncode == 3, done.stderr
+
+
 def test_starts_and_stops_in_a_folder_that_is_kept(run, folder):
     started = run("start", "--nodes", "1", str(folder))
     assert started.returncode == 0, started.stderr
