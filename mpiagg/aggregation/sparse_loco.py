@@ -9,16 +9,13 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 from mpi4py import MPI
 
-from mpiagg.aggregation.exchanges import INDEX, CodedGather
+from mpiagg.aggregation.exchanges import Gather
 from mpiagg.aggregation.local_steps import LocalSteps
 from mpiagg.aggregation.selection import how_many, top_k
-from mpiagg.arrays import Array, check_wire_dtype, codec_of, cuts_of, device_of, ranges, reduction
+from mpiagg.arrays import INDEX, Array, check_wire_dtype, codec_of, cuts_of, device_of, ranges, reduction
 from mpiagg.common.arguments import check_integer, check_number
 from mpiagg.plans.plan import Plan
 from mpiagg.plans.program import Program, in_turn
-
-MOST: Final = 2**16
-"""A coordinate within a chunk travels in two bytes."""
 
 ROWS: Final = 2**18
 """So many values are looked at at once, for what lies between the steps of the selection."""
@@ -42,7 +39,7 @@ class SparseLoCo(LocalSteps):
     ratio : float
         Which part of a chunk is sent, above 0 and up to 1: k = ceil(ratio chunk).
     chunk : int
-        How many values of a tensor the k largest are taken of, from 1 to 65,536; the last of a tensor may be shorter.
+        How many values of a tensor the k largest are taken of; the last of a tensor may be shorter.
     decay : float
         How much of what is kept counts at the next time, from 0 to 1.
     outer_learning_rate : float
@@ -66,17 +63,17 @@ class SparseLoCo(LocalSteps):
     with a layout averages the weights themselves, in full precision: that is the anchor. Weights of float16 and
     bfloat16 are kept in float32, and values are added in the order of the ranks.
 
-    Cost: for n ranks and K chosen values in all, (n - 1) K (2 + b / 8) bytes every ``period`` calls, b being 2.25, 4.25
-    or 8 bits, or what the wire takes: with 1/32 and ``"u2"`` a 56th of what an all-reduce of float32 sends, if n is 2,
-    and 2/n of that saving for more ranks. Memory: three vectors as long as the weights, n messages, and while it
-    chooses some MiB. It is wrong for many ranks: all-gathered messages grow with their number, and above
-    n = 64 / (ratio (16 + b)) an all-reduce sends less; and where ranks see very different data, as for
-    :class:`LocalSGD`. What is kept is late, and comes with what was kept since: the smaller the ratio is, the lower the
-    learning rate of the local optimizer must be.
+    Cost: for n ranks and K chosen values in all, (n - 1) K (c + b) / 8 bytes every ``period`` calls, b being 2.25, 4.25
+    or 8 bits, or what the wire takes, and c at most 2 + log2(1 / ratio) bits for a coordinate: with 1/32 and ``"u2"`` a
+    110th of what an all-reduce of float32 sends, if n is 2, and 2/n of that saving for more ranks. Memory: three
+    vectors as long as the weights, n messages, and while it chooses some MiB. It is wrong for many ranks: all-gathered
+    messages grow with their number, and above n = 64 / (ratio (c + b)) an all-reduce sends less; and where ranks see
+    very different data, as for :class:`LocalSGD`. What is kept is late, and comes with what was kept since: the smaller
+    the ratio is, the lower the learning rate of the local optimizer must be.
 
     Source: Sarfi, Thérien, Lidin and Belilovsky, "Communication efficient LLM pre-training with SparseLoCo", 2025,
     arXiv 2508.15706: chunks of 4096, 32 to 128 values of each, a decay of 0.95, an outer learning rate of 1. There
-    coordinates travel in 12 bits, here in 16.
+    coordinates travel in 12 bits, here in 7 if the ratio is 1/32.
 
     Examples
     --------
@@ -115,7 +112,7 @@ class SparseLoCo(LocalSteps):
 
     def _check_own(self) -> str:
         self.ratio = check_number("ratio", self.ratio, "a number above 0 and up to 1", lambda x: 0 < x <= 1)
-        self.chunk = check_integer("chunk", self.chunk, 1, MOST)
+        self.chunk = check_integer("chunk", self.chunk, 1)
         self.decay = check_number("decay", self.decay, "a number from 0 to 1", lambda x: 0 <= x <= 1)
         if self.wire is not None and codec_of(self.wire) is None:
             raise ValueError(f"wire {self.wire!r} is for sums, not for single values")
@@ -134,13 +131,10 @@ class SparseLoCo(LocalSteps):
     def _program(self, vector: Array, kept: Array, lengths: Sequence[int]) -> Program:
         """Return the program that makes a vector the average of what the ranks send of it and of what they kept."""
         device, blocks = device_of(vector), list(self._blocks(lengths))
-        firsts = [np.repeat(block.start + block.width * np.arange(block.rows), block.k) for block in blocks]
-        widths = [np.full(block.rows * block.k, block.width, INDEX) for block in blocks]
-        starts = np.concatenate([np.empty(0, INDEX), *firsts])
-        stops = starts + np.concatenate([np.empty(0, INDEX), *widths])
         how = reduction("avg", vector.dtype, self._channel.size)
         coded = None if self.wire is None else device.codec(self.wire)
-        exchange = CodedGather(self._channel, how, device, starts, stops, coded)
+        count = sum(block.rows * block.k for block in blocks)
+        exchange = Gather(self._channel, how, device, len(vector), count, codec=coded)
 
         def load() -> None:
             np.multiply(kept, self.decay, out=kept)

@@ -10,11 +10,11 @@ import numpy as np
 from mpi4py import MPI
 
 from mpiagg.aggregation.base import expect_keys
-from mpiagg.aggregation.exchanges import INDEX, CountedGather, Exchange, Gather, Reduce
+from mpiagg.aggregation.exchanges import CountedGather, Exchange, Gather, Reduce
 from mpiagg.aggregation.memory import Remembering, check_arrays
 from mpiagg.aggregation.packing import Group, Layout, Packing
 from mpiagg.aggregation.selection import Selection, at_least, how_many, random_block, random_k, top_k
-from mpiagg.arrays import Array, cuts_of, load, ranges, reduction, to_host
+from mpiagg.arrays import INDEX, Array, cuts_of, load, ranges, reduction, to_host
 from mpiagg.common.arguments import check_integer, check_number
 from mpiagg.plans.plan import Plan
 from mpiagg.plans.program import Program, in_turn
@@ -75,14 +75,15 @@ class Sparsified(Remembering["_Memory"]):
     with it for as long again, in a direction that is old by then. Training ended worse than without communication that
     way, with a ratio of 0.05. Give the momentum to the aggregation: then it acts where and when gradients arise.
 
-    Cost: for n ranks and K chosen values of s bytes, a rank sends (n-1) K (8 + s) bytes by ``"topk"``; by ``"blockk"``
-    (n-1) K s and 8 (n-1) a tensor; by ``"randomk"`` what an all-reduce of K s bytes sends; by ``"threshold"`` about as
-    much as ``"topk"`` with the average K of the ranks, in one exchange more, for the counts, and with new requests in
-    each step. Memory: two vectors as long as the tensors, one more with momentum, and n messages; while a rank chooses,
-    up to a byte (8 by ``"randomk"`` for ratios above 0.02, or where many magnitudes are equal) for each element of a
+    Cost: for n ranks and K chosen values of s bytes, a rank sends (n-1) K (c + s) bytes by ``"topk"``, c being at most
+    2 bits and log2(1 / ratio) for a coordinate: 1.1 bytes for a ratio of 0.01; by ``"blockk"`` (n-1) K s and some bytes
+    for each tensor; by ``"randomk"`` what an all-reduce of K s bytes sends; by ``"threshold"`` about as much as
+    ``"topk"`` with the average K of the ranks, in one exchange more, for the counts, and with new requests in each
+    step. Memory: two vectors as long as the tensors, one more with momentum, and n messages; while a rank chooses, up
+    to a byte (8 by ``"randomk"`` for ratios above 0.02, or where many magnitudes are equal) for each element of a
     tensor more.
 
-    It is wrong for weights; and a waste by ``"topk"`` for a ratio above 2 s / (n (8 + s)), where an all-reduce of
+    It is wrong for weights; and a waste by ``"topk"`` for a ratio above 2 s / (n (c + s)), where an all-reduce of
     everything sends less. A threshold must suit the gradients, which shrink in training: else all is sent, or nothing.
 
     Sources: S. U. Stich, J.-B. Cordonnier, M. Jaggi, "Sparsified SGD with memory", NeurIPS 2018: SGD with a memory
@@ -221,12 +222,12 @@ class _Part:
         how = reduction(owner.op, group.working, channel.size)
         self.exchange: Exchange
         if owner.selection == "threshold":
-            self.exchange = CountedGather(channel, how, group.device)
+            self.exchange = CountedGather(channel, how, group.device, len(self.kept))
         elif owner.selection == "randomk":
             self.exchange = Reduce(channel, how, group.device, sum(counts))
         else:
             widths = counts if owner.selection == "blockk" else None
-            self.exchange = Gather(channel, how, group.device, sum(counts), widths)
+            self.exchange = Gather(channel, how, group.device, len(self.kept), sum(counts), widths=widths)
 
     def load(self, tensors: Sequence[Array], step: int) -> None:
         """Add tensors to what is kept, and take out what is to be sent."""

@@ -1,6 +1,7 @@
 """Arrays behind one small interface, wherever they lie: devices, views, memory, cuts and reductions."""
 
 from mpiagg.arrays.codecs import CODECS, EXACT, WIRES, Codec, check_wire_dtype, check_wire_op, codec, codec_of
+from mpiagg.arrays.coordinates import INDEX, Coordinates
 from mpiagg.arrays.cuts import cuts_of, even_cuts, even_ranges, ranges
 from mpiagg.arrays.devices import Accelerator, Device, Stream
 from mpiagg.arrays.exact import ExactSum
@@ -27,12 +28,14 @@ __all__ = [
     "CODECS",
     "EXACT",
     "HOST",
+    "INDEX",
     "OPS",
     "WIRES",
     "Accelerator",
     "Array",
     "Codec",
     "Combine",
+    "Coordinates",
     "Device",
     "ExactSum",
     "Form",

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from itertools import chain
 from typing import Final
 
-from mpiagg.arrays import codec
+from mpiagg.arrays import HOST, Coordinates, codec
 from mpiagg.schedules import Collective
 from mpiagg.tables.times import Times
 
@@ -216,6 +216,10 @@ class _Methods:
     def __init__(self, training: Training, size: int) -> None:
         self._training, self._size, self._whole = training, size, training.nbytes
 
+    def _placed(self, count: int) -> int:
+        """Return the bytes of so many parameters' coordinates."""
+        return Coordinates(HOST, count, self._training.parameters).nbytes
+
     def _reduced(self, nbytes: float) -> float:
         """Return what a rank sends for an all-reduce."""
         return 2 * (self._size - 1) / self._size * nbytes
@@ -248,7 +252,7 @@ class _Methods:
             yield self._all_reduce(f'ErrorFeedback(AllReduce(wire="{wire}"))', nbytes, 2, copies, _LATE)
         yield self._power_sgd(2)
         k = math.ceil(0.01 * self._training.parameters)
-        for more, nbytes in (("", k * (8 + ITEM)), (', selection="blockk"', k * ITEM)):
+        for more, nbytes in (("", self._placed(k) + k * ITEM), (', selection="blockk"', k * ITEM)):
             name, gathered = f"Sparsified(ratio=0.01, momentum=0.9{more})", [(Collective.ALLGATHER, nbytes * size)]
             copies = 3 + size * nbytes / whole
             sent = (size - 1) * nbytes
@@ -264,7 +268,7 @@ class _Methods:
             for height, down in ((side, rows // side), (rows % side, 1)):
                 for width, across in ((side, columns // side), (columns % side, 1)):
                     count += down * across * min(k, height * width)
-        nbytes = count * (2 + ITEM)
+        nbytes = self._placed(count) + count * ITEM
         calls, sent = [(Collective.ALLGATHER, nbytes * self._size)], (self._size - 1) * nbytes
         copies = 3 + self._size * nbytes / self._whole
         caution = "the optimizer has momentum or scales gradients; neighbours in a tensor are not alike"
@@ -317,7 +321,7 @@ class _Methods:
             caution=f"{_APART}; the delay is more than a few steps: averages are old",
         )
         k = math.ceil(training.parameters / 32)
-        message = 2 * k + codec("u2").nbytes(k)
+        message = self._placed(k) + codec("u2").nbytes(k)
         calls, copies = [(Collective.ALLGATHER, message * size)], 3 + size * message / self._whole
         caution = f"{_APART}; there are many ranks: what they gather grows with their number"
         name, sent = f"SparseLoCo(period={period})", (size - 1) * message

@@ -12,6 +12,7 @@ from mpi4py import MPI
 import mpiagg
 from mpiagg.aggregation import exchanges
 from mpiagg.aggregation.selection import random_block, random_k
+from mpiagg.arrays import HOST, Coordinates
 
 pytestmark = pytest.mark.mpi
 
@@ -305,14 +306,19 @@ def total_sent(way):
         return COMM.allreduce(aggregation.bytes_sent)
 
 
+def coded(*counts):
+    """Return the bytes of messages of so many coordinates of 39, and of as many float32, each padded to 8 bytes."""
+    return sum(-(-Coordinates(HOST, count, 39).nbytes // 8) * 8 + -(-4 * count // 8) * 8 for count in counts)
+
+
 def test_bytes_are_those_of_the_wire():
     k = 9 + 3
-    assert total_sent("topk") == SIZE * (SIZE - 1) * k * (8 + 4)
-    assert total_sent("blockk") == SIZE * (SIZE - 1) * (2 * 8 + 4 * k)
+    assert total_sent("topk") == SIZE * (SIZE - 1) * coded(k)
+    assert total_sent("blockk") == SIZE * (SIZE - 1) * (8 + 4 * k)
     with mpiagg.allreduce_init(np.zeros(k, np.float32), algorithm="recursive_doubling") as plan:
         assert total_sent("randomk") == COMM.allreduce(plan.sent_bytes)
     # Each rank's count, and as many pairs, reach all others; rank 0 has none.
-    assert total_sent("threshold") == (SIZE - 1) * (8 * SIZE + (8 + 4) * sum(range(SIZE)))
+    assert total_sent("threshold") == (SIZE - 1) * (8 * SIZE + coded(*range(SIZE)))
 
 
 def test_ranks_may_have_nothing_to_send():
@@ -323,7 +329,7 @@ def test_ranks_may_have_nothing_to_send():
             aggregation.aggregate(mine)
             assert mine[0].tolist() == [0.0 if sender is None else 4 / SIZE] * 5
             sent = COMM.allreduce(aggregation.bytes_sent - before)
-            assert sent == (SIZE - 1) * (8 * SIZE + (5 * 16 if sender is not None else 0))
+            assert sent == (SIZE - 1) * (8 * SIZE + (8 + 5 * 8 if sender is not None else 0))
 
 
 @each_way

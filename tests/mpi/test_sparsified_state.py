@@ -233,27 +233,49 @@ def test_what_is_freed_is_not_used():
     refused(mpiagg.PlanError, "Sparsified is freed", aggregation.aggregate, [np.zeros(1)])
 
 
-@pytest.mark.parametrize("wrong", [-1, 20, 2**62])
+def beyond(starts, message):
+    """Write coordinates of which the last is one too large."""
+    starts[-1] = 20
+    message.form.encode(starts, message.coordinates)
+
+
+def twice(starts, message):
+    """Write the first coordinate in place of the second, too."""
+    starts[1:2] = starts[0]
+    message.form.encode(starts, message.coordinates)
+
+
+def none(_, message):
+    """Write no coordinates."""
+    message.coordinates[:] = 0
+
+
+@pytest.mark.parametrize(
+    ("wrong", "words"),
+    [
+        (beyond, "coordinates that do not ascend below 20"),
+        (twice, "coordinates that do not"),
+        (none, "0 coordinates, not"),
+    ],
+)
 @each_way
-def test_coordinates_out_of_range_are_refused_on_all_ranks(way, wrong, comm, monkeypatch):
-    """The last rank sends something else than coordinates of the 20 that there are."""
+def test_wrong_coordinates_are_refused_on_all_ranks(way, wrong, words, comm, monkeypatch):
+    """The last rank sends something else than ascending coordinates of the 20 that there are."""
 
-    def take(self, starts, kept):
-        real(self, starts, kept)
+    def write(self, starts, values):
+        real(self, starts, values)
         if RANK == LAST:
-            sent = self._own if way == "threshold" else self._messages[RANK]
-            sent.starts[-1] = wrong
+            wrong(starts.copy(), self._messages[RANK])
 
-    kind = exchanges.CountedGather if way == "threshold" else exchanges.Gather
-    real = kind.take
-    monkeypatch.setattr(kind, "take", take)
+    real = exchanges.Gather._write
+    monkeypatch.setattr(exchanges.Gather, "_write", write)
     mine = [np.full(20, 2.0)]
     with mpiagg.Sparsified(comm, **WAYS[way]) as aggregation:
-        if way == "randomk":  # It sends none.
+        if way == "randomk" or (way == "blockk" and wrong is twice):  # no coordinates are sent, or a single one
             aggregation.aggregate(mine)
-            assert np.count_nonzero(mine[0]) == 4
+            assert np.count_nonzero(mine[0]) in range(4, 4 * comm.size + 1)
         else:
-            refused(mpiagg.MismatchError, f"rank {LAST} has sent coordinates outside", aggregation.aggregate, mine)
+            refused(mpiagg.MismatchError, f"rank {LAST} has sent {words}", aggregation.aggregate, mine)
             assert mine[0].tolist() == [2.0] * 20
 
 

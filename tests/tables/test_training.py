@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from mpiagg.arrays import codec
+from mpiagg.arrays import HOST, Coordinates, codec
 from mpiagg.schedules import Cluster, Collective, Layout, price
 from mpiagg.tables.rows import Choice, Origin, Row, Table
 from mpiagg.tables.times import Measured, Modelled
@@ -56,7 +56,9 @@ def test_demo_by_chunks():
     """1000 x 500 is 15 x 7 whole squares of 64, and edges of 40 and 52; 20 x 750 has rows of 20."""
     chunks = 16 * 8 + 8 + 12
     coefficients = 32 * chunks
-    assert found()["DeMo(k=32)"].bytes_a_step == 3 * 6 * coefficients
+    coordinates = Coordinates(HOST, coefficients, COUNT).nbytes
+    assert coordinates < 9 / 8 * coefficients
+    assert found()["DeMo(k=32)"].bytes_a_step == 3 * (coordinates + 4 * coefficients)
 
 
 def test_local_methods_are_paid_for_once_a_period():
