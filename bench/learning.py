@@ -60,8 +60,8 @@ MORE: Final = {
         "what not to do, likewise",
     ),
     "sparse-loco-fragments": Aggregator(
-        lambda comm, _: mpiagg.SparseLoCo(comm, period=3, fragments=3, ratio=1 / 48),
-        "weights, a third of them in turn, by the largest 2 % of what they have moved in 3 steps, in 2 bits",
+        lambda comm, _: mpiagg.SparseLoCo(comm, period=3, fragments=3, ratio=1 / 20),
+        "weights, a third of them in turn, by the largest 5 % of what they have moved in 3 steps, in 2 bits",
     ),
 }
 """Aggregators that the demo has not."""
