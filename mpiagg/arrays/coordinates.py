@@ -66,7 +66,7 @@ class Coordinates:
         ValueError
             If there are not so many in it.
         """
-        bits = np.unpackbits(encoded)[: self._end]
+        bits = np.unpackbits(encoded)[: self._end].view(np.bool_)  # in which NumPy counts faster
         high = np.flatnonzero(bits[self._cut :])
         if len(high) != self._count:
             raise ValueError(f"{len(high)} coordinates, not {self._count}")
