@@ -19,8 +19,8 @@ class Coordinates:
 
     The lowest l = floor(log2(length / count)) bits of each coordinate travel as they are. Of what is above them, the
     i-th coordinate sets bit (coordinate >> l) + i in a row of bits that were zero: so the j-th bit that is set says
-    what is above in the j-th coordinate, less j. That many bits are at most half a bit for each coordinate more than
-    what tells such a choice from all others.
+    what is above in the j-th coordinate, less j. Where few of many are chosen, no code could take 0.6 bits a coordinate
+    less.
 
     The bits of a message are those lowest bits, all of the lowest place first, and then the row. Where the last byte
     has room it has zeros.
@@ -30,6 +30,7 @@ class Coordinates:
     device : Device
         Where coordinates and messages lie.
     count, length : int
+        How many coordinates a message has, and of how many they are chosen.
 
     Attributes
     ----------
