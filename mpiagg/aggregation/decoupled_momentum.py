@@ -37,8 +37,8 @@ class DeMo(Remembering["_Momentum"]):
     k : int
         How many coefficients of a chunk are sent, or all of a chunk that has fewer.
     chunk : int
-        How long the sides of the squares are that a matrix is cut into; at its edges they are smaller. A
-        tensor of more dimensions is a matrix with the first for rows; one of fewer is a row.
+        How long the sides of the squares are that a matrix is cut into; at its edges they are smaller. A tensor of more
+        dimensions is a matrix with the first for rows; one of fewer is a row.
     decay : float
         How much of the momentum is left after a step, from 0 to 1.
     sign : bool
@@ -61,9 +61,10 @@ class DeMo(Remembering["_Momentum"]):
 
     Cost: for n ranks and K coefficients in all, (n - 1) K (c + s) bytes, of s bytes each; c, for a coordinate, is at
     most 2 bits and log2(chunk^2 / k): 1.1 bytes by default. Three transforms, of 4 ``chunk`` operations a value each.
-    Memory: three vectors as long as the tensors, and n messages. It is wrong for an optimizer that has momentum or
-    scales by the size of gradients, as Adam; for many ranks, since messages grow with their number; and for tensors
-    whose neighbours have nothing to do with one another, where no wave is stronger than others.
+    Memory: three vectors as long as the tensors, n messages, and a matrix of chunk^2 values. It is wrong for an
+    optimizer that has momentum or scales by the size of gradients, as Adam; for many ranks, since messages grow with
+    their number; and for tensors whose neighbours have nothing to do with one another, where no wave is stronger than
+    others.
 
     Source: Peng, Quesnelle and Kingma, "DeMo: Decoupled momentum optimization", 2024, arXiv 2411.19870 (chunks of 64, k
     from 1 to 32, a decay of 0.999, signs). There sides of chunks divide those of matrices.

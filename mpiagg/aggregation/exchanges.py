@@ -152,36 +152,38 @@ class Gather(Exchange):
     ) -> None:
         super().__init__(channel, how, device)
         self._length, self._codec = length, codec
-        self._widths = None if widths is None else np.array(widths, INDEX)
+        self._widths = widths
+        if widths is not None:
+            each = np.array(widths, INDEX)
+            rows = np.repeat(np.arange(len(each)), each)
+            before = np.cumsum(each) - each
+            self._rows, self._within = device.from_host(rows), device.from_host(np.arange(count) - before[rows])
+        self._end = device.from_host(np.array([length]))
         self._decoded = device.empty(0 if codec is None else count, how.dtype)
         self.program = self._lay_out([count] * channel.size)
 
     def _lay_out(self, counts: Sequence[int]) -> Program:
         """Make room for each rank's message of so many values, and return the program that gathers them."""
         unit = max(8, self._how.dtype.itemsize)  # where a device can read values
-        forms, cuts, lengths = [], [], []
-        for count in counts:
-            starts = count if self._widths is None else len(self._widths)
-            forms.append(Coordinates(self._device, starts, self._length))
-            cuts.append(-(-forms[-1].nbytes // unit) * unit)
-            lengths.append(count * self._how.dtype.itemsize if self._codec is None else self._codec.nbytes(count))
-        nbytes = [cut + -(-length // unit) * unit for cut, length in zip(cuts, lengths, strict=True)]
+        parts = {}
+        for count in set(counts):  # ranks that send as many share what that takes
+            form = Coordinates(self._device, count if self._widths is None else len(self._widths), self._length)
+            length = count * self._how.dtype.itemsize if self._codec is None else self._codec.nbytes(count)
+            cut = -(-form.nbytes // unit) * unit
+            parts[count] = form, cut, length, cut + -(-length // unit) * unit
+        nbytes = [parts[count][-1] for count in counts]
         encoded = self._device.empty(sum(nbytes), np.uint8)
         encoded.fill(0)
-        self._messages = [
-            _Message(form, encoded[begin : begin + form.nbytes], encoded[begin + cut : begin + cut + length])
-            for form, cut, length, (begin, _) in zip(forms, cuts, lengths, ranges(cuts_of(nbytes)), strict=True)
-        ]
+        self._messages = []
+        for count, (begin, _) in zip(counts, ranges(cuts_of(nbytes)), strict=True):
+            form, cut, length, _ = parts[count]
+            coordinates, values = encoded[begin : begin + form.nbytes], encoded[begin + cut : begin + cut + length]
+            self._messages.append(_Message(form, coordinates, values))
         return self._all_gather(nbytes, encoded)
 
     def coordinates(self, starts: Array) -> Array:
         """Return the coordinates of all values that are taken from ``starts`` on."""
-        if self._widths is None:
-            return starts
-        before = np.cumsum(self._widths) - self._widths
-        rows = np.repeat(np.arange(len(self._widths)), self._widths)
-        within = np.arange(self._widths.sum()) - before[rows]
-        return starts[self._device.from_host(rows)] + self._device.from_host(within)
+        return starts if self._widths is None else starts[self._rows] + self._within
 
     def take(self, starts: Array, kept: Array) -> None:
         """Write this rank's message."""
@@ -209,15 +211,14 @@ class Gather(Exchange):
 
     def give(self, vector: Array) -> None:
         """Add up the values of all messages, in the order of the ranks."""
-        end = self._device.from_host(np.array([len(vector)]))
         for rank, message in enumerate(self._messages):
             try:
                 coordinates = self.coordinates(message.form.decode(message.coordinates))
             except ValueError as error:
                 raise MismatchError(f"rank {rank} has sent {error}") from None
-            edges = np.concatenate([coordinates, end])
+            edges = np.concatenate([coordinates, self._end])
             if not (edges[1:] > edges[:-1]).all().item():
-                raise MismatchError(f"rank {rank} has sent coordinates that do not ascend below {len(vector)}")
+                raise MismatchError(f"rank {rank} has sent coordinates that do not ascend below {self._length}")
             vector[coordinates] += self._values(message)
         self._how.finish(vector)
 
