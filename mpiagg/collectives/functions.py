@@ -145,7 +145,7 @@ def reduce_scatter(
     check: bool | None = None,
     reproducible: bool | None = None,
 ) -> Array:
-    """Reduce the arrays of all ranks, element by element; every rank gets one part of the result.
+    """Reduce the arrays of all ranks, element by element; every rank receives one part of the result.
 
     Parameters
     ----------
@@ -158,7 +158,7 @@ def reduce_scatter(
     -------
     numpy.ndarray or cupy.ndarray
         On rank r ``numpy.array_split(reduction, size)[r]``: the first axis is cut evenly, and the first
-        ``len(x) % size`` ranks get one row more.
+        ``len(x) % size`` ranks receive one row more.
 
     Raises
     ------

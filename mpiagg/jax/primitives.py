@@ -111,7 +111,7 @@ def comm_of(comm: MPI.Intracomm | None) -> tuple[int, int, int]:
 
 
 _KEPT: Final[list[object]] = []
-"""The channels whose identities are known, so that no other gets one of them."""
+"""The channels whose identities are known, so that no other is given one of them."""
 
 
 @cache

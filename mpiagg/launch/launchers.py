@@ -20,7 +20,7 @@ ALONE: Final = "MPIAGG_ALONE"
 
 
 class _Launcher(NamedTuple):
-    """What a launcher is called, and where it tells a process how many there are and which of them it is."""
+    """A launcher's name, and the environment variables in which a process finds its size and its rank."""
 
     name: str
     size: str

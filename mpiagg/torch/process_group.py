@@ -146,13 +146,13 @@ class ProcessGroup(RankGroup):
         return self._do("reduce_scatter", opts, outputs, task)
 
     def _reduce_scatter_base(self, output: torch.Tensor, source: torch.Tensor, *given: Any, **named: Any) -> Work:
-        """Reduce a tensor over the ranks, of which each gets one part."""
+        """Reduce a tensor over the ranks, each of which receives one part."""
         return self.reduce_scatter_tensor_coalesced([output], [source], *given, **named)
 
     reduce_scatter_single = _reduce_scatter_base
 
     def reduce_scatter_tensor_coalesced(self, outputs: Tensors, inputs: Tensors, *given: Any, **named: Any) -> Work:
-        """Reduce each of several tensors over the ranks, of which each gets one part."""
+        """Reduce each of several tensors over the ranks, each of which receives one part."""
         opts = read(*given, **named)
 
         def task(timeout: float | None) -> None:
