@@ -43,32 +43,25 @@ def top_k(rows: Array, k: int, spare: Array) -> Array:
     numpy.ndarray
         Coordinates in the flat matrix, k for each row.
     """
-    magnitudes, accelerator, single = _magnitudes(rows, spare), accelerator_of(rows), len(rows) == 1
+    magnitudes, accelerator = _magnitudes(rows, spare), accelerator_of(rows)
     if accelerator is None:
-        least = _kth_of_candidates(magnitudes, k)
+        found = _among_candidates(magnitudes, k)
+        if found is not None:
+            return found
+        least = None
     else:  # CuPy's partition sorts them all
-        least = accelerator.kth_largest(magnitudes[0], k) if single else None
+        least = accelerator.kth_largest(magnitudes[0], k) if len(rows) == 1 else None
     if least is None:
-        magnitudes.partition(rows.shape[1] - k, axis=1)
-        least = magnitudes[:, -k, None].copy()
+        least = _kth_largest(magnitudes, k)
         magnitudes = _magnitudes(rows, spare)
-    if accelerator is None:  # a device would be waited for
-        chosen = magnitudes >= least
-        if np.count_nonzero(chosen) == k * len(rows):
-            return np.flatnonzero(chosen)
-    larger, equal = magnitudes > least, magnitudes == least
-    if single:  # a long vector, perhaps: counting takes eight bytes a value
-        first = np.flatnonzero(larger)
-        return np.sort(np.concatenate([first, np.flatnonzero(equal)[: k - len(first)]]))
-    room = k - np.count_nonzero(larger, axis=1)
-    return np.flatnonzero(larger | (equal & (np.cumsum(equal, axis=1) <= room[:, None])))
+    return np.flatnonzero(_are_largest(magnitudes, least, k))
 
 
-def _kth_of_candidates(magnitudes: Array, k: int) -> Array | None:
-    """Return a column of the k-th largest of each row; or None where too many come into question.
+def _among_candidates(magnitudes: Array, k: int) -> Array | None:
+    """Return what :func:`top_k` does; or None where too many values come into question.
 
     Of 2 k groups or more that a row is divided into, the k-th largest maximum is a bound: k values at least are not
-    below it, and usually few more. Among these alone the k-th largest is looked for.
+    below it, and usually few more. Among these alone the k largest are looked for.
     """
     count, length = magnitudes.shape
     many = max(2 * k, FEWEST_GROUPS)
@@ -76,16 +69,40 @@ def _kth_of_candidates(magnitudes: Array, k: int) -> Array | None:
     if size < SMALLEST_GROUP or not count:
         return None
     largest = magnitudes[:, : size * many].reshape(count, size, many).max(axis=1)
-    largest.partition(many - k, axis=1)
-    candidates = magnitudes >= largest[:, many - k, None]
-    counts = np.count_nonzero(candidates, axis=1)
+    candidates = np.flatnonzero(magnitudes >= _kth_largest(largest, k))
+    counts = np.diff(np.searchsorted(candidates, np.arange(count + 1) * length))
     widest = int(counts.max())
     if 2 * widest > length:
         return None
-    found = np.full((count, widest), -1, magnitudes.dtype)
-    found[np.arange(widest) < counts[:, None]] = magnitudes[candidates]
-    found.partition(widest - k, axis=1)
-    return found[:, widest - k, None]
+    taken = np.arange(widest) < counts[:, None]
+    values = np.full((count, widest), -1, magnitudes.dtype)
+    values[taken] = magnitudes.reshape(-1)[candidates]
+    chosen: Array = candidates[_are_largest(values, _kth_largest(values.copy(), k), k)[taken]]
+    return chosen
+
+
+def _kth_largest(magnitudes: Array, k: int) -> Array:
+    """Return a column of the k-th largest of each row, whose order is lost."""
+    place = magnitudes.shape[1] - k
+    magnitudes.partition(place, axis=1)
+    least: Array = magnitudes[:, place, None].copy()
+    return least
+
+
+def _are_largest(magnitudes: Array, least: Array, k: int) -> Array:
+    """Return which are the k largest of each row, of which the k-th is known; of equal ones those that come first."""
+    if accelerator_of(magnitudes) is None:  # a device would be waited for
+        largest: Array = magnitudes >= least
+        if np.count_nonzero(largest) == k * len(magnitudes):
+            return largest
+    larger, equal = magnitudes > least, magnitudes == least
+    if len(magnitudes) == 1:  # a long vector, perhaps: counting takes eight bytes a value
+        equal[0, np.flatnonzero(equal)[k - larger.sum().item() :]] = False
+    else:
+        room = k - np.count_nonzero(larger, axis=1)
+        equal &= np.cumsum(equal, axis=1) <= room[:, None]
+    larger |= equal
+    return larger
 
 
 def at_least(values: Array, threshold: float, spare: Array) -> Array:
@@ -111,6 +128,7 @@ def random_block(length: int, k: int, random: np.random.Generator) -> Array:
 def _magnitudes(values: Array, spare: Array) -> Array:
     magnitudes = spare.view(np.empty(0, values.dtype).real.dtype)[: values.size].reshape(values.shape)
     np.abs(values, out=magnitudes)
-    # It takes the number where there is one: NaN becomes infinity, and all else stays.
-    np.fmin(magnitudes, np.inf, out=magnitudes)
+    if accelerator_of(values) is not None or np.isnan(np.max(magnitudes, initial=0)):  # a device would be waited for
+        # It takes the number where there is one: NaN becomes infinity, and all else stays.
+        np.fmin(magnitudes, np.inf, out=magnitudes)
     return magnitudes
