@@ -114,7 +114,7 @@ class Reduce(Exchange):
         vector[self._coordinates] = self._values
 
 
-class _Message(NamedTuple):
+class _Encoded(NamedTuple):
     """What a rank sends: coordinates, or where those in a row start, and values, as they travel."""
 
     form: Coordinates
@@ -178,7 +178,7 @@ class Gather(Exchange):
         for count, (begin, _) in zip(counts, ranges(cuts_of(nbytes)), strict=True):
             form, cut, length, _ = parts[count]
             coordinates, values = encoded[begin : begin + form.nbytes], encoded[begin + cut : begin + cut + length]
-            self._messages.append(_Message(form, coordinates, values))
+            self._messages.append(_Encoded(form, coordinates, values))
         return self._all_gather(nbytes, encoded)
 
     def coordinates(self, starts: Array) -> Array:
@@ -203,7 +203,7 @@ class Gather(Exchange):
         else:
             self._codec.encode(values, own.values)
 
-    def _values(self, message: _Message) -> Array:
+    def _values(self, message: _Encoded) -> Array:
         if self._codec is None:
             return message.values.view(self._how.dtype)
         self._codec.decode(message.values, self._decoded)

@@ -28,7 +28,7 @@ DTYPES: Final = (np.dtype(np.float32), np.dtype(np.float64))
 """In which matrices are factored."""
 
 
-class PowerSGD(Remembering["_Memory"]):
+class PowerSGD(Remembering["_PowerSGDState"]):
     """Average gradients in low rank: matrices travel as two thin factors, and what is lost comes with the next step.
 
     A tensor of shape (n, ...) is a matrix M of n rows and m columns, to which the error E of the step before is added:
@@ -128,7 +128,7 @@ class PowerSGD(Remembering["_Memory"]):
         if working_dtype(dtype) not in DTYPES:
             raise TypeError(f"PowerSGD is for float16, bfloat16, float32 and float64, not for {dtype}")
 
-    def _new_memory(self, layout: Layout, tensors: Sequence[Array]) -> _Memory:
+    def _new_memory(self, layout: Layout, tensors: Sequence[Array]) -> _PowerSGDState:
         shapes: dict[tuple[np.dtype[Any], Device], dict[int, tuple[int, ...]]] = {}
         for index, (dtype, shape, device) in enumerate(layout):
             shapes.setdefault((working_dtype(dtype), device), {})[index] = shape
@@ -138,7 +138,9 @@ class PowerSGD(Remembering["_Memory"]):
             for (dtype, device), members in shapes.items()
         ]
         # A generator for each memory: matrices of one shape in two of them start from different queries.
-        memory = _Memory(tensors, parts, np.random.default_rng([self.seed, len(self._entries)]), self.start_after)
+        memory = _PowerSGDState(
+            tensors, parts, np.random.default_rng([self.seed, len(self._entries)]), self.start_after
+        )
         memory.plan = self._plan(memory.program(self._mean, reuse_query=self.reuse_query))
         return memory
 
@@ -150,7 +152,7 @@ class PowerSGD(Remembering["_Memory"]):
         return self._collective(vector, Collective.ALLREDUCE, how, choice, tag=tag)
 
 
-class _Memory:
+class _PowerSGDState:
     """What is kept for one list of tensors: errors, queries, how many steps there were, and the generator."""
 
     plan: Plan[None]

@@ -21,7 +21,7 @@ from mpiagg.plans.program import Program, in_turn
 from mpiagg.transport import Channel
 
 
-class Sparsified(Remembering["_Memory"]):
+class Sparsified(Remembering["_SparsifiedState"]):
     """Aggregate a few coordinates of each tensor, and keep the rest for later: sparse gradients with error feedback.
 
     Each rank adds its tensors to its memory, and takes the values of some coordinates out of it to send them. The
@@ -131,14 +131,16 @@ class Sparsified(Remembering["_Memory"]):
         self.seed = check_integer("seed", self.seed, 0)
         self.momentum = check_number("momentum", self.momentum, "a number from 0 to less than 1", lambda x: 0 <= x < 1)
 
-    def _new_memory(self, layout: Layout, tensors: Sequence[Array]) -> _Memory:
-        return _Memory(self, self._channel, layout, tensors, self._plan, place=len(self._entries), worth=self._worth())
+    def _new_memory(self, layout: Layout, tensors: Sequence[Array]) -> _SparsifiedState:
+        return _SparsifiedState(
+            self, self._channel, layout, tensors, self._plan, place=len(self._entries), worth=self._worth()
+        )
 
     def _worth(self) -> float:
         return 1 if self.op == "avg" else self._channel.size
 
 
-class _Memory:
+class _SparsifiedState:
     """What is kept of one list of tensors, and the plan that sends some of it."""
 
     def __init__(

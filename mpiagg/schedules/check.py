@@ -114,7 +114,7 @@ def prove(
     for rank, program in enumerate(programs):
         for index, a_round in enumerate(program):
             _check_round(a_round, rank, index, chunks)
-    state = _State(len(programs), chunks, collective, root, rounded=rounded)
+    state = _Expressions(len(programs), chunks, collective, root, rounded=rounded)
     for event in walk(programs):
         if isinstance(event, Message):
             state.carry(event)
@@ -151,7 +151,7 @@ _USES = {
 }
 
 
-class _State:
+class _Expressions:
     """Which expression every chunk of every rank holds.
 
     Expressions are numbered: equal numbers are equal expressions. 0 is "nothing yet", 1 + r is what rank r brings.

@@ -30,7 +30,7 @@ Length = Annotated[int, Meta(ge=0, le=MOST_BYTES)]
 Seconds = Annotated[float, Meta(gt=0, le=sys.float_info.max)]
 
 
-class _Row(
+class _StoredRow(
     Struct,
     forbid_unknown_fields=True,
     omit_defaults=True,
@@ -63,7 +63,7 @@ class _Row(
             raise ValueError("unregistered is for algorithms that use shared memory, on one node with memory 'shared'")
 
 
-class _Measured(Struct, forbid_unknown_fields=True):
+class _Origin(Struct, forbid_unknown_fields=True):
     """Where a table was measured, as it stands in a file."""
 
     nodes: tuple[tuple[Annotated[int, Meta(ge=0, le=MOST_RANKS)], ...], ...]
@@ -79,8 +79,8 @@ class _Measured(Struct, forbid_unknown_fields=True):
 class _Content(Struct, forbid_unknown_fields=True):
     """What stands in a file, below its format and version."""
 
-    measured: _Measured | None
-    rows: Annotated[list[_Row], Meta(max_length=MOST_ROWS)]
+    measured: _Origin | None
+    rows: Annotated[list[_StoredRow], Meta(max_length=MOST_ROWS)]
 
 
 def read_table(path: Path) -> Table:
@@ -115,7 +115,7 @@ def table_of(name: str, content: object) -> Table:
     )
 
 
-def _row(given: _Row) -> Row:
+def _row(given: _StoredRow) -> Row:
     choice = Choice(given.algorithm, given.lanes, segment=given.segment, unregistered=given.unregistered)
     return Row(
         *(given.collective, choice, given.nbytes, given.ranks, given.spread, given.memory, given.times, given.library)
@@ -143,4 +143,4 @@ def text_of(table: Table) -> str:
 
 def _written(row: Row) -> Any:
     given = vars(row) | row.choice._asdict()
-    return to_builtins(_Row(**{name: given[name] for name in _Row.__struct_fields__}), str_keys=True)
+    return to_builtins(_StoredRow(**{name: given[name] for name in _StoredRow.__struct_fields__}), str_keys=True)

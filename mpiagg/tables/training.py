@@ -225,7 +225,7 @@ class _Methods:
         return 2 * (self._size - 1) / self._size * nbytes
 
     def _coded(self, wire: str, length: int) -> int:
-        """Return the bytes of the images of all ranks' chunks."""
+        """Return the bytes of the encoded buffers of all ranks' chunks."""
         return self._size * codec(wire).nbytes(-(-length // self._size))
 
     def _all_reduce(
@@ -290,11 +290,11 @@ class _Methods:
 
     def gossip(self) -> Iterator[_Method]:
         """Yield those of weights in each step, which hide behind a step where they have ``start`` and ``wait``."""
-        step, image = self._training.step, self._coded("u8", self._training.parameters)
+        step, encoded = self._training.step, self._coded("u8", self._training.parameters)
         for name, most, nbytes, window, passes, copies in (
             ("Decentralized()", 1, self._whole, step, 0, 1.0),
             ("NeighborAverage()", 2, self._whole, step, 0, 1.0),
-            ("LowPrecisionDecentralized()", 2, image, 0.0, 3, 5.8),
+            ("LowPrecisionDecentralized()", 2, encoded, 0.0, 3, 5.8),
         ):
             peers = min(most, self._size - 1)
             calls = [(peers, nbytes)]

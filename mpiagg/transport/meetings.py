@@ -70,7 +70,7 @@ def exchange(
 ) -> list[bytes]:
     """Do as `gather`, as part of an operation that has been entered already."""
     end_late(comm, subject)
-    new = _Exchange(comm, data, purpose, f"{purpose}{f' ({word})' if word else ''}")
+    new = _AllGather(comm, data, purpose, f"{purpose}{f' ({word})' if word else ''}")
     try:
         return new.finish(subject, timeout)
     finally:
@@ -90,7 +90,7 @@ def end_late(comm: MPI.Intracomm, subject: Subject) -> None:
         What has been found to be wrong with the communicator meanwhile.
     """
     late = comm.Get_attr(_keyval())
-    if isinstance(late, _Exchange):
+    if isinstance(late, _AllGather):
         late.end(subject)
         comm.Delete_attr(_keyval())
 
@@ -111,7 +111,7 @@ def end_all(subject: Subject) -> None:
             late.end(subject, max(0.0, until - time.monotonic()))
 
 
-class _Exchange:
+class _AllGather:
     """What every rank has to say, on its way to all.
 
     Attributes
@@ -184,7 +184,7 @@ class _Exchange:
         self._found = [each[1:] for each in found]
 
 
-_late: dict[int, _Exchange] = {}
+_late: dict[int, _AllGather] = {}
 """Those that were given up; each is an attribute of its communicator, too, and forgotten when that is freed."""
 
 _KEYVAL: list[int] = []
@@ -196,7 +196,7 @@ def _keyval() -> int:
     return _KEYVAL[0]
 
 
-def _forget(comm: MPI.Comm, keyval: int, late: _Exchange) -> None:
+def _forget(comm: MPI.Comm, keyval: int, late: _AllGather) -> None:
     del comm, keyval
     _late.pop(id(late), None)
 

@@ -52,7 +52,7 @@ class RankState(NamedTuple):
     recent : tuple of ReportedOperation
         The last of them, as far as they are still known.
     waits : str
-        What it waits for, and since when; nothing, if it waits for nothing.
+        What it waits for, and when it has entered the operation; nothing, if it waits for nothing.
     elsewhere : str
         The operation that it is in beside those of the communicator, if any.
     stack : tuple of str

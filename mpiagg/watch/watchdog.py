@@ -251,7 +251,7 @@ class Watchdog:
             if subject.log is log:
                 here.append(ReportedOperation(entry[ORDER], subject.what[:LONGEST], running, waiting))
                 if running and asked is not None:
-                    waits = f"{asked()}, since {(clock() - entry[START]) / 1e9:.0f} s"[:LONGEST]
+                    waits = f"{asked()}, entered {(clock() - entry[START]) / 1e9:.0f} s ago"[:LONGEST]
             elif waiting:
                 beside = "" if subject.log.whole is log else ELSEWHERE
                 elsewhere = f"{subject.what[:LONGEST]}{beside}"

@@ -140,8 +140,8 @@ def copied(monkeypatch):
         lengths.append(target.nbytes)
         original(target, source)
 
-    def refuse(letter):
-        raise AssertionError(letter)
+    def refuse(message):
+        raise AssertionError(message)
 
     monkeypatch.setattr(sharing._MailboxRound, "write", refuse)
     monkeypatch.setattr(np, "copyto", copyto)

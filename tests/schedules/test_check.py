@@ -4,7 +4,7 @@ import pytest
 
 from mpiagg.errors import ScheduleError
 from mpiagg.schedules import TABLE, Collective, Round, check, finish, prove, receive, reduce_from, schedules, send
-from mpiagg.schedules.check import _State
+from mpiagg.schedules.check import _Expressions
 
 
 def refused(programs, collective="allreduce", chunks=1, root=0):
@@ -319,14 +319,14 @@ def test_all_ranks_round_alike_with_every_algorithm():
 
 
 def test_a_sender_that_keeps_what_it_has_not_sent_ends_otherwise(monkeypatch):
-    carry = _State.carry
+    carry = _Expressions.carry
 
     def keeping(state, message):
         before = dict(state.held[message.source])
         carry(state, message)
         state.held[message.source] = before
 
-    monkeypatch.setattr(_State, "carry", keeping)
+    monkeypatch.setattr(_Expressions, "carry", keeping)
     check("recursive_doubling", "allreduce", 4)
     with pytest.raises(ScheduleError, match="ends with another expression"):
         check("recursive_doubling", "allreduce", 4, rounded=True)
