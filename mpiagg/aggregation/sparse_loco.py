@@ -12,13 +12,13 @@ from mpi4py import MPI
 from mpiagg.aggregation.exchanges import Gather
 from mpiagg.aggregation.local_steps import LocalSteps
 from mpiagg.aggregation.selection import how_many, top_k
-from mpiagg.arrays import INDEX, Array, check_wire_dtype, codec_of, cuts_of, device_of, ranges, reduction
+from mpiagg.arrays import INDEX, Array, Device, check_wire_dtype, codec_of, cuts_of, device_of, ranges, reduction
 from mpiagg.common.arguments import check_integer, check_number
 from mpiagg.plans.plan import Plan
 from mpiagg.plans.program import Program, in_turn
 
-ROWS: Final = 2**18
-"""So many values are looked at at once, for what lies between the steps of the selection."""
+VALUES: Final = 2**18
+"""So many are looked at at once, for what lies between the steps of the selection."""
 
 
 class SparseLoCo(LocalSteps):
@@ -130,42 +130,52 @@ class SparseLoCo(LocalSteps):
 
     def _program(self, vector: Array, kept: Array, lengths: Sequence[int]) -> Program:
         """Return the program that makes a vector the average of what the ranks send of it and of what they kept."""
-        device, blocks = device_of(vector), list(self._blocks(lengths))
+        device = device_of(vector)
+        batches = [_Batch.of(device, *batch) for batch in self._batches(lengths)]
         how = reduction("avg", vector.dtype, self._channel.size)
         coded = None if self.wire is None else device.codec(self.wire)
-        count = sum(block.rows * block.k for block in blocks)
+        count = sum(batch.k * len(batch.moved) for batch in batches)
         exchange = Gather(self._channel, how, device, len(vector), count, codec=coded)
 
         def load() -> None:
             np.multiply(kept, self.decay, out=kept)
             np.add(kept, vector, out=kept)
             chosen = [device.empty(0, INDEX)]
-            for start, rows, width, k in blocks:
-                stop = start + rows * width
-                chosen.append(start + top_k(kept[start:stop].reshape(rows, width), k, vector[start:stop]))
-            exchange.take(np.concatenate(chosen), kept)
+            for batch in batches:
+                rows = np.concatenate([kept[run] for run in batch.runs]).reshape(-1, batch.width)
+                chosen.append(top_k(rows, batch.k, vector[: rows.size]) + np.repeat(batch.moved, batch.k))
+            exchange.take(np.sort(np.concatenate(chosen), kind="stable"), kept)  # which merges what is in order
             vector.fill(0)
 
         return in_turn(load, exchange.program, partial(exchange.give, vector))
 
-    def _blocks(self, lengths: Sequence[int]) -> Iterator[_Block]:
-        """Yield chunks of one length that lie one after the other, some at a time."""
+    def _batches(self, lengths: Sequence[int]) -> Iterator[tuple[int, int, list[int]]]:
+        """Yield the length of some chunks, how many values of each are sent, and where they start."""
+        starts: dict[int, list[int]] = {}
         for begin, end in ranges(cuts_of(lengths)):
-            whole = (end - begin) // self.chunk
-            many = max(1, ROWS // self.chunk)
-            for row in range(0, whole, many):
-                rows = min(many, whole - row)
-                yield _Block(begin + row * self.chunk, rows, self.chunk, how_many(self.chunk, self.ratio))
-            rest = end - begin - whole * self.chunk
-            if rest:
-                yield _Block(end - rest, 1, rest, how_many(rest, self.ratio))
+            for start in range(begin, end, self.chunk):
+                starts.setdefault(min(self.chunk, end - start), []).append(start)
+        for width, found in starts.items():
+            many = max(1, VALUES // width)
+            for first in range(0, len(found), many):
+                yield width, how_many(width, self.ratio), found[first : first + many]
 
 
-class _Block(NamedTuple):
-    """Chunks of one length, one a row."""
+class _Batch(NamedTuple):
+    """Chunks of one length, which are looked at together."""
 
-    start: int
-    rows: int
     width: int
     k: int
     """How many values of each are sent."""
+    runs: Sequence[slice]
+    """Where they lie, those together that follow one another."""
+    moved: Array
+    """How much further each lies in the vector than in the batch."""
+
+    @classmethod
+    def of(cls, device: Device, width: int, k: int, starts: Sequence[int]) -> _Batch:
+        """Return the batch of the chunks that start there."""
+        first = np.array(starts, INDEX)
+        cuts = np.flatnonzero(np.diff(first) != width) + 1
+        runs = [slice(int(run[0]), int(run[-1]) + width) for run in np.split(first, cuts)]
+        return cls(width, k, runs, device.from_host(first - width * np.arange(len(first))))

@@ -7,6 +7,7 @@ from restated import averaged, through
 from support import refused
 
 import mpiagg
+from mpiagg.aggregation import sparse_loco
 
 pytestmark = pytest.mark.mpi
 
@@ -82,9 +83,11 @@ def made(how, **more):
     return mpiagg.SparseLoCo(**{{"rate": "outer_learning_rate"}.get(key, key): x for key, x in how.items()}, **more)
 
 
+@pytest.mark.parametrize("together", [200, sparse_loco.VALUES])
 @pytest.mark.parametrize("dtype", [np.float64, np.float32])
 @pytest.mark.parametrize("how", CASES)
-def test_it_is_its_restatement_bit_for_bit(how, dtype):
+def test_it_is_its_restatement_bit_for_bit(how, dtype, together, monkeypatch):
+    monkeypatch.setattr(sparse_loco, "VALUES", together)
     everyone, mine = Everyone([noise(rank, 0, dtype) for rank in range(SIZE)], **how), split(noise(RANK, 0, dtype))
     with made(how) as aggregation:
         aggregation._weights.algorithm = "direct"  # the first average, in the order that is restated
