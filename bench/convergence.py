@@ -18,7 +18,7 @@ from typing import Any
 from matplotlib.figure import Figure
 
 from mpiagg.cli.aggregators import AGGREGATORS
-from mpiagg.cli.summary import COLOURS, MARKS
+from mpiagg.cli.price_plot import COLOURS, MARKS
 
 RANKS = 4
 EXACT = "allreduce"

@@ -28,8 +28,8 @@ import numpy as np
 from mpi4py import MPI
 
 import mpiagg
-from mpiagg.benchmarks import machine
-from mpiagg.benchmarks.timing import Entry, Pace, hold
+from mpiagg.benchmarks import machine, timing
+from mpiagg.benchmarks.timing import Entry, Pace
 
 COMM = MPI.COMM_WORLD
 LISTS = ((200, 64), (20, 4096), (1, 12_800), (2000, 64), (10, 1_000_000))
@@ -71,7 +71,7 @@ def lists(pace: Pace) -> Iterator[dict[str, Any]]:
 
 def medians(entries: dict[str, Entry], pace: Pace) -> dict[str, float]:
     """Return the median microseconds of each; collective."""
-    found = hold(COMM, list(entries.values()), pace)
+    found = timing.run(COMM, list(entries.values()), pace)
     return {name: float(np.median(result.seconds)) * 1e6 for name, result in zip(entries, found, strict=True)}
 
 

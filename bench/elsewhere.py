@@ -13,6 +13,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from mpi4py import MPI
@@ -65,7 +66,7 @@ def measure(nbytes: int, limit: float) -> dict[str, list[float]]:
     return times
 
 
-def row(nbytes: int, times: dict[str, list[float]], fastest: float) -> dict[str, object]:
+def row(nbytes: int, times: dict[str, list[float]], fastest: float) -> dict[str, Any]:
     """Return the medians of turns together and apart, in us."""
     apart = np.array(times[PROBE]) > APART * fastest
     medians = {}

@@ -28,8 +28,8 @@ import numpy as np
 from mpi4py import MPI
 
 import mpiagg
-from mpiagg.benchmarks import machine
-from mpiagg.benchmarks.timing import Entry, Pace, hold
+from mpiagg.benchmarks import machine, timing
+from mpiagg.benchmarks.timing import Entry, Pace
 
 COMM = MPI.COMM_WORLD
 LISTS = {"8 x 1 Mi": (8, 2**20), "200 x 16 Ki": (200, 2**14)}
@@ -46,7 +46,7 @@ STAGES: dict[str, dict[str, Any]] = {
 
 def medians(entries: dict[str, Callable[[], object]], pace: Pace) -> dict[str, float]:
     """Return the median microseconds of each; collective."""
-    found = hold(COMM, [Entry(entry) for entry in entries.values()], pace)
+    found = timing.run(COMM, [Entry(entry) for entry in entries.values()], pace)
     return {name: float(np.median(result.seconds)) * 1e6 for name, result in zip(entries, found, strict=True)}
 
 

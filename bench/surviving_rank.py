@@ -15,7 +15,7 @@ import time
 import zlib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -90,7 +90,7 @@ def main() -> None:
         pid.write_text(str(os.getpid()))
         loop.run(10**9)
         if loop.trained is not None:
-            loop.trained.free()
+            cast(Training, loop.trained).free()
 
 
 if __name__ == "__main__":

@@ -26,4 +26,14 @@ with mpiagg.DDP(gradients, comm=comm) as ddp:
     ddp.broadcast_parameters(root=0)
     ddp.sync_gradients(gradients)
 
+model: Any = object()
+replica = mpiagg.DDP(model)
+loss: Any = replica(x)
+with mpiagg.Sharded(gradients, mpiagg.optimizers.AdamW(lr=1e-3), stage=2, comm=comm) as sharded:
+    norm: float | None = sharded.step(gradients)
+    held: dict[str, int] = sharded.memory()
+divided = mpiagg.Sharded(model, mpiagg.optimizers.AdamW)
+loss = divided(x)
+divided.step()
+
 error: type[Exception] = mpiagg.StallError

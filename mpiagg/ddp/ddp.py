@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
-from types import TracebackType
 from typing import Any, Final
 from weakref import WeakMethod, finalize, ref
 
@@ -39,8 +38,8 @@ class DDP:
     Parameters
     ----------
     module : list of numpy.ndarray, torch.nn.Module, or object with ``parameters()``
-        The parameters, with the same shapes and dtypes on all ranks; ``parameters()`` yields arrays, or items that
-        have ``data`` and ``grad``. All are on the CPU, or some on one accelerator.
+        The parameters, of the same shapes and dtypes on all ranks; ``parameters()`` yields arrays, or items that have
+        ``data`` and ``grad``. All are on the CPU, or some on one accelerator.
     comm : MPI.Intracomm, optional
         The ranks; by default those of the aggregation, or the world.
     aggregation : Aggregation, optional
@@ -82,6 +81,8 @@ class DDP:
     and so is one that raised an error, if the program goes on (what it has not reached counts as missing): before that
     an optimizer of torch's raises a PlanError if it is to step; with ``overlap`` the parameters' gradients are None.
     """
+
+    __call__: Callable[..., Any]
 
     def __new__(cls, module: Any = None, *_: Any, **__: Any) -> DDP:  # noqa: PYI034 - typing.Self needs Python 3.11
         """Return a DDP of the module's kind."""
@@ -321,9 +322,7 @@ class DDP:
         """Return the DDP."""
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         """Free the DDP."""
         self.free()
 

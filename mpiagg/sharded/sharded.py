@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from copy import deepcopy
 from types import TracebackType
-from typing import Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -106,7 +106,13 @@ class Sharded(Training):
     ...     sharded.step(gradients_of(weights, x, y))
     """
 
-    def __new__(cls, module: Any = None, *_: Any, **__: Any) -> Any:
+    __call__: Callable[..., Any]
+    if TYPE_CHECKING:  # what only arrays, or only modules, have
+
+        def __getattr__(self, name: str) -> Any:
+            """Return the attribute of the kind."""
+
+    def __new__(cls, module: Any = None, *_: Any, **__: Any) -> Sharded:  # noqa: PYI034 - typing.Self needs Python 3.11
         """Return one of the module's kind."""
         return super().__new__(_kind(module) if cls is Sharded else cls)
 

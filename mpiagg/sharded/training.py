@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -37,45 +36,45 @@ class Training:
 
     # -- what the kinds of modules do
 
-    @abstractmethod
     def _check(self, module: Any, optimizer: Any, layers: Any) -> list[Form]:
         """Validate the module and the optimizer; return the forms of the parameters."""
+        raise NotImplementedError
 
-    @abstractmethod
     def _split_for(self, split: str | None) -> str:
         """Return how tensors are divided, if that can be."""
+        raise NotImplementedError
 
-    @abstractmethod
     def _describe_optimizer(self) -> str:
         """Return what all ranks must agree on of the optimizer."""
+        raise NotImplementedError
 
-    @abstractmethod
     def _lay_out(self) -> None:
         """Make what is shared; collective."""
+        raise NotImplementedError
 
-    @abstractmethod
     def _update(self, present: Sequence[bool]) -> None:
         """Update this rank's parts of the parameters that have a gradient on any rank, and publish all."""
+        raise NotImplementedError
 
-    @abstractmethod
     def _kept(self, index: int, k: int) -> dict[str, Any]:
         """Return what the optimizer keeps for this rank's part of a tensor."""
+        raise NotImplementedError
 
-    @abstractmethod
     def _check_kept(self, index: int, kept: Mapping[str, Any]) -> None:
         """Raise ValueError if the optimizer cannot keep this for a part of a tensor."""
+        raise NotImplementedError
 
-    @abstractmethod
     def _keep(self, index: int, k: int, kept: Mapping[str, Any]) -> None:
         """Let the optimizer keep this for this rank's part of a tensor."""
+        raise NotImplementedError
 
-    @abstractmethod
     def _hyperparameters(self) -> Any:
         """Return how the optimizer steps."""
+        raise NotImplementedError
 
-    @abstractmethod
     def _load_hyperparameters(self, given: Any) -> None:
         """Let the optimizer step as this says; ValueError if it cannot."""
+        raise NotImplementedError
 
     def _buffers(self) -> dict[str, Array]:
         """Return what is saved beside the parameters."""
@@ -129,9 +128,9 @@ class Training:
         self._gradients.bring_in(k, given)
         self._gradients.start(background=background)
 
-    @abstractmethod
     def _checked_gradient(self, index: int, gradient: Any) -> Array:
         """Return a parameter's gradient as an array; raise TypeError or ValueError if it is none."""
+        raise NotImplementedError
 
     def _finish(self) -> float | None:
         """Update the parts with the gradients that have been sent; return their norm, if they are clipped."""
