@@ -15,7 +15,8 @@ Curves say where loss and accuracy on held-out data stand after so many steps an
 the pictures are steps times that.
 
 Each record is saved as soon as it is there, and what is saved with the same settings is not done again: a run that was
-stopped goes on. ``--task``, ``--split``, ``--ranks`` and ``--way`` take some.
+stopped goes on. ``--task``, ``--split``, ``--ranks`` and ``--way`` take some. Which of two ways that are alike ends
+with the lower loss may be chance: ``--seed 0 --seed 1 --seed 2`` trains with other weights and other batches, too.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ import time
 from collections.abc import Iterator, Sequence
 from itertools import product
 from pathlib import Path
+from statistics import fmean
 from typing import Any, Final, NamedTuple
 
 import click
@@ -94,6 +96,8 @@ class Part(NamedTuple):
     ranks : int
     link : str or None
         The rate of the links. With None the loss is followed; with a rate the time is taken.
+    seed : int
+        Of the weights, and of how data are dealt.
     steps : int
         Of a training; or, if time is taken, of a turn.
     points : int
@@ -106,6 +110,7 @@ class Part(NamedTuple):
     split: str
     ranks: int
     link: str | None
+    seed: int
     steps: int
     points: int
     ways: Sequence[str]
@@ -130,14 +135,15 @@ def parts(
     splits: Sequence[str],
     ranks: Sequence[int],
     links: Sequence[str],
+    seeds: Sequence[int] = (0,),
     ways: Sequence[str],
     lengths: dict[str, tuple[int, int]],
 ) -> Iterator[Part]:
-    """Yield what is not saved yet. Time is taken of one split alone: it does not depend on data."""
+    """Yield what is not saved yet. Time is taken of one split and seed alone: it does not depend on data."""
     wanted: Sequence[str | None] = links or [None]
-    for size, task, split, link in product(ranks, tasks, ["iid"] if links else splits, wanted):
+    for size, task, split, seed, link in product(ranks, tasks, ["iid"] if links else splits, seeds, wanted):
         steps, points = lengths[task]
-        part = Part(task, split, size, link, steps, points, ways)
+        part = Part(task, split, size, link, seed, steps, points, ways)
         if missing := part.missing(saved):
             # Turns are taken by all of them, or times could not be compared.
             yield part if link is not None else part._replace(ways=missing)
@@ -163,20 +169,30 @@ def run(part: Part, output: Path) -> int:
 def goal(saved: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """Return for each way how it stands to the goal: 4 ranks, the language model, links of 100 Mbit/s; best first.
 
-    Pace is its tokens a second over those without communication; loss and peak are over those of torch's DDP.
+    Pace is its tokens a second over those without communication; loss and peak are over those of torch's DDP, loss with
+    the same seed. That is the mean over the seeds with which both were trained; ``losses`` has each.
     """
     about = [each for each in saved if (each["task"], each["split"], each["ranks"]) == ("characters", "iid", 4)]
-    curves = {each["way"]: each for each in about if each["link"] is None}
+    curves = {(each["way"], each["seed"]): each for each in about if each["link"] is None}
     times = {each["way"]: each for each in about if each["link"] == "100mbit"}
+    if not {*REFERENCES} <= times.keys() or (TORCH, 0) not in curves:
+        return []
     rows = []
-    for way in (curves.keys() & times.keys()) - {ALONE}:
-        if not {*REFERENCES} <= curves.keys() & times.keys() or curves[way]["curve"][-1]["loss"] is None:
+    for way in times.keys() - {ALONE}:
+        own = {seed: each["curve"][-1]["loss"] for (name, seed), each in curves.items() if name == way}
+        losses = {
+            seed: x and x / curves[TORCH, seed]["curve"][-1]["loss"]
+            for seed, x in own.items()
+            if (TORCH, seed) in curves
+        }
+        if 0 not in losses or None in losses.values():
             continue
         row = {
             "way": way,
             "pace": times[way]["tokens_a_second"] / times[ALONE]["tokens_a_second"],
-            "loss": curves[way]["curve"][-1]["loss"] / curves[TORCH]["curve"][-1]["loss"],
-            "peak": curves[TORCH]["peak_bytes"] / max(1, curves[way]["peak_bytes"]),
+            "loss": fmean(losses.values()),
+            "losses": losses,
+            "peak": curves[TORCH, 0]["peak_bytes"] / max(1, curves[way, 0]["peak_bytes"]),
         }
         rows.append({**row, "met": row["pace"] >= PACE and row["loss"] <= LOSS and row["peak"] >= PEAK})
     return sorted(rows, key=lambda row: (-row["met"], row["loss"]))
@@ -203,7 +219,7 @@ def draw(saved: Sequence[dict[str, Any]], task: str, split: str, ranks: int, pat
     curves = {
         each["way"]: each
         for each in saved
-        if (each["task"], each["split"], each["ranks"], each["link"]) == (task, split, ranks, None)
+        if (each["task"], each["split"], each["ranks"], each["link"], each["seed"]) == (task, split, ranks, None, 0)
     }
     timed: dict[str, dict[str, float]] = {}
     for each in saved:
@@ -244,7 +260,8 @@ def report(output: Path) -> None:
         draw(saved, task, split, ranks, path)
         print(f"drew {path}")
     for row in goal(saved):
-        numbers = f"pace {row['pace']:.2f}, loss {row['loss']:.3f}, peak 1/{row['peak']:.0f}"
+        each = ", ".join(f"{x:.3f}" for _, x in sorted(row["losses"].items()))
+        numbers = f"pace {row['pace']:.2f}, loss {row['loss']:.3f} ({each}), peak 1/{row['peak']:.0f}"
         print(f"{row['way']:28} {numbers}: {'met' if row['met'] else 'not met'}")
 
 
@@ -254,6 +271,7 @@ def report(output: Path) -> None:
 @click.option("--ranks", multiple=True, type=click.IntRange(min=2), default=(4, 8), show_default=True)
 @click.option("--way", "ways", multiple=True, type=click.Choice(WAYS), help="How; by default in all ways.")
 @click.option("--link", "links", multiple=True, help="Take the time on virtual links of this rate; takes root.")
+@click.option("--seed", "seeds", multiple=True, type=click.IntRange(min=0), default=(0,), show_default=True)
 @click.option("--steps", type=click.IntRange(min=1), help="Of a training, or of a turn that is timed.")
 @click.option("--quick", is_flag=True, help="Two ranks, a few steps and ways: whether it works.")
 @click.option("--draw", "drawing", is_flag=True, help="Only draw what is saved.")
@@ -265,6 +283,7 @@ def main(
     ranks: tuple[int, ...],
     ways: tuple[str, ...],
     links: tuple[str, ...],
+    seeds: tuple[int, ...],
     steps: int | None,
     quick: bool,
     drawing: bool,
@@ -284,6 +303,7 @@ def main(
         splits=splits or SPLITS,
         ranks=ranks,
         links=links,
+        seeds=(0,) if links else seeds,
         ways=ways or WAYS,
         lengths=lengths,
     )

@@ -26,9 +26,6 @@ from mpiagg.benchmarks.gloo import Gloo
 from mpiagg.transport import channel_of
 
 COMM: Final = MPI.COMM_WORLD
-SEED: Final = 0
-"""Of the weights, and of how data are divided."""
-
 WIRE: Final = Path("/sys/class/net/eth0/statistics/tx_bytes")
 """What has gone out of a virtual node."""
 
@@ -39,7 +36,7 @@ def task_of(part: Part, way: str) -> Task:
     settings = {"momentum": MADE[way].momentum} if way in MADE else {}
     if (part.task, way) in LEARNING_RATES:
         settings["learning_rate"] = LEARNING_RATES[part.task, way]
-    return TASKS[part.task](part.split, COMM.rank, COMM.size, SEED, steps, **settings)
+    return TASKS[part.task](part.split, COMM.rank, COMM.size, part.seed, steps, **settings)
 
 
 class Training:
@@ -154,7 +151,7 @@ def save(part: Part, way: str, found: dict[str, Any], path: Path) -> None:
     """Put a record in the place of that of the same part with other lengths; for rank 0."""
     key = {**part.settings, "way": way}
     saved = json.loads(path.read_text()) if path.exists() else {"records": []}
-    names = ("task", "split", "link", "ranks", "way")
+    names = ("task", "split", "link", "ranks", "seed", "way")
     others = [each for each in saved["records"] if any(each[name] != key[name] for name in names)]
     saved = {"machine": machine.facts(), "records": [*others, {**key, **found}]}
     new = path.with_suffix(".new")

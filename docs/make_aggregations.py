@@ -33,7 +33,7 @@ def _learned(records: list[dict[str, Any]]) -> list[str]:
         last = {
             (each["way"], each["split"]): each
             for each in records
-            if (each["task"], each["ranks"], each["link"]) == (task, 4, None)
+            if (each["task"], each["ranks"], each["link"], each["seed"]) == (task, 4, None, 0)
         }
         ways = list(dict.fromkeys(way for way, _ in last))
         lines += [f"`{task}`, 4 ranks:", "", f"| way | {' | '.join(LEARNED_COLUMNS)} |", "|---" + "|---:" * 6 + "|"]

@@ -18,9 +18,9 @@ from bench.learning import ALONE, TORCH, Part  # noqa: E402
 LENGTHS = {"characters": (600, 20), "digits": (400, 20)}
 
 
-def record(way, *, task="characters", link=None, split="iid", ranks=4, **more):
+def record(way, *, task="characters", link=None, split="iid", ranks=4, seed=0, **more):
     steps, points = LENGTHS[task]
-    return {**Part(task, split, ranks, link, steps, points, [way]).settings, "way": way, **more}
+    return {**Part(task, split, ranks, link, seed, steps, points, [way]).settings, "way": way, **more}
 
 
 def asked(saved, **more):
@@ -37,6 +37,9 @@ def test_what_is_saved_is_not_done_again():
     assert first.ways == [TORCH]
     assert all(part.ways == [ALONE, TORCH] for part in others)
     assert len(asked([record(ALONE), record(TORCH)])) == 3
+    assert [
+        part.seed for part in asked([record(ALONE), record(TORCH)], tasks=["characters"], splits=["iid"], seeds=[0, 1])
+    ] == [1]
     # Of other lengths it is another training.
     assert asked([record(ALONE)], lengths={**LENGTHS, "characters": (601, 20)})[0].ways == [ALONE, TORCH]
 
@@ -47,8 +50,8 @@ def test_those_whose_times_are_compared_take_turns_in_one_job():
     assert asked([record(way, link="1gbit") for way in (ALONE, TORCH)], tasks=["characters"], links=["1gbit"]) == []
 
 
-def trained(way, loss, pace, peak):
-    curve = record(way, curve=[{"step": 1, "loss": 9.0}, {"step": 600, "loss": loss}], peak_bytes=peak)
+def trained(way, loss, pace, peak, seed=0):
+    curve = record(way, seed=seed, curve=[{"step": 1, "loss": 9.0}, {"step": 600, "loss": loss}], peak_bytes=peak)
     return [curve, record(way, link="100mbit", tokens_a_second=pace, peak_bytes=peak)]
 
 
@@ -67,6 +70,10 @@ def test_the_goal_is_held_against_the_references(way, met):
     found = {row["way"]: row["met"] for row in learning.goal([*saved, *trained(*way)])}
     assert found.pop(TORCH) is False
     assert found == ({} if met is None else {way[0]: met})
+    # With another seed the ratio may be another; it counts as much.
+    saved += [*trained(TORCH, 1.7, 40.0, 1000, seed=1), *trained(*way, seed=1)]
+    mean = [row["loss"] for row in learning.goal([*saved, *trained(*way)]) if row["way"] == way[0]]
+    assert mean == ([] if met is None else [pytest.approx((way[1] / 1.6 + way[1] / 1.7) / 2)])
     # Without what it is held against there is nothing to say.
     assert learning.goal(trained(*way)) == []
 
