@@ -94,7 +94,8 @@ def events(timeline: Timeline) -> list[Event]:
             for each in slices:
                 timed += _events(timeline, recording, each, tid)
         ts = timeline.us(recording, recording.span[1])
-        timed.append({"name": f"recorded: {recording.reason}", "ph": "i", "s": "p", "ts": ts, "pid": pid, "tid": pid})
+        name = f"recorded: {_first_line(recording.reason)}"
+        timed.append({"name": name, "ph": "i", "s": "p", "ts": ts, "pid": pid, "tid": pid})
     # The sort is stable: on each track, what begins or ends at one time stays in order.
     return about + sorted(timed, key=lambda event: float(event["ts"]))
 
@@ -174,7 +175,7 @@ def summary(timeline: Timeline) -> Iterator[str]:
     reasons: dict[str, list[int]] = defaultdict(list)
     clocks: dict[str, list[Recording]] = defaultdict(list)
     for each in recordings:
-        reasons[each.reason].append(each.rank)
+        reasons[_first_line(each.reason)].append(each.rank)
         clocks[each.boot].append(each)
     yield f"recorded: {who_says_what(reasons)}"
     for ranks in clocks.values() if len(clocks) > 1 else ():
@@ -225,3 +226,8 @@ def _table(timeline: Timeline) -> Table:
 def _time(ns: float) -> str:
     unit, length = next((each for each in _UNITS if ns >= each[1]), ("ns", 1.0))
     return f"{ns / length:,.4g} {unit}"
+
+
+def _first_line(reason: str) -> str:
+    """Return what an error says before its table; ends of lines, which cannot be shown, are read as one character."""
+    return reason.partition("\N{REPLACEMENT CHARACTER}")[0]

@@ -52,14 +52,14 @@ class Arrival(NamedTuple):
 
 
 class Computing(NamedTuple):
-    """What a wait is for: a device, or the MPI library's own collective, to have done what it was asked for."""
+    """What a wait is for: a device, or the MPI library's own collective."""
 
     label: str
     who: str = "the device"
 
     def __str__(self) -> str:
         """Say it in words."""
-        return f"{self.label}: {self.who} to have done what it was asked for"
+        return f"{self.label}: {self.who}"
 
     @property
     def now(self) -> Computing:

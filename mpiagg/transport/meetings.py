@@ -55,7 +55,8 @@ def gather(
     StallError
         If a rank does not come within the timeout; or if another has waited in vain for this one before.
     """
-    with meeting(purpose, OperationLog("", comm.Get_rank(), comm.Get_size()) if log is None else log) as subject:
+    what = f"{purpose}: {word}" if word else purpose
+    with meeting(what, OperationLog("", comm.Get_rank(), comm.Get_size()) if log is None else log) as subject:
         return exchange(comm, data, purpose, subject, word=word)
 
 

@@ -25,7 +25,7 @@ from typing import Final
 
 from mpiagg.watch.dumps import write
 from mpiagg.watch.forks import forget_in_children
-from mpiagg.watch.recorder import Recorder, stack
+from mpiagg.watch.recorder import SUBJECT, Recorder, stack
 
 ABORT: Final = "MPIAGG_ABORT"
 """The environment variable that is 0 where the program handles its errors itself."""
@@ -198,7 +198,9 @@ class Ending:
         self.dump("signal SIGUSR2")
 
     def _terminated(self, number: int, frame: FrameType | None) -> None:
-        where = stack(outside=frame is not None)  # or else it is another thread that says so
+        # A thread says so, without a frame, where the main thread is in a call of the MPI library.
+        calls = frame is not None or any(entry[SUBJECT].unleavable for entry in self.recorder.running)
+        where = stack(outside=calls)
         self._end("received SIGTERM", 128 + number, f"  at {' < '.join(where)}\n")
 
     # -- the launcher

@@ -257,7 +257,8 @@ def read_all(sources: Iterable[Path]) -> list[Recording]:
     first, where = next(iter(found.values()))
     for other, path in found.values():
         if other.size != first.size:
-            raise ValueError(f"{str(where)!r} is of {first.size} ranks and {str(path)!r} of {other.size}: not one job")
+            sizes = f"{str(where)!r} is of {first.size} ranks and {str(path)!r} of {other.size}"
+            raise ValueError(f"{sizes}: name the files of one job, or give each a folder by MPIAGG_RECORD_DIR")
     return [found[rank][0] for rank in sorted(found)]
 
 

@@ -196,13 +196,18 @@ def _differ(one: RankState, other: RankState, last: int) -> bool:
 
 
 def _disagreement(states: Sequence[tuple[int, RankState]], order: int) -> MismatchError | None:
-    """Return who says what of an operation, if that differs as far as is still known."""
+    """Return who says what of an operation, and where the first who says so is, if that differs as far as is known."""
     said: dict[str, list[int]] = {}
+    places: dict[str, str] = {}
     for rank, state in states:
         operation = state.of(order)
         if operation is not None:
             said.setdefault(operation.what, []).append(rank)
-    return MismatchError(_who_disagrees(order, said)) if len(said) > 1 else None
+            if operation.running and state.stack:
+                places.setdefault(operation.what, f", at {state.stack[0]}")
+    if len(said) < 2:
+        return None
+    return MismatchError(_who_disagrees(order, {what + places.get(what, ""): ranks for what, ranks in said.items()}))
 
 
 def _who_disagrees(order: int, said: Mapping[str, Sequence[int]]) -> str:

@@ -142,8 +142,12 @@ class Watchdog:
         called = f"; called at {site}" if site else ""
         say(f"rank {log.rank} has waited {seconds:.0f} s in {_operation(seen.entry)}{what}{called}")
         found = self.report(log, aloud=True)
-        if found.fault is not None and subject.waits is not None:
+        if found.fault is None or seen.entry[END]:
+            return
+        if subject.waits is not None:
             log.fault = log.fault or found.fault
+        else:  # in a call of the MPI library, where nobody can raise it
+            self._give_up(str(found.fault))
 
     def _explain(self, log: OperationLog, differ_in: int = 0) -> str:
         """Return in words who is where; nothing, if that cannot be found out."""
@@ -250,8 +254,9 @@ class Watchdog:
             inside = inside or waiting
             if subject.log is log:
                 here.append(ReportedOperation(entry[ORDER], subject.what[:LONGEST], running, waiting))
-                if running and asked is not None:
-                    waits = f"{asked()}, entered {(clock() - entry[START]) / 1e9:.0f} s ago"[:LONGEST]
+                if running and (asked is not None or subject.unleavable):
+                    what = "the MPI library" if asked is None else asked()
+                    waits = f"{what}, entered {(clock() - entry[START]) / 1e9:.0f} s ago"[:LONGEST]
             elif waiting:
                 beside = "" if subject.log.whole is log else ELSEWHERE
                 elsewhere = f"{subject.what[:LONGEST]}{beside}"

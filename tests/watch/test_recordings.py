@@ -261,5 +261,5 @@ def test_recordings_that_are_not_of_one_job_are_refused(tmp_path):
         read_all([tmp_path])
     with pytest.raises(ValueError, match=r"rank 2 is there twice: .*a/rank-2.json.* and .*b/rank-2.json"):
         read_all([tmp_path / "a", write(tmp_path / "b", rank=2)])
-    with pytest.raises(ValueError, match=r"is of 4 ranks and .*rank-1.json' of 5: not one job"):
+    with pytest.raises(ValueError, match=r"is of 4 ranks and .*rank-1.json' of 5: name the files of one job"):
         read_all([tmp_path / "a", write(tmp_path / "c", rank=1, size=5)])

@@ -24,6 +24,7 @@ def state(*recent, status="runs", waits="", elsewhere="", stack=("train.py:42 in
     return RankState(status, count, operations, waits, elsewhere, stack)
 
 
+HERE = "at train.py:42 in step"
 SUM, MAX, MIN = (f"allreduce of 3 float32, op {op}" for op in ("sum", "max", "min"))
 
 
@@ -62,9 +63,9 @@ def test_who_does_not_come_to_what_is_done_beside_the_operations_is_named():
 @pytest.mark.parametrize(
     ("answers", "words"),
     [
-        ([state((1, SUM, "waits")), state((1, MAX, "waits"))], f"in operation 1: rank 0: {SUM}; rank 1: {MAX}"),
-        ([state((1, SUM, "waits")), state((1, MAX), (2, MIN, "waits"))], f"rank 0: {SUM}; rank 1: {MAX}"),
-        ([state((1, SUM, "waits"))] * 2 + [state((1, MAX, "waits"))], f"ranks 0, 1: {SUM}; rank 2: {MAX}"),
+        ([state((1, SUM, "waits")), state((1, MAX, "waits"))], f"in operation 1: rank 0: {SUM}, {HERE}; rank 1: {MAX}"),
+        ([state((1, SUM, "waits")), state((1, MAX), (2, MIN, "waits"))], f"rank 0: {SUM}, {HERE}; rank 1: {MAX}"),
+        ([state((1, SUM, "waits"))] * 2 + [state((1, MAX, "waits"))], f"ranks 0, 1: {SUM}, {HERE}; rank 2: {MAX}"),
         ([state((2, SUM, "waits")), state((1, SUM), (2, MAX), (3, MIN, "waits"))], "in operation 2"),
     ],
 )
@@ -72,6 +73,13 @@ def test_a_mismatch_is_certain(answers, words):
     fault = report(answers).fault
     assert isinstance(fault, MismatchError)
     assert words in str(fault)
+
+
+def test_a_mismatch_says_where_those_are_who_are_in_it():
+    other = state((7, MAX, "waits"), stack=("other.py:3 in f",))
+    at = [state((7, SUM, "waits")), state((7, SUM, "waits"), stack=()), other]
+    said = f"ranks 0, 1: {SUM}, at train.py:42 in step; rank 2: {MAX}, at other.py:3 in f"
+    assert str(report(at).fault) == f"ranks disagree in operation 7: {said}"
 
 
 def test_an_operation_that_ranks_are_known_to_disagree_in_is_named_though_nobody_waits():

@@ -36,13 +36,18 @@ def told(rank):
     return rank
 
 
-@pytest.fixture
-def ranks():
-    made = [Rank(rank, 3) for rank in range(3)]
+def together(**how):
+    """Return three ranks that know each other."""
+    made = [Rank(rank, 3, **how) for rank in range(3)]
     peers = [each.watchdog.listener.peer for each in made]
     for each in made:
         each.watchdog.join(each.log, peers)
     return made
+
+
+@pytest.fixture
+def ranks():
+    return together()
 
 
 def test_every_rank_gets_the_same_report(ranks):
@@ -61,7 +66,7 @@ def test_a_mismatch_is_told_to_all(ranks):
     found = ranks[1].watchdog.report(ranks[1].log)
     assert isinstance(found.fault, MismatchError)
     for each in ranks:
-        with pytest.raises(MismatchError, match=r"ranks 0, 1: a sum; rank 2: a maximum"):
+        with pytest.raises(MismatchError, match=r"ranks 0, 1: a sum, at .*; rank 2: a maximum, at "):
             told(each).log.check()
 
 
@@ -138,6 +143,24 @@ def test_what_goes_on_is_not_warned_of(capfd):
     told = capfd.readouterr().err  # also what others say late
     assert "what goes on" not in told
     assert "a plan" not in told
+
+
+@pytest.mark.parametrize("agree", [True, False])
+def test_ranks_in_different_calls_of_the_mpi_library_end_the_job(agree, capfd):
+    ranks = together(warn=1e-9)
+    for each, what in zip(ranks, ("a sum", "a sum", "a sum" if agree else "a maximum"), strict=True):
+        subject = Subject(each.log, what)
+        subject.unleavable = 1000
+        each.recorder.begin(subject, True)
+    ranks[1].watchdog.look()
+    ranks[1].watchdog.look()
+    if not agree:
+        assert ranks[1].given_up.wait(10)
+        return
+    told = ""
+    while "  rank 2: in it, waits for the MPI library, entered 0 s ago" not in told:
+        told += capfd.readouterr().err
+    assert not ranks[1].given_up.is_set()
 
 
 def test_a_wait_that_nobody_can_leave_ends_the_job():
