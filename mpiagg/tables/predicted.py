@@ -32,7 +32,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import groupby, pairwise
-from typing import Any, Final
+from typing import Final
 
 from mpiagg.schedules import Cluster, Collective, Layout, algorithms
 from mpiagg.schedules.model import Pricing
@@ -60,9 +60,40 @@ MAILED: Final = 2**20
 MOVED: Final = 64 * 2**10
 """Bytes up to which unregistered vectors go through shared memory: those that are reduced, and others."""
 
-NODE_NATIVE: Final = 8 * 2**10
 NETWORK_NATIVE: Final = 64 * 2**10
-"""Bytes up to which the MPI library's own collective takes least time, on a node of two ranks, and between nodes."""
+"""Bytes up to which the MPI library's own all-reduce and scans take least time between nodes."""
+
+_KIB: Final = 2**10
+_OURS, _NATIVE = Choice("shared"), Choice(NATIVE)
+_BY_RING, _BY_MPI = _OURS._replace(unregistered="ring"), _OURS._replace(unregistered=NATIVE)
+_MOVED_BY_ROOT: Final = ((_NATIVE, 64 * _KIB), (_BY_MPI,))
+
+_Limited = tuple[Choice] | tuple[Choice, int | None] | tuple[Choice, int | None, int | str]
+
+ON_A_NODE: Final[dict[Collective, Sequence[_Limited]]] = {
+    Collective.ALLREDUCE: ((_NATIVE, _KIB // 2),),
+    Collective.REDUCE: (
+        *((_NATIVE, 8 * _KIB), (_NATIVE, 128 * _KIB, "Open MPI"), (_OURS, MAILED)),
+        *((_BY_RING, None, "MPICH"), (_BY_MPI,)),
+    ),
+    Collective.BROADCAST: _MOVED_BY_ROOT,
+    Collective.ALLGATHER: (
+        *((_NATIVE, 64 * _KIB, "Open MPI"), (_NATIVE, 8 * _KIB), (_NATIVE, 32 * _KIB, 2)),
+        *((_BY_MPI, 64 * _KIB, 2), (_OURS, MOVED), (_BY_MPI,)),
+    ),
+    Collective.REDUCE_SCATTER: (
+        *((_NATIVE, 8 * _KIB), (_NATIVE, 32 * _KIB, 2), (_NATIVE, 32 * _KIB, "Open MPI"), (_OURS, MAILED)),
+        *((_BY_MPI, 4 * MAILED, "Open MPI"), (_BY_RING, None, "Open MPI"), (_BY_MPI,)),
+    ),
+    Collective.GATHER: _MOVED_BY_ROOT,
+    Collective.SCATTER: _MOVED_BY_ROOT,
+    Collective.ALLTOALL: ((_NATIVE, 64 * _KIB, "Open MPI"), (_NATIVE, 32 * _KIB), (_BY_MPI,)),
+    **dict.fromkeys(
+        (Collective.SCAN, Collective.EXSCAN),  # MPICH's take three times as long as a chain, and from 16 MiB on ten
+        ((_NATIVE, 4 * _KIB, "MPICH"), (Choice("ring"), None, "MPICH"), (_NATIVE,)),
+    ),
+}
+"""Rows for a node: up to how many bytes, and for which MPI library or up to how many ranks, by measurements."""
 
 TOLERANCE: Final = 1.03
 LENGTHS: Final = tuple(4**power for power in range(3, 16))
@@ -148,46 +179,25 @@ def measured() -> Iterator[Row]:
     """Yield the rows in which the MPI library's own collective takes part, by measurements and not by the model.
 
     They are for cases in which it may be taken; for others there are the rows that follow. On a node of two ranks, and
-    of four on two processors, with MPICH 5.0 and Open MPI 5.0 (``bench/calls.py --all-algorithms``): up to some KiB the
-    library's own takes least time. Longer vectors take about half of its time through memory that the ranks share. From
-    where the model has messages, ``"auto"`` keeps to the library's own, but for cases in which that takes three to
-    eight times as long as a ring: reductions to one rank and scans of MPICH, and reduce-scatters of Open MPI.
+    of four on two processors, with MPICH 5.0 and Open MPI 5.0 (``bench/calls.py``, also with ``--all-algorithms``): up
+    to some KiB the library's own takes least time; where nothing is reduced up to 64 KiB, as calls beside registered
+    memory have to learn at a barrier where the others' vectors lie. Longer vectors take about half of its time through
+    memory that the ranks share. From where the model has messages, ``"auto"`` keeps to the library's own, but for cases
+    in which that takes three to eight times as long as a ring: reductions to one rank and scans of MPICH, and
+    reduce-scatters of Open MPI.
     """
-    native, shared = Choice(NATIVE), Choice("shared")
-    one_node: dict[str, Any] = {"spread": Spread.ONE_NODE, "memory": Memory.TOGETHER}
-    by_ring, by_mpi = shared._replace(unregistered="ring"), shared._replace(unregistered=NATIVE)
     for collective in Collective:
         for spread, memory in ((Spread.ONE_EACH, None), (Spread.SEVERAL, None), (Spread.ONE_NODE, Memory.NONE)):
             if collective is Collective.ALLTOALL and spread is Spread.SEVERAL:  # 0.7 to 0.9 of the library's time
-                yield Row(collective, native, None, 4, spread)
-                yield Row(collective, Choice("hierarchical"), 4 * NODE_NATIVE, spread=spread)
+                yield Row(collective, _NATIVE, None, 4, spread)
+                yield Row(collective, Choice("hierarchical"), 32 * _KIB, spread=spread)
             ours = collective is Collective.ALLREDUCE or collective.prefix
             most = NETWORK_NATIVE if ours and memory is None else None
-            yield Row(collective, native, most, spread=spread, memory=memory)
-        if collective is Collective.ALLREDUCE:
-            yield Row(collective, native, NODE_NATIVE // 16, **one_node)
-            continue
-        if collective.prefix:  # MPICH's takes three times as long as a chain, and from 16 MiB on ten times
-            yield Row(collective, native, NODE_NATIVE // 2, **one_node, library="MPICH")
-            yield Row(collective, Choice("ring"), **one_node, library="MPICH")
-            yield Row(collective, native, **one_node)
-            continue
-        if collective.moves:
-            yield Row(collective, native, NODE_NATIVE, **one_node)
-            yield Row(collective, by_mpi, **one_node)
-            continue
-        yield Row(collective, native, NODE_NATIVE, 2, **one_node)
-        yield Row(collective, shared, 4 * NODE_NATIVE, 2, **one_node)
-        yield Row(collective, native, 4 * NODE_NATIVE, **one_node)
-        if collective is Collective.REDUCE:
-            yield Row(collective, native, MAILED // 8, **one_node, library="Open MPI")
-        yield Row(collective, shared, MAILED if collective.reduces else MOVED, **one_node)
-        if collective is Collective.REDUCE:
-            yield Row(collective, by_ring, **one_node, library="MPICH")
-        if collective is Collective.REDUCE_SCATTER:
-            yield Row(collective, by_mpi, 4 * MAILED, **one_node, library="Open MPI")
-            yield Row(collective, by_ring, **one_node, library="Open MPI")
-        yield Row(collective, by_mpi, **one_node)
+            yield Row(collective, _NATIVE, most, spread=spread, memory=memory)
+        for choice, *limits in ON_A_NODE[collective]:
+            most, of = (*limits, None, None)[:2]
+            ranks, library = (of, None) if isinstance(of, int) else (None, of)
+            yield Row(collective, choice, most, ranks, Spread.ONE_NODE, Memory.TOGETHER, library=library)
 
 
 def _merged(collective: Collective, spread: Spread, memory: Memory | None) -> Iterator[Row]:
