@@ -34,7 +34,7 @@ MORE = ("Alltoall", "Gather", "Scatter", "Scan", "Exscan", "Allgatherv", "Alltoa
 LEARNING = 200
 """With ``MPIAGG_TUNING=learn``: calls by ``"auto"`` before any is timed, in which it learns."""
 
-BYTES = (8, 1024, 64 * 1024, 2**20, 16 * 2**20)
+BYTES = (8, 1024, 16 * 1024, 64 * 1024, 2**20, 16 * 2**20)
 KINDS = ("plain", "mixed", "registered")
 DTYPE = np.float32
 
