@@ -146,8 +146,10 @@ class Watchdog:
             return
         if subject.waits is not None:
             log.fault = log.fault or found.fault
-        else:  # in a call of the MPI library, where nobody can raise it
+        elif isinstance(found.fault, MismatchError):  # in a call of the MPI library, where nobody can raise it
             self._give_up(str(found.fault))
+        else:  # who has left may have done its part
+            say(str(found.fault))
 
     def _explain(self, log: OperationLog, differ_in: int = 0) -> str:
         """Return in words who is where; nothing, if that cannot be found out."""
