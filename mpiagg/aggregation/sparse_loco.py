@@ -142,7 +142,8 @@ class SparseLoCo(LocalSteps):
             np.add(kept, vector, out=kept)
             chosen = [device.empty(0, INDEX)]
             for batch in batches:
-                rows = np.concatenate([kept[run] for run in batch.runs]).reshape(-1, batch.width)
+                parts = [kept[run] for run in batch.runs]
+                rows = (parts[0] if len(parts) == 1 else np.concatenate(parts)).reshape(-1, batch.width)
                 chosen.append(top_k(rows, batch.k, vector[: rows.size]) + np.repeat(batch.moved, batch.k))
             exchange.take(np.sort(np.concatenate(chosen), kind="stable"), kept)  # which merges what is in order
             vector.fill(0)

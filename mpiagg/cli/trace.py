@@ -230,4 +230,4 @@ def _time(ns: float) -> str:
 
 def _first_line(reason: str) -> str:
     """Return what an error says before its table; ends of lines, which cannot be shown, are read as one character."""
-    return reason.partition("\N{REPLACEMENT CHARACTER}")[0]
+    return next(filter(None, reason.split("\N{REPLACEMENT CHARACTER}")), "")

@@ -55,8 +55,7 @@ def gather(
     StallError
         If a rank does not come within the timeout; or if another has waited in vain for this one before.
     """
-    what = f"{purpose}: {word}" if word else purpose
-    with meeting(what, OperationLog("", comm.Get_rank(), comm.Get_size()) if log is None else log) as subject:
+    with meeting(purpose, OperationLog("", comm.Get_rank(), comm.Get_size()) if log is None else log) as subject:
         return exchange(comm, data, purpose, subject, word=word)
 
 
@@ -139,7 +138,7 @@ class _AllGather:
                     break
                 raise
             try:
-                complete(self._request, self._purpose, subject, timeout)
+                complete(self._request, self._told[:LONGEST].replace("\n", " "), subject, timeout)
             except MPI.Exception:
                 self.over = True
                 raise

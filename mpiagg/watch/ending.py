@@ -200,7 +200,7 @@ class Ending:
     def _terminated(self, number: int, frame: FrameType | None) -> None:
         # A thread says so, without a frame, where the main thread is in a call of the MPI library.
         calls = frame is not None or any(entry[SUBJECT].unleavable for entry in self.recorder.running)
-        where = stack(outside=calls)
+        where = stack(outside=calls) or stack()
         self._end("received SIGTERM", 128 + number, f"  at {' < '.join(where)}\n")
 
     # -- the launcher

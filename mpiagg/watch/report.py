@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from itertools import combinations, product
 from typing import Final, NamedTuple
@@ -170,29 +169,35 @@ def _mismatch(states: Sequence[tuple[int, RankState]]) -> MismatchError | None:
     """Return the operation of which it is certain that some ranks wait in another for each other.
 
     Ranks may start plans in different orders, as long as all of them start all of them. So two ranks disagree if each
-    waits in another operation, and what they have entered up to there is not the same, in whichever order.
+    waits in an operation that the other has not entered: as often, as far back as both tell.
     """
-    waiting: dict[str, list[tuple[int, RankState, int]]] = {}
+    waiting: dict[str, list[tuple[int, RankState, ReportedOperation]]] = {}
     for rank, state in states:
         if (operation := state.waits_in) is not None:
-            waiting.setdefault(operation.what, []).append((rank, state, operation.order))
+            waiting.setdefault(operation.what, []).append((rank, state, operation))
     # A few of those who wait in the same operation stand for all of them.
     for one, other in combinations([ranks[:4] for ranks in waiting.values()], 2):
-        for (rank, state, order), (peer, theirs, their_order) in product(one, other):
-            if _differ(state, theirs, last := min(order, their_order)):
-                said = {it.waits_in.what: [which] for which, it in ((rank, state), (peer, theirs)) if it.waits_in}
+        for (rank, state, mine), (peer, theirs, its) in product(one, other):
+            if _is_alone_in(mine, state, theirs) and _is_alone_in(its, theirs, state):
+                last = min(mine.order, its.order)
+                said = {operation.what: [which] for which, operation in ((rank, mine), (peer, its))}
                 return _disagreement(states, last) or MismatchError(_who_disagrees(last, said))
     return None
 
 
-def _differ(one: RankState, other: RankState, last: int) -> bool:
-    """Whether two ranks have entered other operations up to a number, as far back as both tell."""
+def _is_alone_in(operation: ReportedOperation, one: RankState, other: RankState) -> bool:
+    """Whether a rank waits in an operation that the other has not entered, as far back as both tell."""
     first = max(state.recent[0].order for state in (one, other))
-    entered = [
-        Counter(operation.what for operation in state.recent if first <= operation.order <= last)
-        for state in (one, other)
-    ]
-    return entered[0] != entered[1]
+
+    def entered(state: RankState) -> list[int]:
+        return [each.order for each in state.recent if each.order >= first and _is_same(each.what, operation.what)]
+
+    return sum(order <= operation.order for order in entered(one)) > len(entered(other))
+
+
+def _is_same(one: str, other: str) -> bool:
+    """Whether two ranks mean one operation: what the MPI library is to read by itself has nothing behind its name."""
+    return one == other or one.startswith(f"{other} of ") or other.startswith(f"{one} of ")
 
 
 def _disagreement(states: Sequence[tuple[int, RankState]], order: int) -> MismatchError | None:
@@ -203,8 +208,8 @@ def _disagreement(states: Sequence[tuple[int, RankState]], order: int) -> Mismat
         operation = state.of(order)
         if operation is not None:
             said.setdefault(operation.what, []).append(rank)
-            if operation.running and state.stack:
-                places.setdefault(operation.what, f", at {state.stack[0]}")
+            if operation.waiting and state.stack:
+                places.setdefault(operation.what, f", rank {rank} at {state.stack[0]}")
     if len(said) < 2:
         return None
     return MismatchError(_who_disagrees(order, {what + places.get(what, ""): ranks for what, ranks in said.items()}))

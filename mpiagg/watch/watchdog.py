@@ -142,14 +142,8 @@ class Watchdog:
         called = f"; called at {site}" if site else ""
         say(f"rank {log.rank} has waited {seconds:.0f} s in {_operation(seen.entry)}{what}{called}")
         found = self.report(log, aloud=True)
-        if found.fault is None or seen.entry[END]:
-            return
-        if subject.waits is not None:
+        if found.fault is not None and subject.waits is not None:
             log.fault = log.fault or found.fault
-        elif isinstance(found.fault, MismatchError):  # in a call of the MPI library, where nobody can raise it
-            self._give_up(str(found.fault))
-        else:  # who has left may have done its part
-            say(str(found.fault))
 
     def _explain(self, log: OperationLog, differ_in: int = 0) -> str:
         """Return in words who is where; nothing, if that cannot be found out."""
@@ -164,9 +158,9 @@ class Watchdog:
     def report(self, log: OperationLog, *, aloud: bool = False, differ_in: int = 0) -> Report:
         """Return what all ranks of a communicator do, as one of them has found out for all.
 
-        The lowest rank that answers does so. It tells all of them, if something is wrong for certain; otherwise it
-        prints what it has found, if that is to be said ``aloud``. ``differ_in`` is the number of an operation that
-        ranks are known to disagree in, if it is not 0.
+        The lowest rank that answers does so. It tells all of them, if something is wrong for certain, and prints what
+        it has found, if that is to be said ``aloud``. ``differ_in`` is the number of an operation that ranks are known
+        to disagree in, if it is not 0.
         """
         known = self._logs.get(log.name)
         if known is None:
@@ -206,8 +200,9 @@ class Watchdog:
                     log.fault = log.fault or fault  # last: with it this program may be at its end
             if aloud and not last.said:
                 last.said = True
-                if last.report.fault is None:
-                    say(last.report.table)
+                fault, table = last.report.fault, last.report.table
+                # Said also where it can be raised: in a call of the MPI library it cannot.
+                say(table if fault is None else f"{fault}\n{table}")
                 _each(lambda peer: _tell(peer, {"tell": "dump", "channel": name}), last.there)
         return last.report
 

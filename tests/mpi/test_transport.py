@@ -12,10 +12,8 @@ from mpi4py import MPI
 import mpiagg
 from mpiagg.schedules import MOST_LANES
 from mpiagg.transport import DEFAULT_TIMEOUT, channel_of, channels, limited, meetings, messages
-from mpiagg.transport.process import ending
 from mpiagg.transport.waiting import time_limit
 from mpiagg.watch import OperationLog, Subject
-from mpiagg.watch.recorder import SUBJECT
 
 pytestmark = pytest.mark.mpi
 
@@ -90,10 +88,19 @@ def test_ranks_that_agree(comm):
     channel_of(comm).agree("ä" * 1000)
 
 
-def test_what_ranks_agree_on_is_told_while_they_wait_for_others(comm):
-    channel_of(comm).agree("a sum of three")
-    what = ending().recorder.entries[-1][SUBJECT].what
-    assert what == "a meeting of all ranks to agree on what they are about to do: a sum of three"
+def test_what_ranks_agree_on_is_told_while_they_wait_for_others(comm, monkeypatch):
+    told = []
+
+    def complete(request, purpose, *rest):
+        told.append(purpose)
+        return real(request, purpose, *rest)
+
+    real = meetings.complete
+    monkeypatch.setattr(meetings, "complete", complete)
+    channel = channel_of(comm)
+    told.clear()
+    channel.agree("a sum\nof three")
+    assert set(told) == {"agree on what they are about to do (a sum of three)"}
 
 
 def test_ranks_that_disagree_are_named(comm, rank, size):

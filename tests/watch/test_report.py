@@ -24,7 +24,7 @@ def state(*recent, status="runs", waits="", elsewhere="", stack=("train.py:42 in
     return RankState(status, count, operations, waits, elsewhere, stack)
 
 
-HERE = "at train.py:42 in step"
+AT = "at train.py:42 in step"
 SUM, MAX, MIN = (f"allreduce of 3 float32, op {op}" for op in ("sum", "max", "min"))
 
 
@@ -63,9 +63,12 @@ def test_who_does_not_come_to_what_is_done_beside_the_operations_is_named():
 @pytest.mark.parametrize(
     ("answers", "words"),
     [
-        ([state((1, SUM, "waits")), state((1, MAX, "waits"))], f"in operation 1: rank 0: {SUM}, {HERE}; rank 1: {MAX}"),
-        ([state((1, SUM, "waits")), state((1, MAX), (2, MIN, "waits"))], f"rank 0: {SUM}, {HERE}; rank 1: {MAX}"),
-        ([state((1, SUM, "waits"))] * 2 + [state((1, MAX, "waits"))], f"ranks 0, 1: {SUM}, {HERE}; rank 2: {MAX}"),
+        (
+            [state((1, SUM, "waits")), state((1, MAX, "waits"))],
+            f"in operation 1: rank 0: {SUM}, rank 0 {AT}; rank 1: {MAX}, rank 1 {AT}",
+        ),
+        ([state((1, SUM, "waits")), state((1, MAX), (2, MIN, "waits"))], f"rank 0: {SUM}, rank 0 {AT}; rank 1: {MAX}"),
+        ([state((1, SUM, "waits"))] * 2 + [state((1, MAX, "waits"))], f"ranks 0, 1: {SUM}, rank 0 {AT}; rank 2: {MAX}"),
         ([state((2, SUM, "waits")), state((1, SUM), (2, MAX), (3, MIN, "waits"))], "in operation 2"),
     ],
 )
@@ -78,7 +81,7 @@ def test_a_mismatch_is_certain(answers, words):
 def test_a_mismatch_says_where_those_are_who_are_in_it():
     other = state((7, MAX, "waits"), stack=("other.py:3 in f",))
     at = [state((7, SUM, "waits")), state((7, SUM, "waits"), stack=()), other]
-    said = f"ranks 0, 1: {SUM}, at train.py:42 in step; rank 2: {MAX}, at other.py:3 in f"
+    said = f"ranks 0, 1: {SUM}, rank 0 {AT}; rank 2: {MAX}, rank 2 at other.py:3 in f"
     assert str(report(at).fault) == f"ranks disagree in operation 7: {said}"
 
 
@@ -116,6 +119,14 @@ def test_who_cannot_come_any_more_is_certain(answer, words):
         (state((1, SUM, "waits")), state((1, MAX), (2, MIN))),
         # One is ahead, and both wait for a third.
         (state((1, SUM), (2, MAX, "waits")), state((1, SUM), (2, MAX), (3, MIN, "waits"))),
+        # Plans in other orders, of which a rank has started one more, and waits in something else.
+        (state((1, SUM), (2, MAX), (3, MIN, "waits")), state((1, MAX, "waits"), (2, SUM))),
+        # Ranks that describe what the MPI library gathers in different ways.
+        (state((1, "gather by native", "waits")), state((1, "gather by native of any lengths of uint8", "waits"))),
+        (
+            state((1, "gather by native"), (2, SUM), (3, MAX, "waits")),
+            state((1, "gather by native of any lengths of uint8"), (2, SUM, "waits")),
+        ),
         # What is further back than both can tell.
         (state((7, SUM), (8, MAX, "waits")), state((8, MAX), (9, MIN, "waits"))),
     ],
