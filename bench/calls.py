@@ -22,8 +22,8 @@ import numpy as np
 from mpi4py import MPI
 
 import mpiagg
-from mpiagg.benchmarks import machine, timing
-from mpiagg.benchmarks.timing import Entry, Pace
+from mpiagg.benchmarks import machine
+from mpiagg.benchmarks.timing import Pace, medians
 from mpiagg.tables import settings
 
 Arrays = Callable[[int], Any]
@@ -166,9 +166,7 @@ def main() -> None:
                 calls = contenders(verb, nbytes, kind, comms, every=asked.all_algorithms)
                 for _ in range(LEARNING if settings().learns and "auto" in calls else 0):
                     calls["auto"]()
-                found = timing.run(world, [Entry(call) for call in calls.values()], pace)
-                row = {"verb": verb, "bytes": nbytes, "arrays": kind}
-                row["us"] = {name: float(np.median(r.seconds)) * 1e6 for name, r in zip(calls, found, strict=True)}
+                row = {"verb": verb, "bytes": nbytes, "arrays": kind, "us": medians(world, calls, pace)}
                 rows.append(row)
                 for call in calls.values():
                     if isinstance(call, mpiagg.Plan):

@@ -28,8 +28,8 @@ import numpy as np
 from mpi4py import MPI
 
 import mpiagg
-from mpiagg.benchmarks import machine, timing
-from mpiagg.benchmarks.timing import Entry, Pace
+from mpiagg.benchmarks import machine
+from mpiagg.benchmarks.timing import Pace, medians
 
 COMM = MPI.COMM_WORLD
 LISTS = ((200, 64), (20, 4096), (1, 12_800), (2000, 64), (10, 1_000_000))
@@ -61,18 +61,12 @@ def lists(pace: Pace) -> Iterator[dict[str, Any]]:
         with mpiagg.DDP(weights) as ddp, mpiagg.DDP(weights) as viewed:
             views = viewed.gradient_views()
             entries = {
-                "by hand": Entry(lambda same=same: by_hand(same)),
-                "the same arrays": Entry(lambda ddp=ddp, same=same: ddp.sync_gradients(same)),
-                "fresh arrays": Entry(lambda ddp=ddp, fresh=fresh: ddp.sync_gradients(next(fresh))),
-                "views": Entry(lambda viewed=viewed, views=views: viewed.sync_gradients(views)),
+                "by hand": lambda same=same: by_hand(same),
+                "the same arrays": lambda ddp=ddp, same=same: ddp.sync_gradients(same),
+                "fresh arrays": lambda ddp=ddp, fresh=fresh: ddp.sync_gradients(next(fresh)),
+                "views": lambda viewed=viewed, views=views: viewed.sync_gradients(views),
             }
-            yield {"arrays": count, "elements": length, "us": medians(entries, pace)}
-
-
-def medians(entries: dict[str, Entry], pace: Pace) -> dict[str, float]:
-    """Return the median microseconds of each; collective."""
-    found = timing.run(COMM, list(entries.values()), pace)
-    return {name: float(np.median(result.seconds)) * 1e6 for name, result in zip(entries, found, strict=True)}
+            yield {"arrays": count, "elements": length, "us": medians(COMM, entries, pace)}
 
 
 def modules(pace: Pace) -> Iterator[dict[str, Any]]:
@@ -113,13 +107,13 @@ def modules(pace: Pace) -> Iterator[dict[str, Any]]:
         with mpiagg.DDP(plain) as ddp, mpiagg.DDP(make(), overlap=False) as serial:
             theirs = torch.nn.parallel.DistributedDataParallel(make())
             entries = {
-                "alone": Entry(partial(step, alone, lambda: None)),
-                "by hand": Entry(partial(step, handed, partial(hand, handed))),
-                "DDP": Entry(partial(step, plain, ddp.sync_gradients)),
-                "DDP without overlap": Entry(partial(step, serial.module, serial.sync_gradients)),
-                "torch's DDP on Gloo": Entry(partial(step, theirs, lambda: None)),
+                "alone": partial(step, alone, lambda: None),
+                "by hand": partial(step, handed, partial(hand, handed)),
+                "DDP": partial(step, plain, ddp.sync_gradients),
+                "DDP without overlap": partial(step, serial.module, serial.sync_gradients),
+                "torch's DDP on Gloo": partial(step, theirs, lambda: None),
             }
-            us = medians(entries, pace)
+            us = medians(COMM, entries, pace)
             added = {key: value - us["alone"] for key, value in us.items() if key != "alone"}
             yield {"module": name, "us": us, "added_us": added}
     gloo.free()

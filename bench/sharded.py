@@ -28,8 +28,8 @@ import numpy as np
 from mpi4py import MPI
 
 import mpiagg
-from mpiagg.benchmarks import machine, timing
-from mpiagg.benchmarks.timing import Entry, Pace
+from mpiagg.benchmarks import machine
+from mpiagg.benchmarks.timing import Pace, medians
 
 COMM = MPI.COMM_WORLD
 LISTS = {"8 x 1 Mi": (8, 2**20), "200 x 16 Ki": (200, 2**14)}
@@ -42,12 +42,6 @@ STAGES: dict[str, dict[str, Any]] = {
     "stage 3, once": {"stage": 3},
     "stage 3, divided": {"stage": 3, "share": False},
 }
-
-
-def medians(entries: dict[str, Callable[[], object]], pace: Pace) -> dict[str, float]:
-    """Return the median microseconds of each; collective."""
-    found = timing.run(COMM, [Entry(entry) for entry in entries.values()], pace)
-    return {name: float(np.median(result.seconds)) * 1e6 for name, result in zip(entries, found, strict=True)}
 
 
 def row(name: str, us: dict[str, float], held: dict[str, dict[str, int]]) -> dict[str, Any]:
@@ -86,7 +80,7 @@ def arrays(pace: Pace, scale: float) -> Iterator[dict[str, Any]]:
                 entries[stage] = partial(training.step, gradients)
                 training.step(gradients)
                 held[stage] = training.memory()
-            yield row(f"arrays, {name}", medians(entries, pace), held)
+            yield row(f"arrays, {name}", medians(COMM, entries, pace), held)
 
 
 def modules(pace: Pace, scale: float) -> Iterator[dict[str, Any]]:
@@ -135,7 +129,7 @@ def modules(pace: Pace, scale: float) -> Iterator[dict[str, Any]]:
             entries[stage] = partial(sharded_step, training)
             sharded_step(training)
             held[stage] = training.memory()
-        yield row(f"{DEPTH} layers of {width} x {width}", medians(entries, pace), held)
+        yield row(f"{DEPTH} layers of {width} x {width}", medians(COMM, entries, pace), held)
     gloo.free()
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from types import TracebackType
 from typing import Any, ClassVar, Literal, TypeVar
 
 import numpy as np
@@ -132,9 +131,7 @@ class Aggregation(ABC):
         """Return the aggregation."""
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         """Free the aggregation."""
         self.free()
 

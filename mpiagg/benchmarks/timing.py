@@ -13,7 +13,7 @@ their turns changes from turn to turn.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -126,6 +126,12 @@ def run(
         seconds, *by_device = _slowest(comm, mine).T
         results.append(Result(seconds, 1 if pace.singly else plan.repeats, *by_device))
     return results
+
+
+def medians(comm: MPI.Intracomm, calls: Mapping[str, Callable[[], object]], pace: Pace) -> dict[str, float]:
+    """Time named calls against each other, and return the median microseconds of each; collective."""
+    found = run(comm, [Entry(call) for call in calls.values()], pace)
+    return {name: float(np.median(result.seconds)) * 1e6 for name, result in zip(calls, found, strict=True)}
 
 
 def turns(seconds: float, share: float, pace: Pace) -> Turns:

@@ -322,7 +322,7 @@ class DDP:
         """Return the DDP."""
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, *error: object) -> None:
         """Free the DDP."""
         self.free()
 

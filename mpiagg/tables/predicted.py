@@ -32,7 +32,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import groupby, pairwise
-from typing import Final
+from typing import Final, NamedTuple
 
 from mpiagg.schedules import Cluster, Collective, Layout, algorithms
 from mpiagg.schedules.model import Pricing
@@ -64,36 +64,64 @@ NETWORK_NATIVE: Final = 64 * 2**10
 """Bytes up to which the MPI library's own all-reduce and scans take least time between nodes."""
 
 _KIB: Final = 2**10
+
+
+class _Limited(NamedTuple):
+    """What to take on a node up to so many bytes and ranks, by an MPI library; None stands for any."""
+
+    choice: Choice
+    nbytes: int | None = None
+    ranks: int | None = None
+    library: str | None = None
+
+
 _OURS, _NATIVE = Choice("shared"), Choice(NATIVE)
 _BY_RING, _BY_MPI = _OURS._replace(unregistered="ring"), _OURS._replace(unregistered=NATIVE)
-_MOVED_BY_ROOT: Final = ((_NATIVE, 64 * _KIB), (_BY_MPI,))
-
-_Limited = tuple[Choice] | tuple[Choice, int | None] | tuple[Choice, int | None, int | str]
+_ROOTED: Final = (_Limited(_NATIVE, 64 * _KIB), _Limited(_BY_MPI))
+_PREFIX: Final = (  # MPICH's take three times as long as a chain, and from 16 MiB on ten times
+    _Limited(_NATIVE, 4 * _KIB, library="MPICH"),
+    _Limited(Choice("ring"), library="MPICH"),
+    _Limited(_NATIVE),
+)
 
 ON_A_NODE: Final[dict[Collective, Sequence[_Limited]]] = {
-    Collective.ALLREDUCE: ((_NATIVE, _KIB // 2),),
+    Collective.ALLREDUCE: (_Limited(_NATIVE, _KIB // 2),),
     Collective.REDUCE: (
-        *((_NATIVE, 8 * _KIB), (_NATIVE, 128 * _KIB, "Open MPI"), (_OURS, MAILED)),
-        *((_BY_RING, None, "MPICH"), (_BY_MPI,)),
+        _Limited(_NATIVE, 8 * _KIB),
+        _Limited(_NATIVE, 128 * _KIB, library="Open MPI"),
+        _Limited(_OURS, MAILED),
+        _Limited(_BY_RING, library="MPICH"),
+        _Limited(_BY_MPI),
     ),
-    Collective.BROADCAST: _MOVED_BY_ROOT,
+    Collective.BROADCAST: _ROOTED,
     Collective.ALLGATHER: (
-        *((_NATIVE, 64 * _KIB, "Open MPI"), (_NATIVE, 8 * _KIB), (_NATIVE, 32 * _KIB, 2)),
-        *((_BY_MPI, 64 * _KIB, 2), (_OURS, MOVED), (_BY_MPI,)),
+        _Limited(_NATIVE, 64 * _KIB, library="Open MPI"),
+        _Limited(_NATIVE, 8 * _KIB),
+        _Limited(_NATIVE, 32 * _KIB, ranks=2),
+        _Limited(_BY_MPI, 64 * _KIB, ranks=2),
+        _Limited(_OURS, MOVED),
+        _Limited(_BY_MPI),
     ),
     Collective.REDUCE_SCATTER: (
-        *((_NATIVE, 8 * _KIB), (_NATIVE, 32 * _KIB, 2), (_NATIVE, 32 * _KIB, "Open MPI"), (_OURS, MAILED)),
-        *((_BY_MPI, 4 * MAILED, "Open MPI"), (_BY_RING, None, "Open MPI"), (_BY_MPI,)),
+        _Limited(_NATIVE, 8 * _KIB),
+        _Limited(_NATIVE, 32 * _KIB, ranks=2),
+        _Limited(_NATIVE, 32 * _KIB, library="Open MPI"),
+        _Limited(_OURS, MAILED),
+        _Limited(_BY_MPI, 4 * MAILED, library="Open MPI"),
+        _Limited(_BY_RING, library="Open MPI"),
+        _Limited(_BY_MPI),
     ),
-    Collective.GATHER: _MOVED_BY_ROOT,
-    Collective.SCATTER: _MOVED_BY_ROOT,
-    Collective.ALLTOALL: ((_NATIVE, 64 * _KIB, "Open MPI"), (_NATIVE, 32 * _KIB), (_BY_MPI,)),
-    **dict.fromkeys(
-        (Collective.SCAN, Collective.EXSCAN),  # MPICH's take three times as long as a chain, and from 16 MiB on ten
-        ((_NATIVE, 4 * _KIB, "MPICH"), (Choice("ring"), None, "MPICH"), (_NATIVE,)),
+    Collective.GATHER: _ROOTED,
+    Collective.SCATTER: _ROOTED,
+    Collective.ALLTOALL: (
+        _Limited(_NATIVE, 64 * _KIB, library="Open MPI"),
+        _Limited(_NATIVE, 32 * _KIB),
+        _Limited(_BY_MPI),
     ),
+    Collective.SCAN: _PREFIX,
+    Collective.EXSCAN: _PREFIX,
 }
-"""Rows for a node: up to how many bytes, and for which MPI library or up to how many ranks, by measurements."""
+"""What takes least time on a node, in memory that its ranks share, by measurements."""
 
 TOLERANCE: Final = 1.03
 LENGTHS: Final = tuple(4**power for power in range(3, 16))
@@ -181,10 +209,10 @@ def measured() -> Iterator[Row]:
     They are for cases in which it may be taken; for others there are the rows that follow. On a node of two ranks, and
     of four on two processors, with MPICH 5.0 and Open MPI 5.0 (``bench/calls.py``, also with ``--all-algorithms``): up
     to some KiB the library's own takes least time; in part up to 64 KiB, where calls beside registered memory have to
-    learn at a barrier where the others' vectors lie. Longer vectors take about half of its time through
-    memory that the ranks share. From where the model has messages, ``"auto"`` keeps to the library's own, but for cases
-    in which that takes three to eight times as long as a ring: reductions to one rank and scans of MPICH, and
-    reduce-scatters of Open MPI.
+    learn at a barrier where the others' vectors lie. Longer vectors take about half of its time through memory that
+    the ranks share. From where the model has messages, ``"auto"`` keeps to the library's own, but for cases in which
+    that takes three to eight times as long as a ring: reductions to one rank and scans of MPICH, and reduce-scatters of
+    Open MPI.
     """
     for collective in Collective:
         for spread, memory in ((Spread.ONE_EACH, None), (Spread.SEVERAL, None), (Spread.ONE_NODE, Memory.NONE)):
@@ -194,9 +222,7 @@ def measured() -> Iterator[Row]:
             ours = collective is Collective.ALLREDUCE or collective.prefix
             most = NETWORK_NATIVE if ours and memory is None else None
             yield Row(collective, _NATIVE, most, spread=spread, memory=memory)
-        for choice, *limits in ON_A_NODE[collective]:
-            most, of = (*limits, None, None)[:2]
-            ranks, library = (of, None) if isinstance(of, int) else (None, of)
+        for choice, most, ranks, library in ON_A_NODE[collective]:
             yield Row(collective, choice, most, ranks, Spread.ONE_NODE, Memory.TOGETHER, library=library)
 
 

@@ -271,7 +271,7 @@ class _Gathered:
 
 
 class _Seen:
-    """A running operation, and since when nothing of it has got on."""
+    """A running operation, and since when it has made no progress."""
 
     __slots__ = ("awaited", "entry", "next", "since")
 
