@@ -9,10 +9,10 @@ checkpoint. Weights are compared bit by bit among the ranks. What counts is the 
 not what was lost with a commit or a checkpoint and done again, nor how long it takes to notice a death, to make
 another communicator, or to start a job.
 
-With ``--respawn`` ranks are started in the places of the dead, and join. Afterwards as many ranks as there have been at
-any time train without a kill, each number of them for a tenth of the time. What is told then is the throughput over
-that of an uninterrupted run of the ranks that were there: how long the steps that count would have taken undisturbed,
-over how long all has taken; and the loss by steps, of both.
+With ``--respawn`` ranks are started in the places of the dead, and join. Before and afterwards as many ranks train
+without a kill, each time for a twentieth of the time, and afterwards each other number of ranks that there has been.
+What is told then is the throughput over that of an uninterrupted run of the ranks that were there: how long the steps
+that count would have taken undisturbed, over how long all has taken; and the loss by steps, of both.
 """
 
 from __future__ import annotations
@@ -201,6 +201,7 @@ def soak(
 ) -> dict[str, Any]:
     """Train, and kill ranks; return what became of it."""
     draw = random.Random(seed)
+    alone = {ranks: [unkilled(folder / "before", ranks, seconds / 20)]} if respawn else {}
     began, kills, problems = time.time(), list[float](), list[str]()
     job, jobs = Job(folder, 0, ranks, respawn=respawn), 1
     next_kill, left = began + draw.uniform(*between), ranks
@@ -225,30 +226,33 @@ def soak(
     if kills and found["seconds_to_next_step"]["most"] > END:
         problems.append(f"training went on {found['seconds_to_next_step']['most']:.0f} s after a kill")
     if respawn and steps:
-        found |= beside(folder / "undisturbed", steps, seconds / 10, began, ended)
+        for count in sorted({step.ranks for step in steps}):
+            alone.setdefault(count, []).append(unkilled(folder / f"after-{count}", count, seconds / 20))
+        found |= beside(steps, alone, began, ended)
     return {"ranks": ranks, "seed": seed, "jobs": jobs, "kills": len(kills), **found, "problems": problems}
 
 
-def beside(folder: Path, steps: list[Step], seconds: float, began: float, ended: float) -> dict[str, Any]:
-    """Train without kills, with every number of ranks that there has been, and return how the steps compare."""
-    undisturbed, whole = dict[int, float](), list[Step]()
-    for ranks in sorted({step.ranks for step in steps}):
-        own = folder / str(ranks)
-        own.mkdir(parents=True)
-        job, deadline = Job(own, 0, ranks), time.monotonic() + END
-        while not job.ended and not job.trains and time.monotonic() < deadline:
-            time.sleep(PAUSE)
-        time.sleep(seconds)
-        job.stop()
-        whole = steps_of(own)
-        undisturbed[ranks] = seconds_a_step(whole)
+def unkilled(folder: Path, ranks: int, seconds: float) -> list[Step]:
+    """Train without kills for a while, and return the steps."""
+    folder.mkdir(parents=True)
+    job, deadline = Job(folder, 0, ranks), time.monotonic() + END
+    while not job.ended and not job.trains and time.monotonic() < deadline:
+        time.sleep(PAUSE)
+    time.sleep(seconds)
+    job.stop()
+    return steps_of(folder)
+
+
+def beside(steps: list[Step], alone: Mapping[int, list[list[Step]]], began: float, ended: float) -> dict[str, Any]:
+    """Return how steps compare with those that so many ranks took without kills, in one or more runs."""
+    undisturbed = {ranks: fmean(map(seconds_a_step, runs)) for ranks, runs in alone.items()}
     counted = {step.step: step.ranks for step in steps}
     return {
         "throughput": throughput(steps, undisturbed, began, ended),
         "undisturbed_step_s": undisturbed,
         "steps_by_ranks": {ranks: list(counted.values()).count(ranks) for ranks in undisturbed},
         "loss": losses(steps),
-        "undisturbed_loss": losses(whole),  # of the most ranks
+        "undisturbed_loss": losses(alone[max(alone)][-1]),
     }
 
 

@@ -1,5 +1,7 @@
 """What tests of several folders share."""
 
+from pathlib import Path
+
 import pytest
 from mpi4py import MPI
 
@@ -26,6 +28,12 @@ def call(comm, form, name, *arguments):
         request.Start()
         request.Wait()
         request.Free()
+
+
+def on_device(script):
+    """Return a script whose ranks know the stand-in."""
+    tests = str(Path(__file__).parent)
+    return f"import sys\nsys.path.insert(0, {tests!r})\nimport standin\nstandin.install()\n{script}"
 
 
 def fill_recorder():

@@ -6,32 +6,34 @@ from dataclasses import dataclass, field
 from importlib import import_module
 from typing import Any
 
+import click
 import numpy as np
 import numpy.typing as npt
 from mpi4py import MPI
 
-from mpiagg.arrays import Accelerator, Array, Device, convert, find_device
+from mpiagg.arrays import HOST, Accelerator, Array, Device, convert, find_device
 from mpiagg.benchmarks.contenders import Call, Contender, Task, cleared
 from mpiagg.benchmarks.flags import CUDA
 from mpiagg.benchmarks.timing import Watch
 from mpiagg.collectives.mpi_ops import mpi_op
 from mpiagg.cuda import placement
+from mpiagg.errors import DeviceError, MismatchError
 from mpiagg.plans.choices import BY_WAY_OF_HOST, NATIVE
 from mpiagg.transport import Channel
 from mpiagg.transport.awareness import awareness
 
 
-def take_device(channel: Channel, name: str) -> Device:
-    """Return this rank's device; collective. ``"cuda"`` alone is that of its place on the node.
+def take_device(channel: Channel, name: str) -> Accelerator | None:
+    """Return this rank's device, None being the host; collective. ``"cuda"`` alone is that of its place on the node.
 
     Raises
     ------
-    DeviceError or ValueError
-        If it cannot be used.
-    MismatchError
-        On the other ranks then.
+    click.ClickException
+        On all ranks, if a rank cannot use it.
     """
-    found: list[Device] = []
+    if name == HOST.name:
+        return None
+    found: list[Accelerator] = []
 
     def take() -> str:
         if name == CUDA:
@@ -39,10 +41,14 @@ def take_device(channel: Channel, name: str) -> Device:
         device = find_device(name)
         if device.kind == CUDA:
             placement.runtime().use(_ordinal(device))
+        assert isinstance(device, Accelerator)
         found.append(device)
         return f"bench on {device.kind}"
 
-    channel.agree_on(take)
+    try:
+        channel.agree_on(take)
+    except (DeviceError, ValueError, MismatchError) as error:  # on all ranks, in words of each one's own
+        raise click.ClickException(str(error)) from None
     return found[0]
 
 

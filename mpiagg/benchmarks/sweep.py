@@ -13,16 +13,16 @@ import click
 import numpy as np
 from mpi4py import MPI
 
-from mpiagg.arrays import HOST, Accelerator, Array
+from mpiagg.arrays import HOST, Array
 from mpiagg.benchmarks import machine, timing
 from mpiagg.benchmarks.columns import ResultRow, bus_factor, header, line, link_seconds
 from mpiagg.benchmarks.contenders import Call, Contender, Task, registered_zeros
 from mpiagg.benchmarks.flags import MLBENCH_CALLS, BenchFlags, dtype_of
 from mpiagg.benchmarks.on_device import DeviceTask, DeviceWatch, facts, take_device, title
-from mpiagg.errors import DeviceError, MismatchError
+from mpiagg.errors import DeviceError
 from mpiagg.plans.choices import NATIVE
 from mpiagg.schedules import Collective, Layout
-from mpiagg.transport import Channel, Node, channel_of
+from mpiagg.transport import Node, channel_of
 
 COPY: Final = "copy"
 """The limit on a node: every rank copies its vector once, all at the same time."""
@@ -73,7 +73,7 @@ class Sweep:
         self._tell = show or (lambda _: None)
         self.layout = _layout(comm)
         self._channel = channel_of(comm)
-        self.device = _device(self._channel, flags.device)
+        self.device = take_device(self._channel, flags.device)
         if flags.link_rate is not None and len(self.layout.nodes) == 1:
             raise click.ClickException("--link-rate is for ranks on several nodes; all of these are on one")
         self._collective, self._dtype = Collective(flags.collective), dtype_of(flags.dtype)
@@ -287,18 +287,6 @@ def _layout(comm: MPI.Intracomm) -> Layout:
     layout = node.layout
     node.free()
     return layout
-
-
-def _device(channel: Channel, name: str) -> Accelerator | None:
-    """Return this rank's device, None being the host; collective."""
-    if name == HOST.name:
-        return None
-    try:
-        device = take_device(channel, name)
-    except (DeviceError, ValueError, MismatchError) as error:  # on all ranks, in words of each one's own
-        raise click.ClickException(str(error)) from None
-    assert isinstance(device, Accelerator)
-    return device
 
 
 def _row(task: Task, name: str, result: timing.Result, *, wrong: int) -> ResultRow:

@@ -12,10 +12,12 @@ from typing import Final, NamedTuple
 import numpy as np
 from mpi4py import MPI
 
-from mpiagg.arrays import Array
+from mpiagg.arrays import HOST, Accelerator, Array
 from mpiagg.benchmarks import machine, timing
 from mpiagg.benchmarks.contenders import Contender, Task, registered_zeros
+from mpiagg.benchmarks.on_device import DeviceTask, take_device
 from mpiagg.common.machine import levels
+from mpiagg.plans.staging import piece_cost
 from mpiagg.schedules import TABLE, Cluster, Collective, Layout, algorithm, algorithms
 from mpiagg.schedules.model import Pricing
 from mpiagg.tables import (
@@ -51,6 +53,10 @@ LANES_FROM: Final = 256 * 2**10
 MORE_LANES: Final = (2, 4)
 MORE_SEGMENTS: Final = (SEGMENT // 8, SEGMENT // 4, SEGMENT // 2)
 
+PIECED: Final = 2**24
+PIECES: Final = (2, 4, 8, 16)
+"""The bytes of the chunks of staged messages that are timed, and in how many pieces."""
+
 
 class Candidate(NamedTuple):
     """What is measured: a choice, and whether the vectors lie in memory from ``mpiagg.empty``."""
@@ -81,6 +87,13 @@ class Tuner:
         What all of it may take, about. When the time is over, longer vectors are left out.
     tell : callable
         Is given a line of text for each length that was measured.
+    device : str
+        The device of which staged messages are measured, too, if it is not the host.
+
+    Raises
+    ------
+    click.ClickException
+        On all ranks, if a rank cannot use the device.
     """
 
     def __init__(
@@ -90,9 +103,13 @@ class Tuner:
         lengths: Sequence[int],
         seconds: float,
         tell: Callable[[str], object],
+        *,
+        device: str = HOST.name,
     ) -> None:
         self.comm, self._tell = comm, tell
-        self.layout: Layout = channel_of(comm).layout
+        self._channel = channel_of(comm)
+        self.layout: Layout = self._channel.layout
+        self._device = take_device(self._channel, device)
         self._cells = [(collective, nbytes) for nbytes in lengths for collective in collectives]
         self._seconds = seconds
         self._dtype = np.dtype(np.float32)
@@ -103,6 +120,7 @@ class Tuner:
 
     def table(self, name: str) -> Table:
         """Measure, and return the table; collective."""
+        cost = None if self._device is None else self._piece_cost(self._device, self._seconds / 10)
         times: dict[Collective, dict[int, Times]] = {}
         start = time.perf_counter()
         for done, (collective, nbytes) in enumerate(self._cells):
@@ -123,7 +141,7 @@ class Tuner:
             for row in rows_of(collective, self.layout, measured, MPI.get_vendor()[0])
         )
         facts = machine.facts()
-        return Table(name, rows, Origin(self.layout, facts["mpi"], facts))
+        return Table(name, rows, Origin(self.layout, facts["mpi"], facts), cost)
 
     def _left(self, start: float) -> float:
         """Return how many seconds are left, the same on all ranks."""
@@ -144,6 +162,29 @@ class Tuner:
             factors[: len(found)] = found
         self.comm.Bcast(factors)
         return [factor for factor in factors.tolist() if factor > 1]
+
+    # -- a device
+
+    def _piece_cost(self, device: Accelerator, seconds: float) -> int | None:
+        """Return what a piece of a staged message costs, by the times of chunks in more and fewer; collective."""
+        channel, count = self._channel, PIECED // self._dtype.itemsize * self.comm.size
+        if channel.aware or self.comm.size == 1:
+            self._tell("# no message of the device's memory is staged")
+            return None
+        task = DeviceTask(Collective.ALLREDUCE, self.comm, count, self._dtype, "sum", 0, device=device)
+        plans: list[Contender] = []
+        for pieces in PIECES:
+            channel.piece_cost = PIECED // pieces**2  # by which so many are best
+            plans.append(task.ours("ring", None, planned=True))
+        channel.piece_cost = None
+        found = timing.run(self.comm, [timing.Entry(plan.call) for plan in plans], timing.Pace(1000, 2, seconds))
+        for plan in plans:
+            plan.free()
+        times = {pieces: float(np.median(result.seconds)) for pieces, result in zip(PIECES, found, strict=True)}
+        cost = piece_cost(PIECED, times)
+        told = ", ".join(f"{1e3 * taken:.2f} ms in {pieces}" for pieces, taken in times.items())
+        self._tell(f"# staged, chunks of {PIECED // 2**20} MiB: {told}; a piece costs as much as {cost:,} B")
+        return cost
 
     # -- one length
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import click
 
@@ -26,7 +26,7 @@ from mpiagg.benchmarks.flags import (
     parse_range,
     parse_rate,
 )
-from mpiagg.cli.quantities import POSITIVE
+from mpiagg.cli.quantities import POSITIVE, Written
 from mpiagg.cuda.placement import bind_device
 from mpiagg.errors import DeviceError
 from mpiagg.launch import job
@@ -37,20 +37,10 @@ from mpiagg.schedules import Collective, algorithm, algorithms
 if TYPE_CHECKING:
     from mpi4py import MPI
 
+F = TypeVar("F", bound=Callable[..., Any])
+
 WIRE_OPS: Final = tuple(op for op in OPS if op != "prod")
 """The operators of mpiagg.AllReduce, which carries out what has a wire."""
-
-
-def _parsed_by(parse: Callable[[str], Any]) -> Callable[[click.Context, click.Parameter, str | None], Any]:
-    """Return what click calls to turn a word of the command line into what it means."""
-
-    def convert(ctx: click.Context, param: click.Parameter, value: str | None) -> Any:
-        try:
-            return None if value is None else parse(value)
-        except ValueError as error:
-            raise click.BadParameter(str(error), ctx, param) from None
-
-    return convert
 
 
 def _known(flags: BenchFlags) -> tuple[str, ...]:
@@ -116,6 +106,18 @@ def _check_wires(flags: BenchFlags) -> None:
         raise click.UsageError(str(error)) from None
 
 
+def device_option(words: str) -> Callable[[F], F]:
+    """Return the option that names a device."""
+    return click.option("-d", "--device", type=Written("device", parse_device), default=HOST.name, help=words)
+
+
+def bind_early(device: str) -> None:
+    """Take this rank's GPU, if that is the device and the launcher has told this process that it is a rank."""
+    if device == CUDA and launch.launched_ranks() is not None:
+        with suppress(DeviceError):  # what is wrong is told when all ranks are together
+            bind_device()
+
+
 _EXAMPLES: Final = """\b
 mpiagg bench                              starts 2 ranks on this machine
 mpiagg bench allgather -a ring -m 1K:1M   chooses what to measure
@@ -137,7 +139,7 @@ mpiexec -n 8 mpiagg bench                 is a rank of that job
     "-m",
     "--message-size",
     "sizes",
-    callback=_parsed_by(parse_range),
+    type=Written("size", parse_range),
     metavar="[MIN:]MAX",
     default=f"{SMALLEST}:{LARGEST // 2**20}M",
     help="Bytes of the vector, with suffixes K, M, G.",
@@ -159,17 +161,11 @@ mpiexec -n 8 mpiagg bench                 is a rank of that job
 @click.option("--root", type=click.IntRange(min=0), default=0, help="Of reduce and broadcast.")
 @click.option("--lanes", type=click.IntRange(1, 64), help="Interleaved parts.  [default: the algorithm's choice]")
 @click.option("--plan/--call", "planned", default=True, help="Time persistent plans, or blocking calls.")
-@click.option(
-    "-d",
-    "--device",
-    callback=_parsed_by(parse_device),
-    default=HOST.name,
-    help="Where the arrays lie: cpu; cuda, each rank's GPU by its place on the node; cuda:1.",
-)
+@device_option("Where the arrays lie: cpu; cuda, each rank's GPU by its place on the node; cuda:1.")
 @click.option("--buffer", type=click.Choice(BUFFERS), default="any", help="registered: memory from mpiagg.empty.")
 @click.option(
     "--link-rate",
-    callback=_parsed_by(parse_rate),
+    type=Written("rate", parse_rate),
     metavar="RATE",
     help="The limit is what links of this rate between nodes can carry, such as 1gbit.  [default: a plain copy]",
 )
@@ -191,9 +187,7 @@ def bench(ranks: int, json_file: Path | None, **options: object) -> None:
         flags = flags._replace(planned=False)
     names = _known(flags)
     _check(flags, launch.launched_ranks() or ranks)
-    if flags.device == CUDA and launch.launched_ranks() is not None:
-        with suppress(DeviceError):  # what is wrong is told when all ranks are together
-            bind_device()
+    bind_early(flags.device)
 
     def work(world: MPI.Intracomm) -> int:
         from mpiagg.benchmarks import sweep  # noqa: PLC0415 - needs MPI, which only a rank may load

@@ -14,8 +14,10 @@ import click
 from rich import box
 from rich.table import Table as Printed
 
+from mpiagg.arrays import HOST
 from mpiagg.benchmarks.flags import SizeRange, parse_range
-from mpiagg.cli.quantities import POSITIVE, parse_nodes
+from mpiagg.cli.bench import bind_early, device_option
+from mpiagg.cli.quantities import POSITIVE, Written, parse_nodes
 from mpiagg.launch import job
 from mpiagg.schedules import Collective, Layout
 from mpiagg.tables import Case, Memory, Settings
@@ -38,6 +40,7 @@ _EXAMPLES: Final = """\b
 mpiagg tune -n 4 -o tuning.json           starts 4 ranks on this machine
 mpiexec -n 64 mpiagg tune -o tuning.json  is a rank of that job
 mpiexec -n 64 mpiagg tune --quick         keeps a table for your jobs on this cluster
+mpiexec -n 8 mpiagg tune -d cuda -o FILE  measures staged messages of GPU memory, too
 MPIAGG_TUNING=tuning.json mpiexec ...     uses the table
 mpiagg tune --show -n 64 --nodes 8        tells what is chosen, and why
 """
@@ -58,9 +61,18 @@ mpiagg tune --show -n 64 --nodes 8        tells what is chosen, and why
     type=click.Choice([entry.value for entry in Collective]),
     help="Only this one; repeatable.  [default: all]",
 )
-@click.option("-m", "--message-size", "sizes", default="64:64M", metavar="[MIN:]MAX", help="Bytes of the vector.")
+@click.option(
+    "-m",
+    "--message-size",
+    "sizes",
+    type=Written("size", parse_range),
+    metavar="[MIN:]MAX",
+    default="64:64M",
+    help="Bytes of the vector.",
+)
 @click.option("--factor", type=click.IntRange(min=2), default=4, help="From one size to the next.")
 @click.option("--time", "seconds", type=POSITIVE, default=300.0, help="Seconds, about.")
+@device_option("Measure how messages of such a device's memory are best cut, too: cuda, or cuda:1.")
 @click.option("--quick", is_flag=True, help=f"Measure for {QUICK:.0f} s, and keep the table for {TUNING}={LEARN}.")
 @click.option("--show", is_flag=True, help="Do not measure; print what would be chosen, and why.")
 @click.option("--table", type=click.Path(path_type=Path), help=f"The table to show.  [default: {TUNING}, or none]")
@@ -70,9 +82,10 @@ def tune(
     ranks: int | None,
     output: Path | None,
     collectives: tuple[str, ...],
-    sizes: str,
+    sizes: SizeRange,
     factor: int,
     seconds: float,
+    device: str,
     quick: bool,
     show: bool,
     table: Path | None,
@@ -85,10 +98,12 @@ def tune(
     that it was measured on.
     """
     chosen = [Collective(name) for name in collectives] or list(Collective)
-    lengths = list(_range(sizes).sizes(factor))
+    lengths = list(sizes.sizes(factor))
     if show:
         if output is not None or quick:
             raise click.UsageError("--show measures nothing that could be saved")
+        if device != HOST.name:
+            raise click.UsageError("--show measures nothing, on no device")
         settings = _settings(table, ranks, nodes)
         layout = _layout(settings, ranks, nodes)
         for collective in chosen:
@@ -101,18 +116,17 @@ def tune(
     # What is measured must not depend on what was chosen before.
     for variable in (TUNING, FORCED):
         os.environ.pop(variable, None)
-    job.run(ranks or 2, lambda world: _measure(world, output, chosen, lengths, QUICK if quick else seconds))
+    bind_early(device)
+    job.run(ranks or 2, lambda world: _measure(world, output, chosen, lengths, QUICK if quick else seconds, device))
 
 
-def _range(text: str) -> SizeRange:
-    try:
-        return parse_range(text)
-    except ValueError as error:
-        raise click.UsageError(f"-m: {error}") from None
-
-
-def _measure(
-    world: MPI.Intracomm, output: Path | None, collectives: Sequence[Collective], lengths: Sequence[int], seconds: float
+def _measure(  # noqa: PLR0917 - what the command was given
+    world: MPI.Intracomm,
+    output: Path | None,
+    collectives: Sequence[Collective],
+    lengths: Sequence[int],
+    seconds: float,
+    device: str,
 ) -> int:
     """Do the work of a rank and return its exit status; without an output, the table is kept in the user's cache."""
     from mpiagg.benchmarks.tuner import Tuner  # noqa: PLC0415 - needs MPI, which only a rank may load
@@ -122,7 +136,12 @@ def _measure(
         if world.rank == 0:
             click.echo(line)
 
-    tuner = Tuner(world, collectives, lengths, seconds, tell)
+    try:
+        tuner = Tuner(world, collectives, lengths, seconds, tell, device=device)
+    except click.ClickException as error:  # the same on all ranks
+        if world.rank == 0:
+            error.show()
+        return error.exit_code
     tell(f"# {job.vendor()}, {world.size} ranks ({tuner.layout}); what is fastest")
     path = output or cache_of(channel_of(world), tuner.layout)[0]
     table = tuner.table("measured")

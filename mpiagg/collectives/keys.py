@@ -4,7 +4,7 @@ Each function takes the communicator and the arguments of the method of its name
 AttributeError for what cannot be kept. Of an array it is the dtype and the size: what the choice goes by. Where the MPI
 library is given the arrays as they are, it looks at the rest. Our own algorithms depend on that, too: on the flags,
 which tell an array's layout, whether it can be written to, and whether it owns its memory, and on whether a root is an
-integer. That is what :func:`exact` adds.
+integer. Collectives that are mostly by our own algorithms have it in their keys; for the others :func:`exact` adds it.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ def of_all(name: str) -> Callable[[tuple[Any, ...]], Hashable]:
 
 
 def allreduce(given: tuple[Any, ...]) -> Hashable:
-    """Return what an all-reduction depends on; since most are by our own algorithms, of arrays the flags, too."""
+    """Return what an all-reduction depends on."""
     _, sendbuf, recvbuf, op = given
     if recvbuf.__class__ is np.ndarray:
         if sendbuf is _IN_PLACE:
@@ -96,9 +96,9 @@ def reduce(given: tuple[Any, ...]) -> Hashable:
     """Return what a reduction to one rank depends on."""
     _, sendbuf, recvbuf, op, root = given
     if sendbuf.__class__ is np.ndarray and (recvbuf is None or recvbuf.__class__ is np.ndarray):
-        received = recvbuf if recvbuf is None else (recvbuf.dtype, recvbuf.size)
-        return "Reduce", op.handle, root, sendbuf.dtype, sendbuf.size, received
-    return "Reduce", op.handle, root, _form(sendbuf), _form(recvbuf)
+        received = recvbuf if recvbuf is None else (recvbuf.dtype, recvbuf.size, recvbuf.flags.num)
+        return "Reduce", op.handle, root, root.__class__, sendbuf.dtype, sendbuf.size, sendbuf.flags.num, received
+    return "Reduce", op.handle, root, root.__class__, _form(sendbuf), _form(recvbuf)
 
 
 def with_op(name: str) -> Callable[[tuple[Any, ...]], Hashable]:
@@ -107,7 +107,8 @@ def with_op(name: str) -> Callable[[tuple[Any, ...]], Hashable]:
     def key(given: tuple[Any, ...]) -> Hashable:
         _, sendbuf, recvbuf, op = given
         if sendbuf.__class__ is np.ndarray is recvbuf.__class__:
-            return name, op.handle, sendbuf.dtype, sendbuf.size, recvbuf.dtype, recvbuf.size
+            sent = sendbuf.dtype, sendbuf.size, sendbuf.flags.num
+            return name, op.handle, sent, recvbuf.dtype, recvbuf.size, recvbuf.flags.num
         return name, op.handle, _form(sendbuf), _form(recvbuf)
 
     return key

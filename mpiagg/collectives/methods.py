@@ -56,18 +56,17 @@ def _method(  # noqa: PLR0917 - what a Method has
     """Return the collective method of a name, with mpi4py's own in its three forms."""
     forms = (name, f"I{name[0].lower()}{name[1:]}", f"{name}_init")
     now, start, init = (getattr(MPI.Intracomm, form) for form in forms)
-    return Method(collective, now, start, init, key, exact or keys.exact(key), read, arrays)
+    return Method(collective, now, start, init, key, exact or key, read, arrays)
 
 
-_BY_ALL = keys.of_all("Allgatherv")
+_ALLGATHER, _ALLTOALL, _ALLTOALLW = map(keys.of_two, ("Allgather", "Alltoall", "Alltoallw"))
+_GATHER, _SCATTER = map(keys.rooted, ("Gather", "Scatter"))
 
-BCAST: Final = _method("broadcast", "Bcast", keys.bcast, moving.bcast_read, moving.bcast_arrays)
+BCAST: Final = _method("broadcast", "Bcast", keys.bcast, moving.bcast_read, moving.bcast_arrays, keys.exact(keys.bcast))
 ALLGATHER: Final = _method(
-    "allgather", "Allgather", keys.of_two("Allgather"), moving.allgather_read, moving.allgather_arrays
+    "allgather", "Allgather", _ALLGATHER, moving.allgather_read, moving.allgather_arrays, keys.exact(_ALLGATHER)
 )
-ALLREDUCE: Final = _method(
-    "allreduce", "Allreduce", keys.allreduce, reducing.allreduce_read, reducing.allreduce_arrays, keys.allreduce
-)
+ALLREDUCE: Final = _method("allreduce", "Allreduce", keys.allreduce, reducing.allreduce_read, reducing.allreduce_arrays)
 REDUCE: Final = _method("reduce", "Reduce", keys.reduce, reducing.reduce_read, reducing.reduce_arrays)
 REDUCE_SCATTER_BLOCK: Final = _method(
     "reduce_scatter",
@@ -80,14 +79,14 @@ REDUCE_SCATTER: Final = _method(
     "reduce_scatter", "Reduce_scatter", keys.scatter, reducing.scatter_read, reducing.scatter_arrays
 )
 ALLGATHERV: Final = _method(
-    "allgather", "Allgatherv", _BY_ALL, moving.allgatherv_read, moving.allgatherv_arrays, _BY_ALL
+    "allgather", "Allgatherv", keys.of_all("Allgatherv"), moving.allgatherv_read, moving.allgatherv_arrays
 )
-GATHER: Final = _method("gather", "Gather", keys.rooted("Gather"), moving.gather_read, moving.gather_arrays)
+GATHER: Final = _method("gather", "Gather", _GATHER, moving.gather_read, moving.gather_arrays, keys.exact(_GATHER))
 GATHERV: Final = _method(
     "gather", "Gatherv", keys.of_blocks("Gatherv"), moving.gatherv_read, moving.gatherv_arrays, keys.of_all("Gatherv")
 )
 SCATTER: Final = _method(
-    "scatter", "Scatter", keys.rooted("Scatter"), moving.scatter_from_read, moving.scatter_from_arrays
+    "scatter", "Scatter", _SCATTER, moving.scatter_from_read, moving.scatter_from_arrays, keys.exact(_SCATTER)
 )
 SCATTERV: Final = _method(
     "scatter",
@@ -97,7 +96,9 @@ SCATTERV: Final = _method(
     moving.scatterv_arrays,
     keys.of_all("Scatterv"),
 )
-ALLTOALL: Final = _method("alltoall", "Alltoall", keys.of_two("Alltoall"), moving.alltoall_read, moving.alltoall_arrays)
+ALLTOALL: Final = _method(
+    "alltoall", "Alltoall", _ALLTOALL, moving.alltoall_read, moving.alltoall_arrays, keys.exact(_ALLTOALL)
+)
 ALLTOALLV: Final = _method(
     "alltoall",
     "Alltoallv",
@@ -107,7 +108,7 @@ ALLTOALLV: Final = _method(
     keys.of_all("Alltoallv"),
 )
 ALLTOALLW: Final = _method(
-    "alltoallw", "Alltoallw", keys.of_two("Alltoallw"), moving.alltoallw_read, moving.alltoallv_arrays
+    "alltoallw", "Alltoallw", _ALLTOALLW, moving.alltoallw_read, moving.alltoallv_arrays, keys.exact(_ALLTOALLW)
 )
 SCAN: Final = _method("scan", "Scan", keys.with_op("Scan"), reducing.scan_read, reducing.allreduce_arrays)
 EXSCAN: Final = _method("exscan", "Exscan", keys.with_op("Exscan"), reducing.exscan_read, reducing.exscan_arrays)

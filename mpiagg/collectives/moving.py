@@ -52,7 +52,10 @@ def allgather_read(channel: Channel, sendbuf: object, recvbuf: object) -> Asked 
         sent = read(sendbuf, writable=False)
         if sent is None or sent.memory.size != length:
             return None
-    return Asked(Collective.ALLGATHER, (length,) * channel.size, BYTES, ours=not is_mpis(received.datatype))
+    counts = (length,) * channel.size
+    # Reproducible communicators keep to our own schedules, as for all that is described alike on all ranks.
+    moved = not channel.reproducible
+    return Asked(Collective.ALLGATHER, counts, BYTES, ours=not is_mpis(received.datatype), moved=moved)
 
 
 def allgather_arrays(channel: Channel, dtype: np.dtype[Any], given: tuple[Any, ...]) -> Arrays:

@@ -40,6 +40,9 @@ _FRIENDLY: Final = {
     "OMPI_MCA_mpi_yield_when_idle": "true",
     # Its wheel complains of each window that UCX could have carried.
     "OMPI_MCA_osc": "^ucx",
+    # It sleeps for a second in each MPI_Init that does not use libfabric for one-sided communication, which no rank of
+    # one machine does.
+    "OMPI_MCA_btl": "^ofi",
     # One thread a rank for linear algebra, or the ranks fight for the cores.
     "OMP_NUM_THREADS": "1",
     "OPENBLAS_NUM_THREADS": "1",

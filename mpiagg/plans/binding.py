@@ -107,7 +107,7 @@ def bind(
     first = vector.arrays[0]
     device = accelerator_of(first)
     staged = device is not None and not channel.aware and _divisible(wire)
-    tracks = _turns(lanes, first.itemsize) if staged else [[lane] for lane in lanes]
+    tracks = _turns(lanes, first.itemsize, channel.piece_cost) if staged else [[lane] for lane in lanes]
     binders: list[_Binder] = []
     bound: list[tuple[BoundRound, ...]] = []
     endpoints = [endpoint_of(channel, of_lane(tag, number), first, label) for number in range(len(tracks))]
@@ -129,7 +129,7 @@ def _divisible(wire: Wire | None) -> bool:
     return wire is None or wire.codec.elementwise
 
 
-def _turns(lanes: Sequence[Chunks], itemsize: int) -> list[list[Chunks]]:
+def _turns(lanes: Sequence[Chunks], itemsize: int, cost: int | None) -> list[list[Chunks]]:
     """Return lanes cut into lanes whose chunks are staged in one piece, in at least two rows that take turns.
 
     Every chunk is cut, so that what is combined in which order stays as it is.
@@ -138,7 +138,7 @@ def _turns(lanes: Sequence[Chunks], itemsize: int) -> list[list[Chunks]]:
     for lane in lanes:
         chunks = list(lane) if isinstance(lane, Mapping) else range(len(lane))
         longest = max((lane[chunk][1] - lane[chunk][0] for chunk in chunks), default=0)
-        count = max(1, -(-longest * itemsize // piece_bytes(longest * itemsize)))
+        count = max(1, -(-longest * itemsize // piece_bytes(longest * itemsize, cost)))
         parts = [even_ranges(*lane[chunk], count) for chunk in chunks]
         pieces += (dict(zip(chunks, piece, strict=True)) for piece in zip(*parts, strict=True))
     rows = min(len(pieces), max(len(lanes), 2))

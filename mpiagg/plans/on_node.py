@@ -8,11 +8,11 @@ from functools import partial
 
 from mpiagg.arrays import Accelerator, Array, accelerator_of, convert, device_of
 from mpiagg.plans.binding import Lane, bind, scratch_length
-from mpiagg.plans.choices import NATIVE, NCCL, SEGMENT, SHARED
+from mpiagg.plans.choices import NATIVE, NCCL, SEGMENT, SHARED, Choice
 from mpiagg.plans.endpoints import Asking
 from mpiagg.plans.moves import bind_moves
 from mpiagg.plans.native import bind_native, called_at_once
-from mpiagg.plans.one_shot import ONE_SHOT, box_of
+from mpiagg.plans.one_shot import ONE_SHOT, at_once, box_of
 from mpiagg.plans.operation import Operation
 from mpiagg.plans.places import Found, Places, told_by_all
 from mpiagg.plans.program import Arrival, Call, Copying, Deferred, Program, in_turn
@@ -28,7 +28,7 @@ from mpiagg.plans.sharing import (
     rounds_in_place,
 )
 from mpiagg.plans.slots import by_slots, slot_rounds, slots_for
-from mpiagg.schedules import Action, Collective, Round, algorithm
+from mpiagg.schedules import Action, Collective, Round
 from mpiagg.tables import ANNOUNCED
 from mpiagg.transport import LINE, NOWHERE, SHARED_TAG, Block, Channel, NodeBarrier, Positions, SignedBarrier
 
@@ -100,16 +100,15 @@ class OnNode:
         shared = channel.memory.host if self.device is None else channel.memory.known(self.device)
         # Within one node there is nothing but what its ranks share; across nodes there are messages.
         self.all_here = self.node.size == o.size
-        short = o.nbytes <= min(ONE_SHOT, self.segment)
         unregistered = o.choice.unregistered if self.all_here else None  # other nodes have other memory
         exchange = o.collective is Collective.ALLTOALL  # whose chunks, of all ranks, no mailbox has room for
-        self.mailed = self.all_here and unregistered is None and self.device is None and not exchange
+        # Short vectors are written for one another wherever they lie.
+        self.at_once = at_once(o) if self.all_here and self.device is None else None
+        self.mailed = self.all_here and self.device is None and not exchange
+        self.mailed = self.mailed and (unregistered is None or self.at_once is not None)
         self.messages = o
         if unregistered is not None:
             self.messages = replace(o, choice=o.choice.in_other_memory)
-        # Where ranks own chunks of the one node, the sums are those of "one_shot".
-        as_one_shot = o.collective is Collective.ALLREDUCE and o.entry.owned is not None
-        self.one_shot = self.all_here and short and self.device is None and as_one_shot
         self.asking = None if self.device is None else Asking(self.device, o.label)
         # Owners read inputs and write results wherever they lie; several stages work on one buffer.
         one_stage = self.all_here and o.choice.algorithm == SHARED
@@ -138,10 +137,11 @@ class OnNode:
 
     def planned(self) -> Program:
         """Return the program for arrays that stay where they are."""
-        memory, busy = self.channel.memory.host, self.channel.busy
+        o, memory, busy = self.operation, self.channel.memory.host, self.channel.busy
         positions = told_by_all(memory, self._positions)
         mapped = self.places.reached(positions)
-        by_mail = self.one_shot or (self.mailed and not mapped)
+        by_one_barrier = self.at_once is not None and o.collective is Collective.ALLREDUCE and o.nbytes <= ONE_SHOT
+        by_mail = self.mailed and (by_one_barrier or not mapped)
         ask_for = partial(slots_for, self.channel, self.operation, self.device, positions, together=True)
         slots = None if by_mail or mapped else ask_for()
         if not (by_mail or mapped or slots):
@@ -239,11 +239,6 @@ class OnNode:
         length = scratch_length(o.schedule(), o.lanes()) + (o.length if narrow else 0)
         return o.reduction.dtype.itemsize * length
 
-    def _schedule(self) -> list[Round]:
-        o = self.operation
-        name = "one_shot" if self.one_shot else o.choice.algorithm
-        return algorithm(name).schedule(o.collective, o.rank, o.layout, o.root)
-
     # -- four ways; to bring an input once more would be wrong where it lies partly in the output
 
     def _copying(self, *, brought: bool) -> Copying:
@@ -283,18 +278,21 @@ class OnNode:
     def by_mail(self, barrier: NodeBarrier, block: Block, *, brought: bool = False) -> Program:
         """Return the program that copies through mailboxes, a segment after the other."""
         o, made = self.operation, self._copying(brought=brought)
+        if self.at_once is not None:
+            o = replace(o, choice=Choice(self.at_once))
         # The boxes lie in the same places for all who share the block, so that nobody writes where another still reads.
         box = box_of(block)
         room = min(box, self.segment) // made.buffer.itemsize
         if o.length > room:
             room -= o.size  # where each rank's chunk is cut, each part may have an element more than the others
-        lanes = [[(0, o.length)]] if self.one_shot else o.lanes(max(1, -(-o.length // max(1, room))))
+        lanes = o.lanes(max(1, -(-o.length // max(1, room))))
         first, second = (
             {rank: part[start : start + box] for rank, part in zip(self.node.ranks, block.parts, strict=True)}
             for start in (LINE, LINE + box)
         )
         mail = Mail(barrier, (first[o.rank], second[o.rank]), (first, second))
-        rounds = mail_rounds(self._schedule(), NodeTask(made.buffer, lanes, o.reduction), mail, o.label)
+        task = NodeTask(made.buffer, lanes, o.reduction)
+        rounds = mail_rounds(o.schedule(), task, mail, self.operation.label)
         return made.around(Program(tuple(rounds), (), 0))
 
     def through_slots(self, barrier: NodeBarrier, slots: Block, *, brought: bool = False) -> Program:

@@ -8,6 +8,7 @@ own collectives.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Final
@@ -20,19 +21,47 @@ from mpiagg.plans.program import BoundRound, Call, Computing, Program, in_turn
 
 LEAST_PIECE: Final = 2**20
 MOST_PIECE: Final = 2**23
-WORTH: Final = 2**22
+PIECE_COST: Final = 2**22
 """Bytes that the bus carries while a piece is asked for and waited for: 4 MiB at 50 GB/s, in 80 us of Python."""
 
+LEAST_COST: Final = 2**12
+"""The least that a piece is taken to cost, whatever its times say."""
 
-def piece_bytes(chunk: int) -> int:
+
+def piece_bytes(chunk: int, cost: int | None = None) -> int:
     """Return how many bytes of a chunk of so many should cross together.
 
     While one piece travels, the next is copied; so p pieces take the time of p + 1 copies of a pth, and p times what a
-    piece costs by itself. That is least where p is the square root of ``chunk / WORTH``. There are two at least where
+    piece costs by itself. That is least where p is the square root of ``chunk / cost``. There are two at least where
     there is enough for them.
+
+    Parameters
+    ----------
+    chunk : int
+    cost : int, optional
+        What a piece costs by itself, in bytes that the bus carries meanwhile.
     """
-    count = max(2, round(math.sqrt(chunk / WORTH)))
+    count = max(2, round(math.sqrt(chunk / (cost or PIECE_COST))))
     return max(LEAST_PIECE, min(MOST_PIECE, -(-chunk // count)))
+
+
+def piece_cost(chunk: int, times: Mapping[int, float]) -> int:
+    """Return what a piece costs by itself, in bytes that the bus carries meanwhile.
+
+    In p pieces a chunk takes ``a (1 + 1 / p) + b p``: all of it crosses, and while the first piece does, nothing else
+    is done; each of them costs b. What is looked for is ``chunk * b / a``.
+
+    Parameters
+    ----------
+    chunk : int
+        Bytes.
+    times : mapping of int to float
+        The seconds that it takes, by the number of pieces; of two numbers at least.
+    """
+    pieces = np.array(list(times), float)
+    model, measured = np.stack([1 + 1 / pieces, pieces], 1), np.array(list(times.values()))
+    (whole, each), *_ = np.linalg.lstsq(model, measured, rcond=None)
+    return round(min(max(chunk * each / whole, LEAST_COST), chunk)) if whole > 0 else chunk
 
 
 def by_way_of_host(device: Accelerator, load: Call | None, program: Program, store: Call | None, label: str) -> Program:

@@ -291,7 +291,12 @@ TABLE: Mapping[str, Algorithm] = {
         _flat("pairwise", _one_a_rank, {_ALL_TO_ALL: pairwise.alltoall}, "no scratch"),
         *(numbered.make(name, numbered.usual) for name, numbered in NUMBERED.items()),
         _flat("direct", _one_a_rank, _DIRECT, "scratch of n-1 chunks"),
-        _flat("one_shot", _whole, {_ALL_REDUCE: one_shot.allreduce}, "scratch of n-1 vectors"),
+        _flat(
+            "one_shot",
+            _whole,
+            {_ALL_REDUCE: one_shot.allreduce, _REDUCE: one_shot.reduce},
+            "scratch of n-1 vectors",
+        ),
         _flat(
             "shared",
             _one_a_rank,

@@ -81,6 +81,7 @@ class _Content(Struct, forbid_unknown_fields=True):
 
     measured: _Origin | None
     rows: Annotated[list[_StoredRow], Meta(max_length=MOST_ROWS)]
+    piece_cost: Annotated[int, Meta(ge=1, le=MOST_BYTES)] | None = None
 
 
 def read_table(path: Path) -> Table:
@@ -112,6 +113,7 @@ def table_of(name: str, content: object) -> Table:
         name,
         tuple(map(_row, found.rows)),
         None if origin is None else Origin(Layout(origin.nodes), origin.mpi, origin.machine),
+        found.piece_cost,
     )
 
 
@@ -138,6 +140,8 @@ def text_of(table: Table) -> str:
         measured = {"nodes": origin.layout.nodes, "mpi": origin.mpi, "machine": dict(origin.machine)}
     rows = ",\n".join(f"  {json.dumps(_written(row))}" for row in table.rows)
     head = f'{{\n "format": {json.dumps(FORMAT)},\n "version": {VERSION},\n "measured": {json.dumps(measured)},\n'
+    if table.piece_cost is not None:
+        head += f' "piece_cost": {table.piece_cost},\n'
     return f'{head} "rows": [\n{rows}\n ]\n}}\n'
 
 

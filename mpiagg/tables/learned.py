@@ -183,7 +183,8 @@ class Learner:
         self._known.add(kind)
         told = self._times.setdefault((kind.collective, kind.library), {}).setdefault(nbytes, {})
         told.update({f"{choice}{REGISTERED if kind.registered else ''}": taken for choice, taken in found.items()})
-        self.table = Table("what this job has learned", tuple(self._rows()), self._origin)
+        piece_cost = None if self.before is None else self.before.piece_cost
+        self.table = Table("what this job has learned", tuple(self._rows()), self._origin, piece_cost)
         if self._save is not None:
             self._save(self.table)
 

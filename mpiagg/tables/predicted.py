@@ -77,6 +77,9 @@ class _Limited(NamedTuple):
 
 _OURS, _NATIVE = Choice("shared"), Choice(NATIVE)
 _BY_RING, _BY_MPI = _OURS._replace(unregistered="ring"), _OURS._replace(unregistered=NATIVE)
+_AT_ONCE: Final = _Limited(_OURS, 32 * _KIB, 8, "MPICH")
+"""Calls by one barrier, of few ranks: each of them takes a step in Python for each of the others."""
+
 _ROOTED: Final = (_Limited(_NATIVE, 64 * _KIB), _Limited(_BY_MPI))
 _PREFIX: Final = (  # MPICH's take three times as long as a chain, and from 16 MiB on ten times
     _Limited(_NATIVE, 4 * _KIB, library="MPICH"),
@@ -85,8 +88,9 @@ _PREFIX: Final = (  # MPICH's take three times as long as a chain, and from 16 M
 )
 
 ON_A_NODE: Final[dict[Collective, Sequence[_Limited]]] = {
-    Collective.ALLREDUCE: (_Limited(_NATIVE, _KIB // 2),),
+    Collective.ALLREDUCE: (_AT_ONCE, _Limited(_NATIVE, _KIB // 2)),
     Collective.REDUCE: (
+        _AT_ONCE,
         _Limited(_NATIVE, 8 * _KIB),
         _Limited(_NATIVE, 128 * _KIB, library="Open MPI"),
         _Limited(_OURS, MAILED),
@@ -96,6 +100,7 @@ ON_A_NODE: Final[dict[Collective, Sequence[_Limited]]] = {
     Collective.BROADCAST: _ROOTED,
     Collective.ALLGATHER: (
         _Limited(_NATIVE, 64 * _KIB, library="Open MPI"),
+        _AT_ONCE,
         _Limited(_NATIVE, 8 * _KIB),
         _Limited(_NATIVE, 32 * _KIB, ranks=2),
         _Limited(_BY_MPI, 64 * _KIB, ranks=2),
@@ -103,6 +108,7 @@ ON_A_NODE: Final[dict[Collective, Sequence[_Limited]]] = {
         _Limited(_BY_MPI),
     ),
     Collective.REDUCE_SCATTER: (
+        _AT_ONCE,
         _Limited(_NATIVE, 8 * _KIB),
         _Limited(_NATIVE, 32 * _KIB, ranks=2),
         _Limited(_NATIVE, 32 * _KIB, library="Open MPI"),

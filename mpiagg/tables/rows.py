@@ -199,11 +199,15 @@ class Table:
     rows : tuple of Row
     origin : Origin or None
         Where it was measured; None for the default, which no cluster is asked for.
+    piece_cost : int or None
+        Bytes that the bus to a device carries in the time that a piece of a staged message costs by itself, where that
+        was measured.
     """
 
     name: str
     rows: tuple[Row, ...]
     origin: Origin | None = None
+    piece_cost: int | None = None
 
     def ladder(
         self, collective: Collective, ranks: int, spread: Spread, memory: Memory, library: str | None = None

@@ -18,7 +18,7 @@ from mpiagg.arrays.devices import Nccl
 from mpiagg.errors import MismatchError, PlanError, RankFailedError, StallError
 from mpiagg.launch.launchers import refuse_copies
 from mpiagg.schedules import Collective, Layout
-from mpiagg.tables import Case, Memory
+from mpiagg.tables import Case, Memory, settings
 from mpiagg.transport.agreement import Agreement
 from mpiagg.transport.comparison import compare_settings, learner_of
 from mpiagg.transport.kept import Calls
@@ -77,6 +77,8 @@ class Channel(Agreement):
         What the ranks of a node share.
     learner : Learner or None
         What is learned from calls, where that is asked for.
+    piece_cost : int or None
+        That of the table that is in use; the same on all ranks.
     nccl : Nccl or None
         The connection of their devices by NCCL, once they have one.
     open : dict
@@ -126,6 +128,8 @@ class Channel(Agreement):
             self.free()
             raise
         self.learner = None if self.reproducible else learner_of(self, self.layout)
+        table = settings().table if self.learner is None else self.learner.before
+        self.piece_cost = None if table is None else table.piece_cost
         self.failures.comms.remove(comm)  # the caller's, of which we know nothing from now on
 
     @property

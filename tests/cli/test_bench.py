@@ -2,10 +2,10 @@
 
 import importlib
 import json
-from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
+from support import on_device
 
 from mpiagg.benchmarks import columns
 from mpiagg.benchmarks.flags import LARGEST, SMALLEST, BenchFlags, mlbench_counts, parse_range, parse_rate, parse_size
@@ -407,12 +407,6 @@ def test_an_algorithm_that_refuses_and_was_asked_for_is_an_error(run_ranks):
 
 
 # -- arrays on a device
-
-
-def on_device(script):
-    """Return a script whose ranks know the stand-in."""
-    tests = str(Path(__file__).parents[1])
-    return f"import sys\nsys.path.insert(0, {tests!r})\nimport standin\nstandin.install()\n{script}"
 
 
 BENCH = """

@@ -5,9 +5,11 @@ import re
 
 import pytest
 from click.testing import CliRunner
+from support import on_device
 
 from mpiagg.cli import main
 from mpiagg.launch import start as launch
+from mpiagg.plans.staging import LEAST_COST
 from mpiagg.schedules import Collective, Layout, algorithms
 from mpiagg.tables import Choice, Memory, Origin, Row, Spread, Table
 from mpiagg.tables.files import read_table, write_table
@@ -33,7 +35,9 @@ def invoke(monkeypatch):
         (["-o", "/absent/t.json"], "folder '/absent' does not exist"),
         (["--show", "-o", "t.json"], "--show measures nothing that could be saved"),
         (["-o", "t.json", "--nodes", "2"], "--table and --nodes are for --show"),
-        (["-o", "t.json", "-m", "bees"], "-m: 'bees' is not a size"),
+        (["-o", "t.json", "-m", "bees"], "'bees' is not a size"),
+        (["-o", "t.json", "-d", "gpu"], "'gpu' is no device"),
+        (["--show", "-d", "cuda"], "--show measures nothing, on no device"),
         (["-o", "t.json", "--time", "0"], "--time"),
         (["--show", "--collective", "bees"], "'bees' is not one of"),
         (["--show", "-n", "100000"], "100000 is not in the range"),
@@ -256,6 +260,57 @@ def test_a_table_is_measured_and_used(mpiagg, run_ranks, monkeypatch, tmp_path, 
     done = run_ranks(4, USE)
     assert done.status != 0
     assert f"was measured on another layout: {layout}" in done.err
+
+
+DEVICE = """
+from mpiagg.cli import main
+main(["tune", "-d", "standin", "--collective", "broadcast", "-m", "64:64", "--time", "0.5", *sys.argv[1:]])
+"""
+
+PIECES = """
+import numpy as np
+import mpiagg
+from mpiagg.transport import channel_of
+cost = channel_of(None).piece_cost
+device = standin.device(0)
+x = device.from_host(np.zeros(2**22, np.uint8))
+with standin.watch(device_messages=False), mpiagg.broadcast_init(x, out=x, algorithm="tree") as plan:
+    standin.LOG.clear()
+    plan()
+    found = standin.LOG.counts()["out"]
+if channel_of(None).rank == 0:
+    sys.stdout.write(f"{cost} {found}")
+"""
+
+
+def test_what_a_piece_of_a_staged_message_costs_is_measured_and_used(run_ranks, monkeypatch, tmp_path):
+    path = tmp_path / "t.json"
+    done = run_ranks(2, on_device(DEVICE), "-o", str(path))
+    assert done.status == 0, done.err
+    found = read_table(path).piece_cost
+    assert LEAST_COST <= found <= 2**24
+    assert f"a piece costs as much as {found:,} B" in done.out
+    monkeypatch.setenv("MPIAGG_TUNING", str(path))
+    for cost, pieces in ((None, 2), (2**22, 2), (2**18, 4)):
+        write_table(path, Table("", (), piece_cost=cost))
+        done = run_ranks(2, on_device(PIECES))
+        assert (done.out, done.err) == (f"{cost} {pieces}", "")
+
+
+def test_messages_that_reach_the_device_have_no_pieces(run_ranks, monkeypatch, tmp_path):
+    monkeypatch.setenv("MPIAGG_CUDA_AWARE", "1")
+    path = tmp_path / "t.json"
+    done = run_ranks(2, on_device(DEVICE), "-o", str(path))
+    assert done.status == 0, done.err
+    assert "# no message of the device's memory is staged" in done.out
+    assert read_table(path).piece_cost is None
+
+
+def test_a_device_that_is_not_there_is_told(run_ranks, tmp_path):
+    done = run_ranks(2, on_device(DEVICE), "-o", str(tmp_path / "t.json"), "-d", "standin:7")
+    assert done.status == 1
+    assert "Error: " in done.err
+    assert "Traceback" not in done.err
 
 
 LEARN = """

@@ -121,7 +121,7 @@ def test_wires_have_the_bits_of_the_host(comms, device, bits, wire):
 def test_pieces_do_not_change_the_bits(comms, device, monkeypatch, bits):
     from mpiagg.plans import binding
 
-    monkeypatch.setattr(binding, "piece_bytes", lambda _: 16 * 2**10)
+    monkeypatch.setattr(binding, "piece_bytes", lambda *_: 16 * 2**10)
     for comm in comms:
         for keywords in ({}, {"lanes": 3}):
             x = irregular(LONG, comm.rank)

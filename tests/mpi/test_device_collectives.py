@@ -214,7 +214,7 @@ def test_short_vectors_go_by_the_host_with_one_copy_each_way(comm, rank, device)
 
 @pytest.mark.usefixtures("short_ones_too", "slow_messages")
 def test_a_staged_ring_copies_what_it_sends_and_receives_and_no_more(comm, rank, size, device, monkeypatch):
-    monkeypatch.setattr(binding, "piece_bytes", lambda _: 8 * 10)
+    monkeypatch.setattr(binding, "piece_bytes", lambda *_: 8 * 10)
     length, steps = 40 * size, 2 * (size - 1)
     pieces, aware = 4, channel_of(comm).aware
     x = device.from_host(irregular(length, rank))
@@ -256,7 +256,7 @@ def test_the_order_of_copies_kernels_waits_and_messages(comm, rank, size, device
 
 @pytest.mark.usefixtures("short_ones_too")
 def test_pinned_memory_does_not_grow_with_the_vector(comm, rank, device, monkeypatch):
-    monkeypatch.setattr(binding, "piece_bytes", lambda _: 64)
+    monkeypatch.setattr(binding, "piece_bytes", lambda *_: 64)
     taken = []
     pinned = device.pinned
     monkeypatch.setattr(device, "pinned", lambda nbytes: taken.append(nbytes) or pinned(nbytes))
@@ -281,14 +281,14 @@ def test_long_messages_have_long_pieces(comm, device, monkeypatch, mib, long):
 
     staged = rank > 0 and not channel_of(comm).aware
     assert received() == (long if staged else 0)
-    monkeypatch.setattr(binding, "piece_bytes", lambda _: 2**20)
+    monkeypatch.setattr(binding, "piece_bytes", lambda *_: 2**20)
     assert received() == (mib if staged else 0)
 
 
 @pytest.mark.parametrize("algorithm", ["ring", "direct"])
 @pytest.mark.usefixtures("short_ones_too")
 def test_pieces_do_not_change_the_bits(comm, device, monkeypatch, bits, algorithm):
-    monkeypatch.setattr(binding, "piece_bytes", lambda _: 64)
+    monkeypatch.setattr(binding, "piece_bytes", lambda *_: 64)
     for length in (1, 201):
         x = irregular(length, comm.rank)
         for keywords in ({}, {"lanes": 3}, {"wire": "bf16"}):

@@ -116,6 +116,27 @@ def test_calls_at_every_length(comm, rank, size, memory, collective, place):  # 
             assert got is None if wanted is None else same_bits(got.reshape(-1), wanted[1]), (length, turn)
 
 
+@pytest.mark.parametrize("collective", COLLECTIVES)
+def test_short_vectors_take_one_barrier_whatever_their_layout(comm, rank, size, collective):
+    channel = channel_of(comm)
+    for length in (size, 1000 * size, ANNOUNCED // 4 // size * size):
+        cuts = cuts_of(counts_of(collective, length, size))
+        own = slice(cuts[rank], cuts[rank + 1]) if collective == "allgather" else slice(0, length)
+        one = collective != "allreduce" or size == 2 or length * 4 <= ONE_SHOT
+        for turn in range(3):
+            vectors = vectors_of(size, length, turn=turn)
+            x = vectors[rank][own]
+            if (rank + turn) % 2:  # the next rank's is contiguous
+                x = np.repeat(x, 2)[::2]
+            out = np.empty((size, length // size) if collective == "allgather" else length, np.float32)
+            barrier = channel.memory.for_calls()[0] if size > 1 else None
+            before = barrier and barrier.count
+            got = public(collective, x, out, comm=comm)
+            assert barrier is None or barrier.count - before == (1 if one else 2)
+            wanted = result(collective, vectors, rank, cuts=cuts)
+            assert got is None if wanted is None else same_bits(got.reshape(-1), wanted[1]), (length, turn)
+
+
 OPS = [
     *product(["float16", "bfloat16", "float32", "float64"], ["sum", "avg", "min", "max", "prod"]),
     *product(["complex64", "complex128"], ["sum", "avg", "prod"]),

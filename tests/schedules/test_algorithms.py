@@ -394,6 +394,10 @@ def one_shot_allreduce(place, n):
     return Count(min(1, n - 1), n - 1, n - 1, n - 1, n - 1, n - 1)
 
 
+def one_shot_reduce(place, n):
+    return Count(1, 1, 1, 0, 0, 0) if place else Count(min(1, n - 1), 0, 0, n - 1, n - 1, n - 1)
+
+
 def hierarchical_on_one_node(place, n):
     return both(direct_reduce_scatter, direct_allgather)(place, n)
 
@@ -512,6 +516,7 @@ FORMULAS = {
     ("direct", "reduce"): direct_reduce,
     ("direct", "broadcast"): direct_broadcast,
     ("one_shot", "allreduce"): one_shot_allreduce,
+    ("one_shot", "reduce"): one_shot_reduce,
     ("hierarchical", "allreduce"): hierarchical_on_one_node,
     ("hierarchical", "alltoall"): direct_allgather,
     ("direct", "alltoall"): direct_allgather,

@@ -51,7 +51,7 @@ TREES = ("bine", "knomial", "double_tree", "circulant_blocks")
     ("collective", "names"),
     [
         ("allreduce", tuple(name for name in algorithms() if name not in {"circulant_blocks", "pairwise", "bruck"})),
-        ("reduce", ("ring", "tree", "parameter_server", *TREES, "direct", "shared")),
+        ("reduce", ("ring", "tree", "parameter_server", *TREES, "direct", "one_shot", "shared")),
         ("broadcast", ("ring", "tree", "parameter_server", *TREES, "direct", "shared")),
         ("allgather", ("ring", "circulant", "pat", "swing", "multi_radix", "direct", "shared")),
         ("reduce_scatter", ("ring", "circulant", "pat", "swing", "multi_radix", "direct", "shared")),

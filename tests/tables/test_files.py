@@ -39,7 +39,13 @@ def rows(draw):
     )
 
 
-TABLES = st.builds(Table, st.just("t"), st.lists(rows(), max_size=5).map(tuple), st.none() | st.just(ORIGIN))
+TABLES = st.builds(
+    Table,
+    st.just("t"),
+    st.lists(rows(), max_size=5).map(tuple),
+    st.none() | st.just(ORIGIN),
+    st.none() | st.integers(1, 2**62),
+)
 
 
 @given(TABLES)
@@ -63,7 +69,8 @@ def test_tables_that_choose_otherwise_have_other_digests():
         dataclasses.replace(row, memory=None, choice=row.choice._replace(unregistered=None)),
     ]
     digests = {Settings(Table("t", (each,))).digest() for each in (row, *others)}
-    assert len(digests) == len(others) + 1
+    digests |= {Settings(Table("t", (row,), piece_cost=cost)).digest() for cost in (1, 2)}
+    assert len(digests) == len(others) + 3
 
 
 def test_files_come_back_as_they_were(tmp_path):
@@ -105,6 +112,7 @@ WRONG = [
     ({**CONTENT, "format": "other"}, "format must be 'mpiagg tuning', not 'other'"),
     ({**CONTENT, "version": 1}, "version must be 2, not 1"),
     ({**CONTENT, "version": True}, "version must be 2, not True"),
+    *(({**CONTENT, "piece_cost": cost}, "- at `$.piece_cost`") for cost in (0, -1, 1.5, True, "1", [], 2**63)),
     ({**CONTENT, "more": 1}, "unknown field `more`; docs/tuning.md"),
     ({"format": "mpiagg tuning", "version": 2}, "missing required field `measured`"),
     ({**CONTENT, "rows": {}}, "Expected `array`, got `object` - at `$.rows`"),
