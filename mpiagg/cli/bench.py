@@ -106,6 +106,17 @@ def _check_wires(flags: BenchFlags) -> None:
         raise click.UsageError(str(error)) from None
 
 
+SIZES: Final = click.option(
+    "-m",
+    "--message-size",
+    "sizes",
+    type=Written("size", parse_range),
+    metavar="[MIN:]MAX",
+    default=f"{SMALLEST}:{LARGEST // 2**20}M",
+    help="Bytes of the vector, with suffixes K, M, G.",
+)
+
+
 def device_option(words: str) -> Callable[[F], F]:
     """Return the option that names a device."""
     return click.option("-d", "--device", type=Written("device", parse_device), default=HOST.name, help=words)
@@ -135,15 +146,7 @@ mpiexec -n 8 mpiagg bench                 is a rank of that job
 @click.option("-a", "--algorithm", multiple=True, help="What to measure; repeatable.  [default: auto and all]")
 @click.option("--beside", multiple=True, type=click.Choice(PEERS), help="A peer to measure, too; needs torch.")
 @click.option("--wire", "wires", multiple=True, type=click.Choice(WIRES), help="Values by a wire, too; repeatable.")
-@click.option(
-    "-m",
-    "--message-size",
-    "sizes",
-    type=Written("size", parse_range),
-    metavar="[MIN:]MAX",
-    default=f"{SMALLEST}:{LARGEST // 2**20}M",
-    help="Bytes of the vector, with suffixes K, M, G.",
-)
+@SIZES
 @click.option("--factor", type=click.IntRange(min=2), default=4, help="From one size to the next.")
 @click.option(
     "--sizes",

@@ -15,9 +15,9 @@ from rich import box
 from rich.table import Table as Printed
 
 from mpiagg.arrays import HOST
-from mpiagg.benchmarks.flags import SizeRange, parse_range
-from mpiagg.cli.bench import bind_early, device_option
-from mpiagg.cli.quantities import POSITIVE, Written, parse_nodes
+from mpiagg.benchmarks.flags import SizeRange
+from mpiagg.cli.bench import SIZES, bind_early, device_option
+from mpiagg.cli.quantities import POSITIVE, parse_nodes
 from mpiagg.launch import job
 from mpiagg.schedules import Collective, Layout
 from mpiagg.tables import Case, Memory, Settings
@@ -61,15 +61,7 @@ mpiagg tune --show -n 64 --nodes 8        tells what is chosen, and why
     type=click.Choice([entry.value for entry in Collective]),
     help="Only this one; repeatable.  [default: all]",
 )
-@click.option(
-    "-m",
-    "--message-size",
-    "sizes",
-    type=Written("size", parse_range),
-    metavar="[MIN:]MAX",
-    default="64:64M",
-    help="Bytes of the vector.",
-)
+@SIZES
 @click.option("--factor", type=click.IntRange(min=2), default=4, help="From one size to the next.")
 @click.option("--time", "seconds", type=POSITIVE, default=300.0, help="Seconds, about.")
 @device_option("Measure how messages of such a device's memory are best cut, too: cuda, or cuda:1.")
