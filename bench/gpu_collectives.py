@@ -121,9 +121,9 @@ def pieces(setting: Setting) -> None:
     ways.measure(setting.sizes(sizes, [MIB]), builders, seconds=3.0)
 
 
-def always(length: int) -> Callable[[int], int]:
+def always(length: int) -> Callable[..., int]:
     """Return what says that pieces are of one length, of whatever chunk."""
-    return lambda _: length
+    return lambda *_: length
 
 
 # -- how it is measured
