@@ -195,13 +195,8 @@ def bench(ranks: int, json_file: Path | None, **options: object) -> None:
     def work(world: MPI.Intracomm) -> int:
         from mpiagg.benchmarks import sweep  # noqa: PLC0415 - needs MPI, which only a rank may load
 
-        try:
-            measured = sweep.Sweep(world, flags, names, show=click.echo if world.rank == 0 else None)
-            rows = list(measured.rows())
-        except click.ClickException as error:  # the same on all ranks
-            if world.rank == 0:
-                error.show()
-            return error.exit_code
+        measured = sweep.Sweep(world, flags, names, show=click.echo if world.rank == 0 else None)
+        rows = list(measured.rows())
         if world.rank != 0:
             return 0
         if json_file is not None:

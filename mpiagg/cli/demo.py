@@ -116,16 +116,11 @@ def demo(
         from mpiagg.cli import summary, surviving, training  # noqa: PLC0415
 
         death = None if kill_rank is None else surviving.Death(kill_rank, at_step)
-        try:
-            with progress("training", len(every) * every[0].epochs, "epochs", shown=world.rank == 0) as advance:
-                if death is None:
-                    results = [training.work(settings, world, after_epoch=advance) for settings in every]
-                else:
-                    results = [surviving.work(every[0], world, death, after_epoch=advance)]
-        except click.ClickException as error:  # the same on all ranks
-            if world.rank == 0:
-                error.show()
-            return error.exit_code
+        with progress("training", len(every) * every[0].epochs, "epochs", shown=world.rank == 0) as advance:
+            if death is None:
+                results = [training.work(settings, world, after_epoch=advance) for settings in every]
+            else:
+                results = [surviving.work(every[0], world, death, after_epoch=advance)]
         told = [result for result in results if result is not None]
         return summary.report(told, plot, json_file) if told else 0
 

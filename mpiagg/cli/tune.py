@@ -128,12 +128,7 @@ def _measure(  # noqa: PLR0917 - what the command was given
         if world.rank == 0:
             click.echo(line)
 
-    try:
-        tuner = Tuner(world, collectives, lengths, seconds, tell, device=device)
-    except click.ClickException as error:  # the same on all ranks
-        if world.rank == 0:
-            error.show()
-        return error.exit_code
+    tuner = Tuner(world, collectives, lengths, seconds, tell, device=device)
     tell(f"# {job.vendor()}, {world.size} ranks ({tuner.layout}); what is fastest")
     path = output or cache_of(channel_of(world), tuner.layout)[0]
     table = tuner.table("measured")

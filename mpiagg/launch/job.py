@@ -35,7 +35,8 @@ def run(ranks: int, work: Callable[[MPI.Intracomm], int], options: Sequence[str]
         How many ranks to start, where this process is not one already: then it starts the same command line again,
         under mpiexec.
     work : callable
-        What a rank does: takes the world and returns the exit status. An exception in one rank ends the job.
+        What a rank does: takes the world and returns the exit status. An exception in one rank ends the job, but for a
+        ClickException, which all ranks must raise: the first of them shows it.
     options : sequence of str
         For mpiexec.
     """
@@ -46,9 +47,13 @@ def run(ranks: int, work: Callable[[MPI.Intracomm], int], options: Sequence[str]
 
 
 def take_part(world: MPI.Intracomm, work: Callable[[MPI.Intracomm], int]) -> int:
-    """Do the work of a rank and return the exit status; an exception ends the job."""
+    """Do the work of a rank and return the exit status, as `run` says."""
     try:
         return work(world)
+    except click.ClickException as error:
+        if world.rank == 0:
+            error.show()
+        return error.exit_code
     except Exception:  # noqa: BLE001 - whatever it is, the other ranks would wait for this one for ever
         print(f"rank {world.rank} of {world.size} failed:\n{traceback.format_exc()}", file=sys.stderr, flush=True)
         abort(world)

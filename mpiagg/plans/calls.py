@@ -190,7 +190,7 @@ class _WithPlan(Call):
 
 
 class _Short(_WithPlan):
-    """A vector so short that every rank reduces all of them by itself, from mailboxes to the caller's array."""
+    """Vectors so short that every rank takes all it needs from mailboxes, to the caller's array, after one barrier."""
 
     def __init__(self, channel: Channel, operation: Operation, *, quiet: bool) -> None:
         super().__init__(channel, operation, quiet=quiet)

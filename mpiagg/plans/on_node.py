@@ -104,8 +104,8 @@ class OnNode:
         exchange = o.collective is Collective.ALLTOALL  # whose chunks, of all ranks, no mailbox has room for
         # Short vectors are written for one another wherever they lie.
         self.at_once = at_once(o) if self.all_here and self.device is None else None
-        self.mailed = self.all_here and self.device is None and not exchange
-        self.mailed = self.mailed and (unregistered is None or self.at_once is not None)
+        written = unregistered is None or self.at_once is not None
+        self.mailed = self.all_here and written and self.device is None and not exchange
         self.messages = o
         if unregistered is not None:
             self.messages = replace(o, choice=o.choice.in_other_memory)

@@ -79,7 +79,9 @@ class OneShot:
             turn = [*ranks[first:], *ranks[:first]]
             parts = [[pair[rank][o.target or slice(0)] for rank in turn] for pair in boxes]
             self._boxes = [(each[0], each[1], each[2:]) for each in parts]
-            self._take = self._combine
+            self._combine = o.reduction.combine
+            self._finish = o.reduction.finish if o.reduction.divisor is not None else None
+            self._take = self._reduce
         elif o.collective is Collective.ALLGATHER:
             chunks = [slice(*each) for each in ranges(cuts_of(o.counts))]
             self._chunks = [[(chunk, pair[rank][chunk]) for rank, chunk in enumerate(chunks)] for pair in boxes]
@@ -87,7 +89,7 @@ class OneShot:
         else:
             self._sent = [pair[o.root] for pair in boxes]
             self._take = self._receive
-        self._reduction, self._signature = o.reduction, o.signature
+        self._signature = o.signature
 
     def program(self) -> Program:
         """Return the program."""
@@ -110,14 +112,13 @@ class OneShot:
             self._take(out if out.ndim == 1 else out.reshape(-1), (barrier.count - 1) & 1)
         barrier.leave()
 
-    def _combine(self, out: Array, turn: int) -> None:
+    def _reduce(self, out: Array, turn: int) -> None:
         first, second, others = self._boxes[turn]
-        combine = self._reduction.combine
-        combine(first, second, out)
+        self._combine(first, second, out)
         for other in others:
-            combine(out, other, out)
-        if self._reduction.divisor is not None:
-            self._reduction.finish(out)
+            self._combine(out, other, out)
+        if self._finish is not None:
+            self._finish(out)
 
     def _gather(self, out: Array, turn: int) -> None:
         for chunk, box in self._chunks[turn]:

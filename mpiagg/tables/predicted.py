@@ -217,11 +217,11 @@ def measured() -> Iterator[Row]:
 
     They are for cases in which it may be taken; for others there are the rows that follow. On a node of two ranks, and
     of four on two processors, with MPICH 5.0 and Open MPI 5.0 (``bench/calls.py``, also with ``--all-algorithms``): up
-    to some KiB the library's own takes least time; in part up to 64 KiB, where calls beside registered memory have to
-    learn at a barrier where the others' vectors lie. Longer vectors take about half of its time through memory that
-    the ranks share. From where the model has messages, ``"auto"`` keeps to the library's own, but for cases in which
-    that takes three to eight times as long as a ring: reductions to one rank and scans of MPICH, and reduce-scatters of
-    Open MPI.
+    to some KiB the library's own takes least time, but for reductions and all-gathers of MPICH; in part up to 64 KiB,
+    where calls beside registered memory have to learn at a barrier where the others' vectors lie. Longer vectors take
+    about half of its time through memory that the ranks share. From where the model has messages, ``"auto"`` keeps to
+    the library's own, but for cases in which that takes three to eight times as long as a ring: reductions to one rank
+    and scans of MPICH, and reduce-scatters of Open MPI.
     """
     for collective in Collective:
         for spread, memory in ((Spread.ONE_EACH, None), (Spread.SEVERAL, None), (Spread.ONE_NODE, Memory.NONE)):

@@ -158,7 +158,7 @@ class Watchdog:
     def report(self, log: OperationLog, *, aloud: bool = False, differ_in: int = 0) -> Report:
         """Return what all ranks of a communicator do, as one of them has found out for all.
 
-        The lowest rank that answers does so. It tells all of them, if something is wrong for certain, and prints what
+        The lowest rank that answers does so. It sends to all what is wrong for certain, if anything is, and prints what
         it has found, if that is to be said ``aloud``. ``differ_in`` is the number of an operation that ranks are known
         to disagree in, if it is not 0.
         """
@@ -242,7 +242,7 @@ class Watchdog:
     def state(self, log: OperationLog) -> RankState:
         """Return what this rank does on a communicator."""
         here: list[ReportedOperation] = []
-        waits = elsewhere = ""
+        waits = other = ""
         inside = False
         for entry in self.recorder.entries:
             subject: Subject = entry[SUBJECT]
@@ -256,9 +256,9 @@ class Watchdog:
                     waits = f"{what}, entered {(clock() - entry[START]) / 1e9:.0f} s ago"[:LONGEST]
             elif waiting:
                 beside = "" if subject.log.whole is log else ELSEWHERE
-                elsewhere = f"{subject.what[:LONGEST]}{beside}"
+                other = f"{subject.what[:LONGEST]}{beside}"
         status = self.recorder.status[:LONGEST]
-        return RankState(status, log.count, tuple(here[-RECENT:]), waits, elsewhere, tuple(stack(outside=inside)))
+        return RankState(status, log.count, tuple(here[-RECENT:]), waits, other, tuple(stack(outside=inside)))
 
 
 class _Gathered:

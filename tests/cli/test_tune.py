@@ -35,7 +35,7 @@ def invoke(monkeypatch):
         (["-o", "/absent/t.json"], "folder '/absent' does not exist"),
         (["--show", "-o", "t.json"], "--show measures nothing that could be saved"),
         (["-o", "t.json", "--nodes", "2"], "--table and --nodes are for --show"),
-        (["-o", "t.json", "-m", "bees"], "'bees' is not a size"),
+        (["-o", "t.json", "-m", "bees"], "Invalid value for '-m' / '--message-size': 'bees' is not a size"),
         (["-o", "t.json", "-d", "gpu"], "'gpu' is no device"),
         (["--show", "-d", "cuda"], "--show measures nothing, on no device"),
         (["-o", "t.json", "--time", "0"], "--time"),
