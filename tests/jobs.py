@@ -40,11 +40,17 @@ class Job:
         bad = {test for test, outcome in outcomes.items() if outcome != "passed"}
         return sorted(differing | bad) or ([] if outcomes else ["no tests"])
 
+    def _ended(self, rank):
+        """Return when a rank came to its end, 0 if it did not: what is read of long complaints is their beginning."""
+        path = self.folder / f"{rank}.json"
+        return path.stat().st_mtime if path.exists() else 0.0
+
     def complaints(self):
         """Return everything that is wrong with the job, in words; nothing if it went well."""
         told = [f"the job ended with status {self.status}"] if self.status else []
         told += [f"the job printed:\n{self.printed}"] if self.printed.strip() else []
-        for rank, outcomes in self.outcomes.items():
+        for rank in sorted(self.outcomes, key=self._ended):
+            outcomes = self.outcomes[rank]
             if self.status and (outcomes is None or "failed" in outcomes.values()):
                 told.append(f"-- rank {rank} reported:\n{self.read(rank, 'out')[-5000:]}")
             elif odd := self.odd(outcomes or {}):
@@ -54,12 +60,23 @@ class Job:
         return "\n".join(told)
 
 
-def run_job(folder, ranks, tests, *, seconds=JOB_SECONDS, leave_out=(), only="", stop=True):
+def run_job(folder, ranks, tests, *, seconds=JOB_SECONDS, stuck=300, leave_out=(), only="", stop=True):
     """Run ``tests`` on a number of ranks and return the job; no process of it is left afterwards.
+
+    A rank that is in one test for ``stuck`` seconds, whatever it does there, says where, and ends.
 
     ``leave_out`` are files, ``only`` is an expression of marks, and ``stop`` says whether the first failure ends it.
     """
-    arguments = ["-m", "mpi4py", str(HERE / "rank.py"), str(folder), str(tests), "-q", *(["-x"] if stop else [])]
+    arguments = [
+        "-m",
+        "mpi4py",
+        str(HERE / "rank.py"),
+        str(folder),
+        str(stuck),
+        str(tests),
+        "-q",
+        *(["-x"] if stop else []),
+    ]
     arguments += [f"--ignore={path}" for path in leave_out]
     arguments += ["-m", only] if only else []
     arguments += ["-c", str(HERE.parent / "pyproject.toml"), "--timeout=240", "--timeout-method=thread"]

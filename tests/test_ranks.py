@@ -84,6 +84,14 @@ def test_a_job_that_hangs_is_ended(tmp_path):
     assert "-- rank 1" in job.complaints()
 
 
+def test_a_rank_that_keeps_the_lock_of_python_says_where_it_is(tmp_path):
+    path = tmp_path / "test_stuck.py"
+    path.write_text("import ctypes\n" + SCRIPT.format("rank and ctypes.PyDLL(None).sleep(1000)"))
+    told = run_job(tmp_path, 2, path, stuck=3).complaints()
+    assert "Timeout (0:00:03)!" in told
+    assert "test_stuck.py" in told
+
+
 def test_processes_that_outlive_their_launcher_are_found_and_ended():
     mark = uuid.uuid4().hex
     # The shell ends at once and leaves another behind, in a session of its own, which says when it is there.

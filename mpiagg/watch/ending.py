@@ -23,9 +23,10 @@ from functools import partial
 from types import FrameType, TracebackType
 from typing import Final
 
+from mpiagg.errors import Error
 from mpiagg.watch.dumps import write
 from mpiagg.watch.forks import forget_in_children
-from mpiagg.watch.recorder import SUBJECT, Recorder, stack
+from mpiagg.watch.recorder import SUBJECT, Recorder, is_ours, stack
 
 ABORT: Final = "MPIAGG_ABORT"
 """The environment variable that is 0 where the program handles its errors itself."""
@@ -117,15 +118,15 @@ class Ending:
     def _uncaught(self, kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
         hook = self._hooks[0]
         printed = None if hook is sys.__excepthook__ else partial(hook, kind, error, trace)
-        lines = "" if printed else "".join(traceback.format_exception(kind, error, trace))
+        lines = "" if printed else _traced(kind, error, trace)
         self._end(f"raised {_described(error)}", 1, lines, printed)
 
     def _uncaught_in_thread(self, args: threading.ExceptHookArgs) -> None:
         if args.exc_type is SystemExit:
             return
         name = args.thread.name if args.thread else "a thread"
-        lines = traceback.format_exception(args.exc_type, args.exc_value, args.exc_traceback)
-        self._end(f"raised, in {name}, {_described(args.exc_value)}", 1, "".join(lines))
+        lines = _traced(args.exc_type, args.exc_value, args.exc_traceback)
+        self._end(f"raised, in {name}, {_described(args.exc_value)}", 1, lines)
 
     # -- signals
 
@@ -270,6 +271,15 @@ def _write(text: str) -> None:
 
 def _nothing() -> None:
     pass
+
+
+def _traced(kind: type[BaseException], error: BaseException | None, trace: TracebackType | None) -> str:
+    """Return a traceback; of an error of ours, which says what is wrong, only the program's lines."""
+    told = traceback.TracebackException(kind, error, trace)  # type: ignore[arg-type]  # None prints, too
+    if isinstance(error, Error):
+        outside = [place for place in told.stack if not is_ours(place.filename)]
+        told.stack = traceback.StackSummary.from_list(outside or told.stack)
+    return "".join(told.format())
 
 
 def _described(error: BaseException | None) -> str:

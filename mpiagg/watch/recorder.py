@@ -273,7 +273,7 @@ def _check_thread(last: Entry) -> None:
 def _runs_operations(frame: FrameType) -> bool:
     """Whether a function is of this package, and not of those who only look at operations."""
     path = frame.f_code.co_filename
-    return _is_ours(frame) and (path == __file__ or not path.startswith(_WATCH))
+    return is_ours(path) and (path == __file__ or not path.startswith(_WATCH))
 
 
 def _is_in(known: Mapping[str, Any], entry: Entry) -> bool:
@@ -357,9 +357,9 @@ def stack(thread: int | None = None, *, most: int = 6, outside: bool = False) ->
     ident = threading.main_thread().ident if thread is None else thread
     frame = sys._current_frames().get(ident or 0)  # noqa: SLF001 - there is no other way to ask for another thread's
     if outside:
-        while frame is not None and not _is_ours(frame):
+        while frame is not None and not is_ours(frame.f_code.co_filename):
             frame = frame.f_back
-        while frame is not None and _is_ours(frame):
+        while frame is not None and is_ours(frame.f_code.co_filename):
             frame = frame.f_back
     places: list[str] = []
     while frame is not None and len(places) < most:
@@ -369,8 +369,9 @@ def stack(thread: int | None = None, *, most: int = 6, outside: bool = False) ->
     return places
 
 
-def _is_ours(frame: FrameType) -> bool:
-    return frame.f_code.co_filename.startswith((_PACKAGE, "<compiled rounds>"))
+def is_ours(path: str) -> bool:
+    """Whether a file of code belongs to this package."""
+    return path.startswith((_PACKAGE, "<compiled rounds>"))
 
 
 def _place(frame: FrameType) -> str:

@@ -56,6 +56,22 @@ def test_the_rank_and_the_traceback_are_printed_once_and_the_job_ends(tmp_path, 
     assert f"its last operations are in {tmp_path / 'recordings' / 'rank-2.json'}" in ended.stderr
 
 
+@pytest.mark.parametrize(("kind", "inside"), [("mpiagg.StallError", False), ("KeyError", True)])
+def test_the_traceback_of_an_error_of_ours_has_the_lines_of_the_program(tmp_path, kind, inside):
+    body = f"""
+import mpiagg
+from mpiagg.watch import OperationLog
+log = OperationLog("", 0, 1)
+def alarm():
+    raise {kind}("on purpose")
+log.alarm = alarm
+log.check()
+"""
+    lines = [line for line in run(body, tmp_path).stderr.splitlines() if line.startswith("  File ")]
+    files = ["script.py", *(["recorder.py"] if inside else []), "script.py"]
+    assert [line.split('"')[1].rsplit("/", 1)[1] for line in lines] == files
+
+
 @pytest.mark.parametrize(
     "wait",
     [
