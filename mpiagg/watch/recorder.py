@@ -6,6 +6,7 @@ Nothing is written anywhere until somebody asks: a stall, an error, a signal.
 
 from __future__ import annotations
 
+import gc
 import os
 import re
 import sys
@@ -257,7 +258,7 @@ def _check_thread(last: Entry) -> None:
     to read the clock.
     """
     own = threading.get_ident()
-    frames = sys._current_frames()  # noqa: SLF001 - there is no other way to ask for another thread's
+    frames = _frames()
     for ident in sorted(frames, key=lambda ident: ident != own):
         frame: FrameType | None = frames[ident]
         while frame is not None and last[END] == 0:
@@ -355,7 +356,7 @@ def stack(thread: int | None = None, *, most: int = 6, outside: bool = False) ->
         Whether to begin where the thread has called this package.
     """
     ident = threading.main_thread().ident if thread is None else thread
-    frame = sys._current_frames().get(ident or 0)  # noqa: SLF001 - there is no other way to ask for another thread's
+    frame = _frames().get(ident or 0)
     if outside:
         while frame is not None and not is_ours(frame.f_code.co_filename):
             frame = frame.f_back
@@ -367,6 +368,26 @@ def stack(thread: int | None = None, *, most: int = 6, outside: bool = False) ->
             places.append(_place(frame))
         frame = frame.f_back
     return places
+
+
+def _frames() -> dict[int, FrameType]:
+    """Return where every thread is.
+
+    No garbage is collected meanwhile. Python before 3.11.9 and 3.12.3 keeps a lock here, which it takes again to give
+    back what belongs to a thread: it hangs for ever, and the whole process with it (python/cpython, issue 106883).
+    """
+    with _asking:
+        collects = gc.isenabled()
+        gc.disable()
+        try:
+            return sys._current_frames()  # noqa: SLF001 - there is no other way to ask for another thread's
+        finally:
+            if collects:
+                gc.enable()
+
+
+_asking: Final = threading.RLock()
+"""Held by who has the garbage collection disabled: a handler of a signal may ask, too, within."""
 
 
 def is_ours(path: str) -> bool:
