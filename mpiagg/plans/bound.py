@@ -35,12 +35,16 @@ def prepare(
     memory: Memory = Memory.TOGETHER,
 ) -> Plan[Array | None]:
     """Return a plan that carries an operation out, from ``x`` to ``out``, each time it runs."""
-    return plan_of(channel, operation, bind_arrays(channel, operation, x, out, tag, memory=memory), out)
+    program = bind_arrays(channel, operation, x, out, tag, memory=memory)
+    return plan_of(channel, operation, program, out, in_order=memory is Memory.NONE)
 
 
-def plan_of(channel: Channel, operation: Operation, program: Program, result: Result) -> Plan[Result]:
-    """Return the plan of an operation's program."""
-    return Plan(channel, program, result=result, label=operation.label, subject=operation.subject(channel.log))
+def plan_of(
+    channel: Channel, operation: Operation, program: Program, result: Result, *, in_order: bool = True
+) -> Plan[Result]:
+    """Return the plan of an operation's program; that of a call, which all ranks make in one order, unless told."""
+    subject = operation.subject(channel.log)
+    return Plan(channel, program, result=result, label=operation.label, subject=subject, in_order=in_order)
 
 
 def bind_arrays(

@@ -385,7 +385,8 @@ class Barrier(_WithPlan, Recorded):
         on_one_node = channel.library not in QUICK_BARRIERS and 1 < channel.size == channel.node.size
         for_calls = channel.memory.for_calls() if on_one_node else None
         if for_calls is not None:
-            self._take(Plan(channel, barrier_program(for_calls[0], "barrier"), result=None, label="barrier"))
+            program = barrier_program(for_calls[0], "barrier")
+            self._take(Plan(channel, program, result=None, label="barrier", in_order=True))
         self.given_as_it_is = for_calls is None
 
     def check(self) -> None:

@@ -53,6 +53,8 @@ class Plan(Generic[Result]):
         Seconds that a wait may last without any message completing.
     subject : Subject, optional
         What it is, for those who watch over it.
+    in_order : bool
+        Whether all ranks start it in one order with what else they start so.
     """
 
     lasts = False
@@ -67,6 +69,7 @@ class Plan(Generic[Result]):
         label: str,
         timeout: float = DEFAULT_TIMEOUT,
         subject: Subject | None = None,
+        in_order: bool = False,
     ) -> None:
         self.label = label
         self.result = result
@@ -82,6 +85,7 @@ class Plan(Generic[Result]):
             self._stream.follow()  # what has been done so far to memory of the program's own
             self._rounds += (BoundRound((), (self._stream.done,), (), (Computing(label),)),)
         self._subject = Subject(channel.log, label) if subject is None else subject
+        channel.log.in_order &= in_order
         self._begin = process().recorder.begin
         self._entry: Entry = []
         if process().recorder.rounds:

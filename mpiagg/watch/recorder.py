@@ -57,7 +57,10 @@ class OperationLog:
     rank, size : int
         This rank of the communicator, and how many there are.
     count : int
-        How many operations this rank has entered. All ranks enter the same ones in the same order.
+        How many operations this rank has entered.
+    in_order : bool
+        Whether all ranks enter the same operations in the same order: not where plans were made, which a program may
+        start in any.
     fault : Error or None
         Why no wait on this communicator can end well, once that is known.
     blocking : Entry
@@ -73,11 +76,15 @@ class OperationLog:
         name for the call.
     """
 
-    __slots__ = ("alarm", "blocking", "callers", "count", "explain", "fault", "label", "name", "rank", "ranks", "size")
+    __slots__ = (
+        *("alarm", "blocking", "callers", "count", "explain", "fault", "in_order", "label", "name", "rank", "ranks"),
+        "size",
+    )
 
     def __init__(self, name: str, rank: int, size: int) -> None:
         self.name, self.rank, self.size = name, rank, size
         self.count = 0
+        self.in_order = True
         self.blocking: Entry = [None, 0, 0, 1, True, None]
         self.fault: Error | None = None
         self.alarm: Callable[[], object] | None = None

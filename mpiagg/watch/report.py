@@ -56,6 +56,8 @@ class RankState(NamedTuple):
         The operation that it is in beside those of the communicator, if any.
     stack : tuple of str
         Where its main thread is, innermost first.
+    in_order : bool
+        Whether every rank enters the operations of the communicator in the same order, as far as it knows.
     """
 
     status: str
@@ -64,6 +66,7 @@ class RankState(NamedTuple):
     waits: str
     elsewhere: str
     stack: tuple[str, ...]
+    in_order: bool
 
     @property
     def waits_in(self) -> ReportedOperation | None:
@@ -169,17 +172,20 @@ def _mismatch(states: Sequence[tuple[int, RankState]]) -> MismatchError | None:
     """Return the operation of which it is certain that some ranks wait in another for each other.
 
     Ranks may start plans in different orders, as long as all of them start all of them. So two ranks disagree if each
-    waits in an operation that the other has not entered: as often, as far back as both tell.
+    waits in an operation that the other has not entered: as often, as far back as both tell. Where there are no plans
+    they disagree, too, if one waits in an operation that has the number of another one there.
     """
-    waiting: dict[str, list[tuple[int, RankState, ReportedOperation]]] = {}
+    waiting: dict[tuple[str, int], list[tuple[int, RankState, ReportedOperation]]] = {}
     for rank, state in states:
         if (operation := state.waits_in) is not None:
-            waiting.setdefault(operation.what, []).append((rank, state, operation))
+            number = operation.order if state.in_order else 0
+            waiting.setdefault((operation.what, number), []).append((rank, state, operation))
     # A few of those who wait in the same operation stand for all of them.
     for one, other in combinations([ranks[:4] for ranks in waiting.values()], 2):
         for (rank, state, mine), (peer, theirs, its) in product(one, other):
-            if _is_alone_in(mine, state, theirs) and _is_alone_in(its, theirs, state):
-                last = min(mine.order, its.order)
+            alone = _is_alone_in(mine, state, theirs) and _is_alone_in(its, theirs, state)
+            last = min(mine.order, its.order)
+            if alone or (state.in_order and theirs.in_order and _differ_in(last, state, theirs)):
                 said = {operation.what: [which] for which, operation in ((rank, mine), (peer, its))}
                 return _disagreement(states, last) or MismatchError(_who_disagrees(last, said))
     return None
@@ -193,6 +199,12 @@ def _is_alone_in(operation: ReportedOperation, one: RankState, other: RankState)
         return [each.order for each in state.recent if each.order >= first and _is_same(each.what, operation.what)]
 
     return sum(order <= operation.order for order in entered(one)) > len(entered(other))
+
+
+def _differ_in(order: int, one: RankState, other: RankState) -> bool:
+    """Whether two ranks have entered different operations by the same number."""
+    mine, its = one.of(order), other.of(order)
+    return mine is not None and its is not None and not _is_same(mine.what, its.what)
 
 
 def _is_same(one: str, other: str) -> bool:

@@ -258,7 +258,8 @@ class Watchdog:
                 beside = "" if subject.log.whole is log else ELSEWHERE
                 other = f"{subject.what[:LONGEST]}{beside}"
         status = self.recorder.status[:LONGEST]
-        return RankState(status, log.count, tuple(here[-RECENT:]), waits, other, tuple(stack(outside=inside)))
+        recent, at = tuple(here[-RECENT:]), tuple(stack(outside=inside))
+        return RankState(status, log.count, recent, waits, other, at, log.in_order)
 
 
 class _Gathered:

@@ -13,7 +13,7 @@ from mpiagg.errors import MismatchError, StallError
 from mpiagg.watch.report import GONE, MOST_SHOWN, SILENT, RankState, ReportedOperation, report
 
 
-def state(*recent, status="runs", waits="", elsewhere="", stack=("train.py:42 in step",), entered=None):
+def state(*recent, status="runs", waits="", elsewhere="", stack=("train.py:42 in step",), entered=None, plans=True):
     # An operation is given as (order, what), and whether it runs, and is waited for.
     operations = tuple(
         ReportedOperation(order, what, bool(more), more == "waits")
@@ -21,7 +21,7 @@ def state(*recent, status="runs", waits="", elsewhere="", stack=("train.py:42 in
         for more in rest or [""]
     )
     count = max((each.order for each in operations), default=0) if entered is None else entered
-    return RankState(status, count, operations, waits, elsewhere, stack)
+    return RankState(status, count, operations, waits, elsewhere, stack, not plans)
 
 
 AT = "at train.py:42 in step"
@@ -70,6 +70,11 @@ def test_who_does_not_come_to_what_is_done_beside_the_operations_is_named():
         ([state((1, SUM, "waits")), state((1, MAX), (2, MIN, "waits"))], f"rank 0: {SUM}, rank 0 {AT}; rank 1: {MAX}"),
         ([state((1, SUM, "waits"))] * 2 + [state((1, MAX, "waits"))], f"ranks 0, 1: {SUM}, rank 0 {AT}; rank 2: {MAX}"),
         ([state((2, SUM, "waits")), state((1, SUM), (2, MAX), (3, MIN, "waits"))], "in operation 2"),
+        # Calls that do not wait, started in other orders.
+        (
+            [state((1, SUM), (2, MAX, "waits"), plans=False), state((1, MAX, "waits"), (2, SUM), plans=False)],
+            f"in operation 1: rank 0: {SUM}; rank 1: {MAX}, rank 1 {AT}",
+        ),
     ],
 )
 def test_a_mismatch_is_certain(answers, words):
@@ -114,6 +119,9 @@ def test_who_cannot_come_any_more_is_certain(answer, words):
         # Plans that were started in other orders, and are all started.
         (state((1, SUM), (2, MAX, "waits")), state((1, MAX, "waits"), (2, SUM))),
         (state((1, SUM, "runs"), (2, MAX, "waits")), state((1, MAX, "waits"), (2, SUM, "runs"))),
+        (state((1, SUM), (2, MAX, "waits"), plans=False), state((1, MAX, "waits"), (2, SUM))),
+        # The same calls; one rank is ahead.
+        (state((1, SUM), (2, MAX, "waits"), plans=False), state((1, SUM, "waits"), (2, MAX, "runs"), plans=False)),
         # One that another rank may yet start.
         (state((1, SUM, "waits")), state((1, MAX, "runs"))),
         (state((1, SUM, "waits")), state((1, MAX), (2, MIN))),
@@ -164,6 +172,7 @@ STATES = st.builds(
     TEXTS,
     TEXTS,
     st.lists(TEXTS, max_size=3).map(tuple),
+    st.booleans(),
 )
 
 
