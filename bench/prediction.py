@@ -32,6 +32,7 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from functools import cache
+from itertools import zip_longest
 from pathlib import Path
 from statistics import median
 from typing import Any, Final, NamedTuple
@@ -40,6 +41,7 @@ import click
 import numpy as np
 
 from mpiagg.benchmarks.flags import parse_size
+from mpiagg.cli.price_plot import COLOURS
 from mpiagg.cli.quantities import parse_nodes, parse_rate, parse_time
 from mpiagg.schedules import Action, Cluster, Collective, Layout, algorithm, schedules
 from mpiagg.schedules.model import Pricing
@@ -258,19 +260,26 @@ def table(predictions: Sequence[Prediction]) -> str:
 
 
 def draw(predictions: Sequence[Prediction], title: str, path: Path) -> None:
-    """Draw predicted against measured times; where they are alike, points are on the diagonal."""
+    """Draw predicted against measured times, a panel for each collective; on the diagonal they are alike."""
     from matplotlib.figure import Figure  # noqa: PLC0415 - an extra that need not be installed
 
-    figure = Figure(figsize=(7, 5), layout="constrained")
-    axes = figure.subplots()
-    for number, name in enumerate(sorted({prediction.collective for prediction in predictions})):
-        own = [prediction for prediction in predictions if prediction.collective == name]
-        style = {"marker": "osv^Dp*xP"[number % 9], "linestyle": "none", "markersize": 4, "alpha": 0.7}
-        axes.plot([p.measured_us for p in own], [p.predicted_us for p in own], label=name, **style)
+    names = sorted({prediction.collective for prediction in predictions})
+    columns = min(len(names), 4)
+    rows = -(-len(names) // columns)
+    figure = Figure(figsize=(2.4 * columns, 0.6 + 2.3 * rows), layout="constrained")
+    panels = figure.subplots(rows, columns, sharex=True, sharey=True, squeeze=False)
     ends = [function(p.measured_us for p in predictions) for function in (min, max)]
-    axes.plot(ends, ends, color="black", linestyle="--", linewidth=1)
-    axes.set(xscale="log", yscale="log", xlabel="measured (us)", ylabel="predicted (us)", title=title)
-    figure.legend(*axes.get_legend_handles_labels(), loc="outside right upper", fontsize="small")
+    for axes, name in zip_longest(panels.flat, names):
+        if name is None:
+            axes.remove()
+            continue
+        own = [prediction for prediction in predictions if prediction.collective == name]
+        axes.plot([p.measured_us for p in own], [p.predicted_us for p in own], ".", color=COLOURS[0], alpha=0.7)
+        axes.plot(ends, ends, color="black", linestyle="--", linewidth=1)
+        axes.set(xscale="log", yscale="log", title=name)
+    figure.suptitle(title)
+    figure.supxlabel("measured (us)")
+    figure.supylabel("predicted (us)")
     figure.savefig(path, dpi=120)
 
 

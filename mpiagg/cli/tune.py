@@ -36,6 +36,9 @@ QUICK: Final = 20.0
 SHOWN: Final = 3
 """How many candidates are told, the fastest ones."""
 
+_WIDE: Final = 100
+"""Columns of a terminal from which tables divide them by themselves."""
+
 _EXAMPLES: Final = """\b
 mpiagg tune -n 4 -o tuning.json           starts 4 ranks on this machine
 mpiexec -n 64 mpiagg tune -o tuning.json  is a rank of that job
@@ -99,7 +102,8 @@ def tune(
         settings = _settings(table, ranks, nodes)
         layout = _layout(settings, ranks, nodes)
         for collective in chosen:
-            job.console().print(_printed(settings, collective, layout, lengths))
+            console = job.console()
+            console.print(_printed(settings, collective, layout, lengths, narrow=console.width < _WIDE))
         return
     if (output is None) is not quick:
         raise click.UsageError("give -o FILE to measure and save, or --quick, or --show to print what would be chosen")
@@ -195,7 +199,9 @@ def _layout(settings: Settings, ranks: int | None, nodes: str | None) -> Layout:
     return layout
 
 
-def _printed(settings: Settings, collective: Collective, layout: Layout, lengths: Sequence[int]) -> Printed:
+def _printed(
+    settings: Settings, collective: Collective, layout: Layout, lengths: Sequence[int], *, narrow: bool
+) -> Printed:
     """Return what is chosen for a collective on a layout, in words."""
     printed = Printed(
         title=f"{collective.value}, {layout.size} ranks, nodes: {layout}",
@@ -205,8 +211,9 @@ def _printed(settings: Settings, collective: Collective, layout: Layout, lengths
         padding=(0, 1, 0, 0),
     )
     printed.add_column("bytes", justify="right", no_wrap=True)
-    for column in ("memory", "takes", "by", "because"):
-        printed.add_column(column, overflow="fold")
+    # In 80 columns names of algorithms stay whole, if the other columns leave them room.
+    for column, width in ("memory", 10), ("takes", 18), ("by", 11), ("because", None):
+        printed.add_column(column, width=width if narrow else None, overflow="fold")
     prices = {memory: Prices(collective, layout, memory) for memory in Memory} if layout.size > 1 else {}
     for nbytes in lengths:
         told: dict[tuple[str, str, str], list[tuple[Memory, bool]]] = {}

@@ -83,6 +83,11 @@ def test_every_collective_is_shown_even_for_one_rank(invoke):
     assert "there is nobody else" in output
 
 
+def test_names_of_algorithms_are_whole_in_80_columns(invoke):
+    _, output = invoke("--show", "--collective", "allreduce", "-m", "64:64", COLUMNS="80")
+    assert re.search(r"recursive_doubling \d+\.\d us", output)
+
+
 def test_what_is_forced_is_shown(invoke):
     _, output = invoke("--show", "-m", "64:64", MPIAGG_ALGORITHM="recursive_doubling")
     assert "64 any recursive_doubling MPIAGG_ALGORITHM it is forced" in output
