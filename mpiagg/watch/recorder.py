@@ -76,10 +76,8 @@ class OperationLog:
         name for the call.
     """
 
-    __slots__ = (
-        *("alarm", "blocking", "callers", "count", "explain", "fault", "in_order", "label", "name", "rank", "ranks"),
-        "size",
-    )
+    __slots__ = ("alarm", "blocking", "callers", "count", "explain", "fault", "in_order", "label", "name")
+    __slots__ += ("rank", "ranks", "size")
 
     def __init__(self, name: str, rank: int, size: int) -> None:
         self.name, self.rank, self.size = name, rank, size
@@ -378,11 +376,9 @@ def stack(thread: int | None = None, *, most: int = 6, outside: bool = False) ->
 
 
 def _frames() -> dict[int, FrameType]:
-    """Return where every thread is.
-
-    No garbage is collected meanwhile. Python before 3.11.9 and 3.12.3 keeps a lock here, which it takes again to give
-    back what belongs to a thread: it hangs for ever, and the whole process with it (python/cpython, issue 106883).
-    """
+    """Return where every thread is."""
+    # No garbage is collected meanwhile. Python before 3.11.9 and 3.12.3 keeps a lock here, which it takes again to give
+    # back what belongs to a thread: it hangs for ever, and the whole process with it (python/cpython, issue 106883).
     with _asking:
         collects = gc.isenabled()
         gc.disable()
@@ -394,7 +390,7 @@ def _frames() -> dict[int, FrameType]:
 
 
 _asking: Final = threading.RLock()
-"""Held by who has the garbage collection disabled: a handler of a signal may ask, too, within."""
+"""Held while no garbage is collected; a handler of a signal may ask, too, within."""
 
 
 def is_ours(path: str) -> bool:
