@@ -34,7 +34,8 @@ class Comm(MPI.Intracomm):
     All other methods are mpi4py's own. All collectives of MPI that take buffers, ``Barrier``, ``Bcast``,
     ``Gather(v)``, ``Scatter(v)``, ``Allgather(v)``, ``Alltoall(v)``, ``Reduce``, ``Allreduce``,
     ``Reduce_scatter(_block)``, ``Scan`` and ``Exscan``, their ``I...`` forms and their ``..._init`` forms take what
-    mpi4py's take and mean the same. ``Alltoallw`` is the MPI library's own in all its forms; the blocking one is recorded like the others.
+    mpi4py's take and mean the same. ``Alltoallw`` is the MPI library's own in all its forms; the blocking one is
+    recorded like the others.
     Communicators made from this one are of its class too. Those with a topology (``Create_cart``, ``Create_graph``,
     ``Create_dist_graph``, ``Create_dist_graph_adjacent``) are mpi4py's own, with its collectives of neighbors;
     :func:`mpiagg.neighbor_alltoall` and its siblings take them. ``Free`` gives back what belongs to it.
@@ -68,7 +69,8 @@ class Comm(MPI.Intracomm):
     TypeError for buffers on two devices. Every collective that mpiagg's algorithms carry out raises
 
     - :class:`StallError`, if a rank does not come, or a message does not complete, within the timeout that the
-      environment variable ``MPIAGG_TIMEOUT`` sets. The MPI library's own blocking collectives cannot be left; there the job ends;
+      environment variable ``MPIAGG_TIMEOUT`` sets. The MPI library's own blocking collectives cannot be left; there
+      the job ends;
     - :class:`MismatchError`, on all ranks, if ``MPIAGG_CHECK`` is 1 and they call different blocking collectives, or
       one with different counts, datatypes, operators or roots;
     - :class:`PlanError`, if another thread is in a blocking operation of this communicator;
