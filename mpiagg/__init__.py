@@ -2,7 +2,7 @@
 
 Four interfaces, from the lowest to the highest:
 
-- :class:`Comm`, an mpi4py communicator whose collectives are the hand-written ones of this package;
+- :class:`Comm`, an mpi4py communicator whose collectives run by mpiagg's algorithms or the MPI library's;
 - :func:`allreduce` and its siblings, for arrays;
 - :class:`AllReduce` and the other aggregations, for lists of arrays;
 - :class:`DDP`, for training.
@@ -50,37 +50,43 @@ if TYPE_CHECKING:
     from mpiagg.collectives.comm import Comm
     from mpiagg.collectives.functions import (
         allreduce,
-        allreduce_init,
         exscan,
-        exscan_init,
         reduce,
-        reduce_init,
         reduce_scatter,
-        reduce_scatter_init,
         scan,
-        scan_init,
     )
     from mpiagg.collectives.moving_functions import (
         allgather,
-        allgather_init,
         alltoall,
-        alltoall_init,
         broadcast,
-        broadcast_init,
         gather,
-        gather_init,
         scatter,
+    )
+    from mpiagg.collectives.moving_plans import (
+        allgather_init,
+        alltoall_init,
+        broadcast_init,
+        gather_init,
         scatter_init,
     )
     from mpiagg.collectives.neighbor_functions import (
         neighbor_allgather,
-        neighbor_allgather_init,
         neighbor_allgatherv,
-        neighbor_allgatherv_init,
         neighbor_alltoall,
-        neighbor_alltoall_init,
         neighbor_alltoallv,
+    )
+    from mpiagg.collectives.neighbor_plans import (
+        neighbor_allgather_init,
+        neighbor_allgatherv_init,
+        neighbor_alltoall_init,
         neighbor_alltoallv_init,
+    )
+    from mpiagg.collectives.reducing_plans import (
+        allreduce_init,
+        exscan_init,
+        reduce_init,
+        reduce_scatter_init,
+        scan_init,
     )
     from mpiagg.collectives.registered import empty
     from mpiagg.cuda.placement import bind_device
@@ -175,14 +181,16 @@ _HOMES = {
     "mpiagg.checkpoints": ("load_checkpoint", "save_checkpoint"),
     "mpiagg.collectives.functions": (
         "allreduce",
-        "allreduce_init",
         "exscan",
-        "exscan_init",
         "reduce",
-        "reduce_init",
         "reduce_scatter",
-        "reduce_scatter_init",
         "scan",
+    ),
+    "mpiagg.collectives.reducing_plans": (
+        "allreduce_init",
+        "exscan_init",
+        "reduce_init",
+        "reduce_scatter_init",
         "scan_init",
     ),
     "mpiagg.collectives.block_functions": (
@@ -193,24 +201,28 @@ _HOMES = {
     ),
     "mpiagg.collectives.moving_functions": (
         "allgather",
-        "allgather_init",
         "alltoall",
-        "alltoall_init",
         "broadcast",
-        "broadcast_init",
         "gather",
-        "gather_init",
         "scatter",
+    ),
+    "mpiagg.collectives.moving_plans": (
+        "allgather_init",
+        "alltoall_init",
+        "broadcast_init",
+        "gather_init",
         "scatter_init",
     ),
     "mpiagg.collectives.neighbor_functions": (
         "neighbor_allgather",
-        "neighbor_allgather_init",
         "neighbor_allgatherv",
-        "neighbor_allgatherv_init",
         "neighbor_alltoall",
-        "neighbor_alltoall_init",
         "neighbor_alltoallv",
+    ),
+    "mpiagg.collectives.neighbor_plans": (
+        "neighbor_allgather_init",
+        "neighbor_allgatherv_init",
+        "neighbor_alltoall_init",
         "neighbor_alltoallv_init",
     ),
     "mpiagg.collectives.comm": ("Comm",),

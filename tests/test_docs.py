@@ -10,6 +10,7 @@ from itertools import pairwise, takewhile
 from pathlib import Path
 
 import click
+import docstrings
 import pytest
 import snippets
 
@@ -47,9 +48,10 @@ def test_the_guide_lists_every_name():
 
 
 def test_there_is_an_example_of_every_name():
-    page = (TOP / "docs" / "examples.md").read_text() + (TOP / "docs" / "sharded.md").read_text()
+    pages = [TOP / "docs" / "examples.md", TOP / "docs" / "sharded.md"]
+    code = "".join(snippet.text for page in pages for snippet in snippets.of(page, ("python",)))
     elsewhere = {"SparseLoCo", "DeMo"}  # their docstrings have one
-    assert [name for name in mpiagg.__all__ if not re.search(rf"\b{name}\b", page) and name not in elsewhere] == []
+    assert [name for name in mpiagg.__all__ if not re.search(rf"\b{name}\b", code) and name not in elsewhere] == []
 
 
 def test_pictures_for_students_are_up_to_date():
@@ -233,3 +235,65 @@ def test_example_runs(path, ranks):
 def test_there_is_an_example_for_each_interface():
     interfaces = ("mpiagg.Comm(", "mpiagg.allreduce(", "mpiagg.AllReduce(", "mpiagg.DDP(", "mpiagg.simulate(")
     assert all(any(each in example for example in EXAMPLES) for each in interfaces)
+
+
+EXAMPLE = """Do something.
+
+Examples
+--------
+>>> 1 + 1
+2
+"""
+
+
+def test_an_example_that_is_wrong_is_found():
+    assert docstrings.failed("mpiagg.x", EXAMPLE, {}) == ""
+    assert "Expected:\n    3\nGot:\n    2" in docstrings.failed("mpiagg.x", EXAMPLE.replace("\n2", "\n3"), {})
+    assert "NameError" in docstrings.failed("mpiagg.x", EXAMPLE.replace("1 +", "one +"), {})
+    assert docstrings.failed("mpiagg.x", EXAMPLE.replace("1 +", "one +"), {"one": 1}) == ""
+
+
+def test_an_example_that_is_skipped_is_found():
+    skipped = EXAMPLE.replace("1 + 1", "1 + 1  # doctest: +SKIP")
+    assert docstrings.failed("mpiagg.x", skipped, {}) == "mpiagg.x skips: 1 + 1  # doctest: +SKIP\n"
+    assert docstrings.failed("mpiagg.bind_device", skipped, {}) == ""
+
+
+@pytest.mark.parametrize(
+    "docstring",
+    ["", "Do something.", EXAMPLE.replace(">>> ", ""), EXAMPLE.replace("Examples\n--------\n", "")],
+    ids=["nothing", "a sentence", "a section without an example", "an example without a section"],
+)
+def test_a_docstring_without_an_example_is_found(docstring):
+    assert docstrings.has_example(EXAMPLE)
+    assert not docstrings.has_example(docstring)
+
+
+def test_examples_of_methods_and_of_what_a_class_does_not_inherit_are_looked_at():
+    class Base:
+        """Has an example.
+
+        Examples
+        --------
+        >>> 1
+        1
+        """
+
+        __module__ = "mpiagg.base"
+
+        def method(self):
+            """Do something."""
+
+        @property
+        def value(self):
+            """Something."""
+
+        def _hidden(self):
+            """Do something."""
+
+    class Derived(Base, dict):
+        __module__ = "mpiagg.derived"
+
+    assert docstrings.has_example(docstrings.docstring_of(Base))
+    assert not docstrings.has_example(docstrings.docstring_of(Derived))
+    assert [name for name, _ in docstrings.members("D", Derived)] == ["D", "D.method", "D.value"]

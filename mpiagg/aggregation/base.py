@@ -63,7 +63,7 @@ class Aggregation(ABC):
 
         Parameters
         ----------
-        tensors : sequence of numpy.ndarray
+        tensors : sequence of numpy.ndarray or cupy.ndarray
             Arrays of any shapes and layouts, NumPy's or CuPy's, the same number, shapes, dtypes and kinds on all ranks.
 
         Raises
@@ -85,7 +85,7 @@ class Aggregation(ABC):
 
         Parameters
         ----------
-        tensors : sequence of numpy.ndarray
+        tensors : sequence of numpy.ndarray or cupy.ndarray
             As for :meth:`aggregate`.
 
         Returns

@@ -15,7 +15,7 @@ from mpiagg.aggregation.local_steps import Anchor, Fragment, LocalSteps
 from mpiagg.aggregation.packing import Layout, layout_of
 from mpiagg.aggregation.participation import Members, Participation
 from mpiagg.arrays import Array, check_wire_dtype, settle
-from mpiagg.collectives.moving_functions import broadcast_init
+from mpiagg.collectives.moving_plans import broadcast_init
 from mpiagg.common.arguments import check_flag, check_number
 from mpiagg.errors import PlanError
 from mpiagg.plans.plan import Plan

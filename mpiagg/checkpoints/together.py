@@ -56,6 +56,13 @@ def save_checkpoint(path: str | os.PathLike[str], state: Mapping[str, Any], comm
         On the other ranks, if one of them raises; on all, if their paths or outermost keys differ.
     StallError
         If a rank does not come within the timeout.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> folder = comm.bcast(tempfile.mkdtemp() if rank == 0 else None)
+    >>> weights = [np.ones((4, 3)), np.zeros(3)]
+    >>> mpiagg.save_checkpoint(folder + "/run", {"weights": weights, "step": 10})
     """
     channel = channel_of(comm)
     name, tree = "", ""
@@ -121,6 +128,15 @@ def load_checkpoint(path: str | os.PathLike[str], comm: MPI.Intracomm | None = N
         On the other ranks, if one of them raises; on all, if their paths differ.
     StallError
         If a rank does not come within the timeout.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> folder = comm.bcast(tempfile.mkdtemp() if rank == 0 else None)
+    >>> mpiagg.save_checkpoint(folder + "/run", {"weights": [np.ones(3)], "step": 10})
+    >>> state = mpiagg.load_checkpoint(folder + "/run")
+    >>> state["step"], state["weights"]
+    (10, [array([1., 1., 1.])])
     """
     channel = channel_of(comm)
     name, state = "", {}

@@ -66,9 +66,14 @@ def alltoallv(
 
     Examples
     --------
-    Tokens go to the ranks of their experts, and come back (``docs/examples/mixture_of_experts.py``)::
+    Every rank sends one row to rank 0, two to rank 1, and so on:
 
-        there = mpiagg.alltoallv(tokens[order], counts)
+    >>> counts = [target + 1 for target in range(size)]
+    >>> rows = mpiagg.alltoallv(np.full((sum(counts), 2), rank), counts)
+    >>> rows.shape == (size * (rank + 1), 2)
+    True
+
+    Tokens that go to the ranks of their experts, and come back, are in ``docs/examples/mixture_of_experts.py``.
     """
     counts = _exchanged(sendcounts, recvcounts, comm, timeout, check=check)
     given = ("alltoall", x, "sum", 0, out, algorithm, lanes, None, reproducible, counts)
@@ -107,6 +112,12 @@ def allgatherv(
     ------
     ValueError, TypeError, StallError
         As :func:`allreduce`, and ValueError for counts that do not fit.
+
+    Examples
+    --------
+    >>> rows = mpiagg.allgatherv(np.full((rank + 1, 2), rank))  # rank r has r + 1 rows
+    >>> rows[:, 0].tolist() == [r for r in range(size) for _ in range(r + 1)]
+    True
     """
     counts = _gathered(x, recvcounts, comm, timeout, check=check)
     given = ("allgather", x, "sum", 0, out, algorithm, lanes, None, reproducible, counts)
@@ -141,6 +152,12 @@ def alltoallv_init(
     ------
     ValueError, TypeError, MismatchError
         As :func:`allreduce_init`.
+
+    Examples
+    --------
+    >>> with mpiagg.alltoallv_init(np.full((size, 2), rank), [1] * size, [1] * size) as plan:
+    ...     plan()[:, 0].tolist() == list(range(size))
+    True
     """
     counts = _exchanged(sendcounts, recvcounts, comm, timeout, check=True)
     return planned(("alltoall", x, "sum", 0, out, algorithm, lanes, None, reproducible, counts), comm, timeout)
@@ -173,6 +190,12 @@ def allgatherv_init(
     ------
     ValueError, TypeError, MismatchError
         As :func:`allreduce_init`.
+
+    Examples
+    --------
+    >>> with mpiagg.allgatherv_init(np.full((rank + 1, 2), rank)) as plan:
+    ...     plan().shape == (size * (size + 1) // 2, 2)
+    True
     """
     counts = _gathered(x, recvcounts, comm, timeout, check=True)
     return planned(("allgather", x, "sum", 0, out, algorithm, lanes, None, reproducible, counts), comm, timeout)

@@ -29,12 +29,13 @@ if TYPE_CHECKING:
 
 
 class Comm(MPI.Intracomm):
-    """A private duplicate of a communicator, whose collectives are hand-written; the rest is mpi4py's own.
+    """A duplicate of a communicator, whose collectives run by mpiagg's algorithms or the MPI library's.
 
-    All collectives of MPI that take buffers, ``Barrier``, ``Bcast``, ``Gather(v)``, ``Scatter(v)``, ``Allgather(v)``,
-    ``Alltoall(v)``, ``Reduce``, ``Allreduce``, ``Reduce_scatter(_block)``, ``Scan`` and ``Exscan``, their
-    ``I...`` forms and their ``..._init`` forms take what mpi4py's take, mean the same and raise the same errors.
-    ``Alltoallw`` is the MPI library's own in all its forms; the blocking one is recorded like the others.
+    All other methods are mpi4py's own. All collectives of MPI that take buffers, ``Barrier``, ``Bcast``,
+    ``Gather(v)``, ``Scatter(v)``, ``Allgather(v)``, ``Alltoall(v)``, ``Reduce``, ``Allreduce``,
+    ``Reduce_scatter(_block)``, ``Scan`` and ``Exscan``, their ``I...`` forms and their ``..._init`` forms take what
+    mpi4py's take and mean the same. ``Alltoallw`` is the MPI library's own in all its forms; the blocking one is
+    recorded like the others.
     Communicators made from this one are of its class too. Those with a topology (``Create_cart``, ``Create_graph``,
     ``Create_dist_graph``, ``Create_dist_graph_adjacent``) are mpi4py's own, with its collectives of neighbors;
     :func:`mpiagg.neighbor_alltoall` and its siblings take them. ``Free`` gives back what belongs to it.
@@ -59,8 +60,36 @@ class Comm(MPI.Intracomm):
 
     Notes
     -----
+    Datatypes: what only moves elements takes all predefined datatypes of MPI, and arrays of bfloat16. Reductions take
+    numbers of every kind with the operators that MPI defines for it: booleans, integers, floating-point numbers and
+    complex numbers. Arrays of float16 and bfloat16 are combined in float32. Derived datatypes and operators of the
+    user's are for the MPI library.
+
+    Every collective raises ``MPI.Exception``, TypeError or ValueError for wrong arguments, as mpi4py's does, and
+    TypeError for buffers on two devices. Every collective that mpiagg's algorithms carry out raises
+
+    - :class:`StallError`, if a rank does not come, or a message does not complete, within the timeout that the
+      environment variable ``MPIAGG_TIMEOUT`` sets. The MPI library's own blocking collectives cannot be left; there
+      the job ends;
+    - :class:`MismatchError`, on all ranks, if ``MPIAGG_CHECK`` is 1 and they call different blocking collectives, or
+      one with different counts, datatypes, operators or roots;
+    - :class:`PlanError`, if another thread is in a blocking operation of this communicator;
+    - :class:`RankFailedError`, if a rank has died and the job goes on without it.
+
     The ``I...`` and ``..._init`` forms go on by themselves while the program computes; a thread drives them. Without an
     MPI library that was initialised for ``MPI.THREAD_MULTIPLE``, which is mpi4py's default, they are the library's own.
+
+    Examples
+    --------
+    >>> world = mpiagg.Comm(MPI.COMM_WORLD)
+    >>> gradient = np.full(3, float(rank))
+    >>> world.Allreduce(MPI.IN_PLACE, gradient)
+    >>> gradient.tolist() == [sum(range(size))] * 3
+    True
+    >>> request = world.Iallreduce(MPI.IN_PLACE, gradient, op=MPI.MAX)
+    >>> request.Wait()
+    True
+    >>> world.Free()
     """
 
     _channel: Channel

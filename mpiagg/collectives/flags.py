@@ -9,7 +9,7 @@ import numpy as np
 from mpi4py import MPI
 
 from mpiagg.arrays import Array
-from mpiagg.collectives.functions import allreduce_init
+from mpiagg.collectives.reducing_plans import allreduce_init
 from mpiagg.errors import PlanError
 from mpiagg.transport import channel_of
 

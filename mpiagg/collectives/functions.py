@@ -40,7 +40,7 @@ import numpy.typing as npt
 from mpi4py import MPI
 
 from mpiagg.arrays import Array
-from mpiagg.collectives.array_calls import ArrayPlan, Op, planned, run
+from mpiagg.collectives.array_calls import Op, run
 
 
 def allreduce(
@@ -90,6 +90,17 @@ def allreduce(
     Notes
     -----
     Long vectors take 2 (n-1)/n times their bytes on every link, the least there is; see ``docs/algorithms.md``.
+
+    Examples
+    --------
+    >>> mpiagg.allreduce(np.full(3, rank), op="max").tolist() == [size - 1] * 3
+    True
+
+    In place, the average:
+
+    >>> gradient = np.array([1.0, 2.0])
+    >>> mpiagg.allreduce(gradient, op="avg", out=gradient)
+    array([1., 2.])
     """
     return run(("allreduce", x, op, 0, out, algorithm, lanes, wire, reproducible, None), comm, timeout, check=check)
 
@@ -115,7 +126,7 @@ def reduce(
         As for :func:`allreduce`.
     root : int
         The rank that gets the result.
-    out : numpy.ndarray, optional
+    out : numpy.ndarray or cupy.ndarray, optional
         On the root, an array for the result; on the other ranks nothing is written to it.
     comm, algorithm, lanes, timeout, check, reproducible
         See :mod:`mpiagg.collectives.functions`.
@@ -129,6 +140,12 @@ def reduce(
     ------
     ValueError, TypeError, StallError
         As :func:`allreduce`, and ValueError for a root out of range.
+
+    Examples
+    --------
+    >>> total = mpiagg.reduce(np.ones(3), root=0)
+    >>> total is None if rank else total.tolist() == [size] * 3
+    True
     """
     return run(("reduce", x, op, root, out, algorithm, lanes, None, reproducible, None), comm, timeout, check=check)
 
@@ -164,6 +181,12 @@ def reduce_scatter(
     ------
     ValueError, TypeError, StallError
         As :func:`allreduce`, and ValueError for an array without dimensions.
+
+    Examples
+    --------
+    >>> part = mpiagg.reduce_scatter(np.arange(2 * size))  # two elements for each rank
+    >>> part.tolist() == [2 * rank * size, (2 * rank + 1) * size]
+    True
     """
     return run(
         ("reduce_scatter", x, op, 0, out, algorithm, lanes, None, reproducible, None), comm, timeout, check=check
@@ -200,6 +223,11 @@ def scan(
     ------
     ValueError, TypeError, StallError
         As :func:`allreduce`.
+
+    Examples
+    --------
+    >>> mpiagg.scan(np.ones(2)).tolist() == [rank + 1] * 2
+    True
     """
     return run(("scan", x, op, 0, out, algorithm, lanes, None, reproducible, None), comm, timeout, check=check)
 
@@ -222,7 +250,7 @@ def exscan(
     ----------
     x, op
         As for :func:`scan`.
-    out : numpy.ndarray, optional
+    out : numpy.ndarray or cupy.ndarray, optional
         An array for the result; on rank 0 nothing is written to it.
     comm, algorithm, lanes, timeout, check, reproducible
         See :mod:`mpiagg.collectives.functions`.
@@ -236,164 +264,14 @@ def exscan(
     ------
     ValueError, TypeError, StallError
         As :func:`allreduce`.
+
+    Examples
+    --------
+    Where the rows of this rank begin, if rank r has r + 1 rows:
+
+    >>> before = mpiagg.exscan(rank + 1)
+    >>> begin = 0 if before is None else int(before)
+    >>> begin == sum(range(rank + 1))
+    True
     """
     return run(("exscan", x, op, 0, out, algorithm, lanes, None, reproducible, None), comm, timeout, check=check)
-
-
-def allreduce_init(
-    x: npt.ArrayLike,
-    op: Op = "sum",
-    *,
-    out: Array | None = None,
-    comm: MPI.Intracomm | None = None,
-    algorithm: str = "auto",
-    lanes: int | None = None,
-    wire: str | None = None,
-    timeout: float | None = None,
-    reproducible: bool | None = None,
-) -> ArrayPlan:
-    """Plan an :func:`allreduce` of ``x`` as it is whenever the plan runs; collective.
-
-    Parameters
-    ----------
-    x, op, out, comm, algorithm, lanes, wire, timeout, reproducible
-        As for :func:`allreduce`.
-
-    Returns
-    -------
-    Plan
-        ``plan()`` returns ``out``, or an array of the plan's own that is overwritten each time.
-
-    Raises
-    ------
-    ValueError, TypeError
-        As :func:`allreduce`.
-    MismatchError
-        On all ranks, if the ranks disagree on any argument.
-    """
-    return planned(("allreduce", x, op, 0, out, algorithm, lanes, wire, reproducible, None), comm, timeout)
-
-
-def reduce_init(
-    x: npt.ArrayLike,
-    op: Op = "sum",
-    *,
-    root: int = 0,
-    out: Array | None = None,
-    comm: MPI.Intracomm | None = None,
-    algorithm: str = "auto",
-    lanes: int | None = None,
-    timeout: float | None = None,
-    reproducible: bool | None = None,
-) -> ArrayPlan:
-    """Plan a :func:`reduce`; collective.
-
-    Parameters
-    ----------
-    x, op, root, out, comm, algorithm, lanes, timeout, reproducible
-        As for :func:`reduce`.
-
-    Returns
-    -------
-    Plan
-        As of :func:`allreduce_init`.
-
-    Raises
-    ------
-    ValueError, TypeError, MismatchError
-        As :func:`allreduce_init`.
-    """
-    return planned(("reduce", x, op, root, out, algorithm, lanes, None, reproducible, None), comm, timeout)
-
-
-def reduce_scatter_init(
-    x: npt.ArrayLike,
-    op: Op = "sum",
-    *,
-    out: Array | None = None,
-    comm: MPI.Intracomm | None = None,
-    algorithm: str = "auto",
-    lanes: int | None = None,
-    timeout: float | None = None,
-    reproducible: bool | None = None,
-) -> ArrayPlan:
-    """Plan a :func:`reduce_scatter`; collective.
-
-    Parameters
-    ----------
-    x, op, out, comm, algorithm, lanes, timeout, reproducible
-        As for :func:`reduce_scatter`.
-
-    Returns
-    -------
-    Plan
-        As of :func:`allreduce_init`.
-
-    Raises
-    ------
-    ValueError, TypeError, MismatchError
-        As :func:`allreduce_init`.
-    """
-    return planned(("reduce_scatter", x, op, 0, out, algorithm, lanes, None, reproducible, None), comm, timeout)
-
-
-def scan_init(
-    x: npt.ArrayLike,
-    op: Op = "sum",
-    *,
-    out: Array | None = None,
-    comm: MPI.Intracomm | None = None,
-    algorithm: str = "auto",
-    lanes: int | None = None,
-    timeout: float | None = None,
-    reproducible: bool | None = None,
-) -> ArrayPlan:
-    """Plan a :func:`scan`; collective.
-
-    Parameters
-    ----------
-    x, op, out, comm, algorithm, lanes, timeout, reproducible
-        As for :func:`scan`.
-
-    Returns
-    -------
-    Plan
-        As of :func:`allreduce_init`.
-
-    Raises
-    ------
-    ValueError, TypeError, MismatchError
-        As :func:`allreduce_init`.
-    """
-    return planned(("scan", x, op, 0, out, algorithm, lanes, None, reproducible, None), comm, timeout)
-
-
-def exscan_init(
-    x: npt.ArrayLike,
-    op: Op = "sum",
-    *,
-    out: Array | None = None,
-    comm: MPI.Intracomm | None = None,
-    algorithm: str = "auto",
-    lanes: int | None = None,
-    timeout: float | None = None,
-    reproducible: bool | None = None,
-) -> ArrayPlan:
-    """Plan an :func:`exscan`; collective.
-
-    Parameters
-    ----------
-    x, op, out, comm, algorithm, lanes, timeout, reproducible
-        As for :func:`exscan`.
-
-    Returns
-    -------
-    Plan
-        As of :func:`allreduce_init`.
-
-    Raises
-    ------
-    ValueError, TypeError, MismatchError
-        As :func:`allreduce_init`.
-    """
-    return planned(("exscan", x, op, 0, out, algorithm, lanes, None, reproducible, None), comm, timeout)

@@ -7,7 +7,7 @@ import numpy.typing as npt
 from mpi4py import MPI
 
 from mpiagg.arrays import Array
-from mpiagg.collectives.array_calls import ArrayPlan, planned, run
+from mpiagg.collectives.array_calls import run
 from mpiagg.transport import channel_of
 
 
@@ -43,6 +43,12 @@ def broadcast(
     ------
     ValueError, TypeError, StallError
         As :func:`allreduce`, and ValueError for a root out of range.
+
+    Examples
+    --------
+    >>> weights = np.arange(3.0) if rank == 0 else np.empty(3)
+    >>> mpiagg.broadcast(weights, root=0)
+    array([0., 1., 2.])
     """
     return run(
         ("broadcast", x, "sum", root, out, algorithm, lanes, None, reproducible, None), comm, timeout, check=check
@@ -78,6 +84,12 @@ def allgather(
     ------
     ValueError, TypeError, StallError
         As :func:`allreduce`.
+
+    Examples
+    --------
+    >>> rows = mpiagg.allgather(np.full(2, rank))
+    >>> rows.tolist() == [[r, r] for r in range(size)]
+    True
     """
     return run(("allgather", x, "sum", 0, out, algorithm, lanes, None, reproducible, None), comm, timeout, check=check)
 
@@ -102,7 +114,7 @@ def gather(
         This rank's array, of the same shape and dtype on all ranks.
     root : int
         The rank that gets them.
-    out : numpy.ndarray, optional
+    out : numpy.ndarray or cupy.ndarray, optional
         On the root, an array for the result; elsewhere nothing is written to it.
     comm, algorithm, lanes, timeout, check, reproducible
         See :mod:`mpiagg.collectives.functions`.
@@ -119,7 +131,9 @@ def gather(
 
     Examples
     --------
-    >>> rows = mpiagg.gather(np.full(3, rank), root=0)  # doctest: +SKIP
+    >>> rows = mpiagg.gather(np.full(2, rank), root=0)
+    >>> rows is None if rank else rows.tolist() == [[r, r] for r in range(size)]
+    True
     """
     return run(("gather", x, "sum", root, out, algorithm, lanes, None, reproducible, None), comm, timeout, check=check)
 
@@ -157,8 +171,20 @@ def scatter(
     ------
     ValueError, TypeError, StallError
         As :func:`allreduce`, and ValueError for a root out of range, or an array of another number of rows.
+
+    Examples
+    --------
+    >>> table = np.arange(2 * size).reshape(size, 2)
+    >>> mpiagg.scatter(table, root=0).tolist() == [2 * rank, 2 * rank + 1]
+    True
+
+    Where only the root has the array:
+
+    >>> row = np.empty(2, int)
+    >>> mpiagg.scatter(table if rank == 0 else None, root=0, out=row).tolist() == [2 * rank, 2 * rank + 1]
+    True
     """
-    x = _rows_of(x, out, comm)
+    x = rows_of(x, out, comm)
     return run(("scatter", x, "sum", root, out, algorithm, lanes, None, reproducible, None), comm, timeout, check=check)
 
 
@@ -192,165 +218,17 @@ def alltoall(
     ------
     ValueError, TypeError, StallError
         As :func:`allreduce`, and ValueError for a first axis that cannot be cut so.
+
+    Examples
+    --------
+    >>> received = mpiagg.alltoall(10 * rank + np.arange(size))  # element r is for rank r
+    >>> received.tolist() == [10 * source + rank for source in range(size)]
+    True
     """
     return run(("alltoall", x, "sum", 0, out, algorithm, lanes, None, reproducible, None), comm, timeout, check=check)
 
 
-def broadcast_init(
-    x: npt.ArrayLike,
-    *,
-    root: int = 0,
-    out: Array | None = None,
-    comm: MPI.Intracomm | None = None,
-    algorithm: str = "auto",
-    lanes: int | None = None,
-    timeout: float | None = None,
-    reproducible: bool | None = None,
-) -> ArrayPlan:
-    """Plan a :func:`broadcast`; collective.
-
-    Parameters
-    ----------
-    x, root, out, comm, algorithm, lanes, timeout, reproducible
-        As for :func:`broadcast`.
-
-    Returns
-    -------
-    Plan
-        As of :func:`allreduce_init`.
-
-    Raises
-    ------
-    ValueError, TypeError, MismatchError
-        As :func:`allreduce_init`.
-    """
-    return planned(("broadcast", x, "sum", root, out, algorithm, lanes, None, reproducible, None), comm, timeout)
-
-
-def allgather_init(
-    x: npt.ArrayLike,
-    *,
-    out: Array | None = None,
-    comm: MPI.Intracomm | None = None,
-    algorithm: str = "auto",
-    lanes: int | None = None,
-    timeout: float | None = None,
-    reproducible: bool | None = None,
-) -> ArrayPlan:
-    """Plan an :func:`allgather`; collective.
-
-    Parameters
-    ----------
-    x, out, comm, algorithm, lanes, timeout, reproducible
-        As for :func:`allgather`.
-
-    Returns
-    -------
-    Plan
-        As of :func:`allreduce_init`.
-
-    Raises
-    ------
-    ValueError, TypeError, MismatchError
-        As :func:`allreduce_init`.
-    """
-    return planned(("allgather", x, "sum", 0, out, algorithm, lanes, None, reproducible, None), comm, timeout)
-
-
-def gather_init(
-    x: npt.ArrayLike,
-    *,
-    root: int = 0,
-    out: Array | None = None,
-    comm: MPI.Intracomm | None = None,
-    algorithm: str = "auto",
-    lanes: int | None = None,
-    timeout: float | None = None,
-    reproducible: bool | None = None,
-) -> ArrayPlan:
-    """Plan a :func:`gather`; collective.
-
-    Parameters
-    ----------
-    x, root, out, comm, algorithm, lanes, timeout, reproducible
-        As for :func:`gather`.
-
-    Returns
-    -------
-    Plan
-        As of :func:`allreduce_init`.
-
-    Raises
-    ------
-    ValueError, TypeError, MismatchError
-        As :func:`allreduce_init`.
-    """
-    return planned(("gather", x, "sum", root, out, algorithm, lanes, None, reproducible, None), comm, timeout)
-
-
-def scatter_init(
-    x: npt.ArrayLike | None,
-    *,
-    root: int = 0,
-    out: Array | None = None,
-    comm: MPI.Intracomm | None = None,
-    algorithm: str = "auto",
-    lanes: int | None = None,
-    timeout: float | None = None,
-    reproducible: bool | None = None,
-) -> ArrayPlan:
-    """Plan a :func:`scatter`; collective.
-
-    Parameters
-    ----------
-    x, root, out, comm, algorithm, lanes, timeout, reproducible
-        As for :func:`scatter`.
-
-    Returns
-    -------
-    Plan
-        As of :func:`allreduce_init`.
-
-    Raises
-    ------
-    ValueError, TypeError, MismatchError
-        As :func:`allreduce_init`.
-    """
-    x = _rows_of(x, out, comm)
-    return planned(("scatter", x, "sum", root, out, algorithm, lanes, None, reproducible, None), comm, timeout)
-
-
-def alltoall_init(
-    x: npt.ArrayLike,
-    *,
-    out: Array | None = None,
-    comm: MPI.Intracomm | None = None,
-    algorithm: str = "auto",
-    lanes: int | None = None,
-    timeout: float | None = None,
-    reproducible: bool | None = None,
-) -> ArrayPlan:
-    """Plan an :func:`alltoall`; collective.
-
-    Parameters
-    ----------
-    x, out, comm, algorithm, lanes, timeout, reproducible
-        As for :func:`alltoall`.
-
-    Returns
-    -------
-    Plan
-        As of :func:`allreduce_init`.
-
-    Raises
-    ------
-    ValueError, TypeError, MismatchError
-        As :func:`allreduce_init`.
-    """
-    return planned(("alltoall", x, "sum", 0, out, algorithm, lanes, None, reproducible, None), comm, timeout)
-
-
-def _rows_of(x: npt.ArrayLike | None, out: Array | None, comm: MPI.Intracomm | None) -> npt.ArrayLike:
+def rows_of(x: npt.ArrayLike | None, out: Array | None, comm: MPI.Intracomm | None) -> npt.ArrayLike:
     """Return what is to be scattered, or on ranks that have nothing an array of that shape, which is not read."""
     if x is not None:
         return x

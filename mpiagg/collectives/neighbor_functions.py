@@ -32,8 +32,7 @@ import numpy.typing as npt
 from mpi4py import MPI
 
 from mpiagg.arrays import Array
-from mpiagg.collectives.array_calls import ArrayPlan
-from mpiagg.collectives.neighbor_calls import Given, planned, run
+from mpiagg.collectives.neighbor_calls import Given, run
 
 
 def neighbor_allgather(
@@ -81,9 +80,12 @@ def neighbor_allgather(
 
     Examples
     --------
-    The arrays of both neighbors in a ring::
+    The arrays of both neighbors in a ring:
 
-        before, after = mpiagg.neighbor_allgather(x, [(rank - 1) % size, (rank + 1) % size])
+    >>> ring = [(rank - 1) % size, (rank + 1) % size]
+    >>> before, after = mpiagg.neighbor_allgather(np.full(3, rank), ring)
+    >>> [before[0], after[0]] == ring
+    True
     """
     given = Given("neighbor_allgather", x, comm, neighbors, sources, destinations, out)
     return run(given, timeout, check=check)
@@ -128,9 +130,12 @@ def neighbor_allgatherv(
 
     Examples
     --------
-    ::
+    Rank r has r + 1 rows:
 
-        rows = mpiagg.neighbor_allgatherv(mine, neighbors=[(rank - 1) % size, (rank + 1) % size])
+    >>> ring = [(rank - 1) % size, (rank + 1) % size]
+    >>> rows = mpiagg.neighbor_allgatherv(np.full((rank + 1, 2), rank), neighbors=ring)
+    >>> rows[:, 0].tolist() == [r for r in ring for _ in range(r + 1)]
+    True
     """
     given = Given("neighbor_allgatherv", x, comm, neighbors, sources, destinations, out, None, recvcounts)
     return run(given, timeout, check=check)
@@ -174,10 +179,14 @@ def neighbor_alltoall(
 
     Examples
     --------
-    The borders of a field go to the neighbors in a grid of one dimension, and theirs come back::
+    The borders of a field go to the neighbors in a grid of one dimension, and theirs come back:
 
-        grid = comm.Create_cart([comm.size])
-        below, above = mpiagg.neighbor_alltoall(field[[0, -1]], comm=grid)
+    >>> field = np.full((4, 3), rank)
+    >>> grid = comm.Create_cart([size], periods=[True])
+    >>> below, above = mpiagg.neighbor_alltoall(field[[0, -1]], comm=grid)
+    >>> [below[0], above[0]] == [(rank - 1) % size, (rank + 1) % size]
+    True
+    >>> grid.Free()
     """
     given = Given("neighbor_alltoall", x, comm, neighbors, sources, destinations, out)
     return run(given, timeout, check=check)
@@ -227,143 +236,13 @@ def neighbor_alltoallv(
 
     Examples
     --------
-    Particles that leave a cell go to the cells beside it::
+    One particle leaves a cell for the cell before it, and two for the cell after it:
 
-        arrived = mpiagg.neighbor_alltoallv(leaving, counts, neighbors=cells)
+    >>> cells = [(rank - 1) % size, (rank + 1) % size]
+    >>> leaving = np.full((3, 2), float(rank))
+    >>> arrived = mpiagg.neighbor_alltoallv(leaving, [1, 2], neighbors=cells)
+    >>> arrived.shape
+    (3, 2)
     """
     given = Given("neighbor_alltoallv", x, comm, neighbors, sources, destinations, out, sendcounts, recvcounts)
     return run(given, timeout, check=check)
-
-
-def neighbor_allgather_init(
-    x: npt.ArrayLike,
-    neighbors: Iterable[int] | None = None,
-    *,
-    sources: Iterable[int] | None = None,
-    destinations: Iterable[int] | None = None,
-    out: Array | None = None,
-    comm: MPI.Intracomm | None = None,
-    timeout: float | None = None,
-) -> ArrayPlan:
-    """Plan a :func:`neighbor_allgather` of ``x`` as it is whenever the plan runs; collective over all ranks.
-
-    Parameters
-    ----------
-    x, neighbors, sources, destinations, out, comm, timeout
-        As for :func:`neighbor_allgather`.
-
-    Returns
-    -------
-    Plan
-        ``plan()`` returns ``out``, or an array of the plan's own that is overwritten each time.
-
-    Raises
-    ------
-    ValueError, TypeError
-        As :func:`neighbor_allgather`.
-    MismatchError
-        On all ranks, if they disagree on the graph or on any other argument.
-
-    Examples
-    --------
-    ::
-
-        with mpiagg.neighbor_allgather_init(x, [(rank - 1) % size, (rank + 1) % size]) as plan:
-            before, after = plan()
-    """
-    return planned(Given("neighbor_allgather", x, comm, neighbors, sources, destinations, out), timeout)
-
-
-def neighbor_allgatherv_init(
-    x: npt.ArrayLike,
-    recvcounts: Sequence[int] | None = None,
-    *,
-    neighbors: Iterable[int] | None = None,
-    sources: Iterable[int] | None = None,
-    destinations: Iterable[int] | None = None,
-    out: Array | None = None,
-    comm: MPI.Intracomm | None = None,
-    timeout: float | None = None,
-) -> ArrayPlan:
-    """Plan a :func:`neighbor_allgatherv`; collective.
-
-    Parameters
-    ----------
-    x, recvcounts, neighbors, sources, destinations, out, comm, timeout
-        As for :func:`neighbor_allgatherv`.
-
-    Returns
-    -------
-    Plan
-        As of :func:`neighbor_allgather_init`.
-
-    Raises
-    ------
-    ValueError, TypeError, MismatchError
-        As :func:`neighbor_allgather_init`.
-    """
-    given = Given("neighbor_allgatherv", x, comm, neighbors, sources, destinations, out, None, recvcounts)
-    return planned(given, timeout)
-
-
-def neighbor_alltoall_init(
-    x: npt.ArrayLike,
-    neighbors: Iterable[int] | None = None,
-    *,
-    sources: Iterable[int] | None = None,
-    destinations: Iterable[int] | None = None,
-    out: Array | None = None,
-    comm: MPI.Intracomm | None = None,
-    timeout: float | None = None,
-) -> ArrayPlan:
-    """Plan a :func:`neighbor_alltoall`; collective.
-
-    Parameters
-    ----------
-    x, neighbors, sources, destinations, out, comm, timeout
-        As for :func:`neighbor_alltoall`.
-
-    Returns
-    -------
-    Plan
-        As of :func:`neighbor_allgather_init`.
-
-    Raises
-    ------
-    ValueError, TypeError, MismatchError
-        As :func:`neighbor_allgather_init`.
-    """
-    return planned(Given("neighbor_alltoall", x, comm, neighbors, sources, destinations, out), timeout)
-
-
-def neighbor_alltoallv_init(
-    x: npt.ArrayLike,
-    sendcounts: Sequence[int],
-    recvcounts: Sequence[int] | None = None,
-    *,
-    neighbors: Iterable[int] | None = None,
-    sources: Iterable[int] | None = None,
-    destinations: Iterable[int] | None = None,
-    out: Array | None = None,
-    comm: MPI.Intracomm | None = None,
-    timeout: float | None = None,
-) -> ArrayPlan:
-    """Plan a :func:`neighbor_alltoallv`; collective.
-
-    Parameters
-    ----------
-    x, sendcounts, recvcounts, neighbors, sources, destinations, out, comm, timeout
-        As for :func:`neighbor_alltoallv`.
-
-    Returns
-    -------
-    Plan
-        As of :func:`neighbor_allgather_init`.
-
-    Raises
-    ------
-    ValueError, TypeError, MismatchError
-        As :func:`neighbor_allgather_init`.
-    """
-    given = Given("neighbor_alltoallv", x, comm, neighbors, sources, destinations, out, sendcounts, recvcounts)
-    return planned(given, timeout)

@@ -63,6 +63,15 @@ def empty(
     DeviceError
         If the device cannot be used, or is another than that of an earlier array on this communicator; on all ranks of
         the node, if processes cannot map each other's memory of their devices.
+
+    Examples
+    --------
+    >>> x = mpiagg.empty(1000, np.float64)
+    >>> x[:] = rank
+    >>> mpiagg.allreduce(x, op="max", out=x) is x
+    True
+    >>> bool(np.all(x == size - 1))
+    True
     """
     channel = channel_of(comm)
     made: list[tuple[tuple[int, ...], np.dtype[Any], Device]] = []

@@ -66,6 +66,11 @@ def simulate(
         another number of ranks.
     TypeError
         For a dtype that the op is not for.
+
+    Examples
+    --------
+    >>> mpiagg.simulate([[1.0, 2.0], [3.0, 4.0]], op="avg", algorithm="ring")  # of two ranks
+    [array([2., 3.]), array([2., 3.])]
     """
     inputs = [to_host(as_input(vector)) for vector in vectors]
     if not inputs:

@@ -34,10 +34,13 @@ class Testable(Protocol):
 
 
 class Plan(Generic[Result]):
-    """A collective operation on one buffer, ready to run.
+    """A collective that is bound to its arrays, to be run any number of times.
 
-    A plan is called, or started, tested and waited for; it can be run any number of times, and is freed explicitly
-    or by leaving its ``with`` block. Running it is collective; so is making one by an ``..._init`` function.
+    Plans are made by the ``..._init`` functions, such as :func:`mpiagg.allreduce_init`, and by
+    :meth:`mpiagg.Aggregation.aggregate_init`, all of which are collective; a program does not call this class itself.
+    Running a plan is collective too: it carries the operation out on the values that the input has then, and returns
+    the output, which is the same array each time. A plan is called, or started, tested and waited for. It is freed
+    explicitly, or by leaving its ``with`` block.
 
     Parameters
     ----------
@@ -55,6 +58,22 @@ class Plan(Generic[Result]):
         What it is, for those who watch over it.
     in_order : bool
         Whether all ranks start it in one order with what else they start so.
+
+    Examples
+    --------
+    >>> x = np.zeros(3)
+    >>> plan = mpiagg.allreduce_init(x, op="max")
+    >>> x[:] = rank
+    >>> plan().tolist() == [size - 1] * 3
+    True
+
+    Some computing, while it runs:
+
+    >>> plan.start()
+    >>> squares = np.arange(5) ** 2
+    >>> plan.wait().tolist() == [size - 1] * 3
+    True
+    >>> plan.free()
     """
 
     lasts = False

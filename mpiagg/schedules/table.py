@@ -332,6 +332,11 @@ def algorithms(collective: Collective | str | None = None) -> tuple[str, ...]:
     ------
     ValueError
         If there is no such collective.
+
+    Examples
+    --------
+    >>> "ring" in mpiagg.algorithms("allreduce")
+    True
     """
     if collective is None:
         return tuple(TABLE)
