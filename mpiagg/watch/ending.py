@@ -26,7 +26,8 @@ from typing import Final
 from mpiagg.errors import Error
 from mpiagg.watch.dumps import write
 from mpiagg.watch.forks import forget_in_children
-from mpiagg.watch.recorder import SUBJECT, Recorder, is_ours, stack
+from mpiagg.watch.recorder import SUBJECT, Recorder
+from mpiagg.watch.stacks import is_ours, stack
 
 ABORT: Final = "MPIAGG_ABORT"
 """The environment variable that is 0 where the program handles its errors itself."""

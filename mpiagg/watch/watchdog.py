@@ -26,9 +26,7 @@ from mpiagg.watch.recorder import (
     OperationLog,
     Recorder,
     Subject,
-    call_site,
     clock,
-    stack,
 )
 from mpiagg.watch.report import (
     CLOSED,
@@ -44,6 +42,7 @@ from mpiagg.watch.report import (
     report,
 )
 from mpiagg.watch.side_channel import PATIENCE, GoneError, Listener, Peer, Told
+from mpiagg.watch.stacks import call_site, stack
 
 SHORTEST_LOOK: Final = 0.05
 LONGEST_LOOK: Final = 2.0

@@ -1,16 +1,15 @@
 """The ring of operations, and what is written of it."""
 
 import json
-import subprocess
-import sys
 import threading
 
 import pytest
 
 from mpiagg.watch import OperationLog, Recorder, Subject, done, failed
 from mpiagg.watch.dumps import DIRECTORY, recording, write
-from mpiagg.watch.recorder import LENGTH, ORDER, STAMPS, START, SUBJECT, call_site, stack
+from mpiagg.watch.recorder import LENGTH, ORDER, STAMPS, START, SUBJECT
 from mpiagg.watch.recordings import read
+from mpiagg.watch.stacks import call_site, stack
 
 
 @pytest.fixture
@@ -102,28 +101,3 @@ def test_where_another_thread_is():
 def test_entries_know_their_subject():
     recorder, subject = Recorder(), Subject(OperationLog("a" * 16, 0, 1), "a sum")
     assert recorder.begin(subject, True)[SUBJECT] is subject
-
-
-def test_asking_where_a_thread_is_does_not_meet_the_garbage_collection():
-    # Before 3.11.9 Python keeps a lock meanwhile that giving back a thread's own values takes: it would hang for ever.
-    script = """
-import faulthandler, gc, threading
-from mpiagg.watch.recorder import stack
-faulthandler.dump_traceback_later(60, exit=True)
-class Cycle:
-    def __init__(self):
-        self.itself, self.own = self, threading.local()
-        self.own.value = 1
-kept = []
-for number in range(3000):
-    gc.set_threshold(1 + number % 40)
-    Cycle()
-    kept.append(lambda: 0)
-    assert stack()
-assert gc.isenabled()
-gc.disable()
-stack()
-assert not gc.isenabled()
-"""
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=100, check=False)
-    assert (done.returncode, done.stderr) == (0, "")
