@@ -1,7 +1,6 @@
 """The ring of operations, and what is written of it."""
 
 import json
-import threading
 
 import pytest
 
@@ -9,7 +8,6 @@ from mpiagg.watch import OperationLog, Recorder, Subject, done, failed
 from mpiagg.watch.dumps import DIRECTORY, recording, write
 from mpiagg.watch.recorder import LENGTH, ORDER, STAMPS, START, SUBJECT
 from mpiagg.watch.recordings import read
-from mpiagg.watch.stacks import call_site, stack
 
 
 @pytest.fixture
@@ -78,24 +76,6 @@ def test_a_fault_is_raised_anew_each_time(log):
     with pytest.raises(ValueError, match="no") as second:
         log.check()
     assert first.value is not second.value
-
-
-def test_where_another_thread_is():
-    arrived, go = threading.Event(), threading.Event()
-
-    def somewhere():
-        arrived.set()
-        go.wait()
-
-    thread = threading.Thread(target=somewhere)
-    thread.start()
-    arrived.wait()
-    places = stack(thread.ident, most=50)
-    go.set()
-    thread.join()
-    assert any("test_recorder.py" in place and "in somewhere" in place for place in places)
-    assert call_site(threading.get_ident()).endswith("in test_where_another_thread_is")
-    assert stack(0) == []
 
 
 def test_entries_know_their_subject():

@@ -2,6 +2,27 @@
 
 import subprocess
 import sys
+import threading
+
+from mpiagg.watch.stacks import call_site, stack
+
+
+def test_where_another_thread_is():
+    arrived, go = threading.Event(), threading.Event()
+
+    def somewhere():
+        arrived.set()
+        go.wait()
+
+    thread = threading.Thread(target=somewhere)
+    thread.start()
+    arrived.wait()
+    places = stack(thread.ident, most=50)
+    go.set()
+    thread.join()
+    assert any("test_stacks.py" in place and "in somewhere" in place for place in places)
+    assert call_site(threading.get_ident()).endswith("in test_where_another_thread_is")
+    assert stack(0) == []
 
 
 def test_asking_where_a_thread_is_does_not_meet_the_garbage_collection():
