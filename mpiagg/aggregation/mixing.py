@@ -83,7 +83,17 @@ class Mixing(Elementwise):
     def aggregate(self, tensors: Sequence[Array]) -> None:
         """Mix every array of the list with those of other ranks, in place; between communications, only count.
 
-        Raises what :meth:`Aggregation.aggregate` does, and PlanError if something was started and not waited for.
+        Parameters
+        ----------
+        tensors : sequence of numpy.ndarray
+            As for :meth:`Aggregation.aggregate`.
+
+        Raises
+        ------
+        TypeError, ValueError, MismatchError, StallError
+            As :meth:`Aggregation.aggregate`.
+        PlanError
+            If the aggregation is freed, or something was started and not waited for.
         """
         with self._channel.one_thread:
             self._require_idle()
@@ -132,7 +142,13 @@ class Mixing(Elementwise):
         self._finish = None
 
     def aggregate_init(self, tensors: Sequence[Array]) -> Plan[None]:
-        """Plan the mixing of arrays that stay where they are; the plan calls :meth:`aggregate` when it is started."""
+        """Plan the mixing of arrays that stay where they are; the plan calls :meth:`aggregate` when it is started.
+
+        Parameters
+        ----------
+        tensors : sequence of numpy.ndarray
+            As for :meth:`Aggregation.aggregate`.
+        """
         return Aggregation.aggregate_init(self, tensors)
 
     def state_dict(self) -> dict[str, Any]:
@@ -148,6 +164,11 @@ class Mixing(Elementwise):
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from what :meth:`state_dict` returned; collective.
+
+        Parameters
+        ----------
+        state : dict
+            What :meth:`state_dict` returned, the same on all ranks.
 
         Raises
         ------

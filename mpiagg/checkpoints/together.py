@@ -56,6 +56,16 @@ def save_checkpoint(path: str | os.PathLike[str], state: Mapping[str, Any], comm
         On the other ranks, if one of them raises; on all, if their paths or outermost keys differ.
     StallError
         If a rank does not come within the timeout.
+
+    Examples
+    --------
+    >>> import shutil, tempfile
+    >>> folder = comm.bcast(tempfile.mkdtemp() if rank == 0 else None)  # on a file system that all ranks see
+    >>> mpiagg.save_checkpoint(folder, {"step": 3, "weights": [np.arange(3.0)]})
+    >>> mpiagg.load_checkpoint(folder)
+    {'step': 3, 'weights': [array([0., 1., 2.])]}
+    >>> if rank == 0:
+    ...     shutil.rmtree(folder)
     """
     channel = channel_of(comm)
     name, tree = "", ""
@@ -121,6 +131,17 @@ def load_checkpoint(path: str | os.PathLike[str], comm: MPI.Intracomm | None = N
         On the other ranks, if one of them raises; on all, if their paths differ.
     StallError
         If a rank does not come within the timeout.
+
+    Examples
+    --------
+    >>> import shutil, tempfile
+    >>> folder = comm.bcast(tempfile.mkdtemp() if rank == 0 else None)
+    >>> mpiagg.save_checkpoint(folder, {"step": 3, "rank": rank})
+    >>> state = mpiagg.load_checkpoint(folder)
+    >>> state["step"], state["rank"] == rank
+    (3, True)
+    >>> if rank == 0:
+    ...     shutil.rmtree(folder)
     """
     channel = channel_of(comm)
     name, state = "", {}
