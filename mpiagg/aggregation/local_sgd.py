@@ -131,7 +131,7 @@ class LocalSGD(LocalSteps):
     >>> weights = [np.zeros(64) for _ in range(3)]
     >>> streaming = {"fragments": 3, "delay": 5, "mixing": 0.5, "wire": "u4"}
     >>> with mpiagg.LocalSGD(period=30, outer_learning_rate=0.4, outer_momentum=0.9, **streaming) as diloco:
-    ...     for step in range(90):
+    ...     for step in range(60):
     ...         for x in weights:
     ...             x -= 0.1 * (x - 1)
     ...         diloco.aggregate(weights)

@@ -84,10 +84,10 @@ class DDP:
     --------
     >>> weights = [np.zeros(3)]
     >>> with mpiagg.DDP(weights) as ddp:
-    ...     for step in range(20):
+    ...     for step in range(10):
     ...         gradients = [weights[0] - rank]
     ...         ddp.sync_gradients(gradients)
-    ...         weights[0] -= 0.5 * gradients[0]
+    ...         weights[0] -= 0.9 * gradients[0]
     >>> bool(np.allclose(weights[0], (size - 1) / 2))
     True
     """

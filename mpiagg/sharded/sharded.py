@@ -102,8 +102,8 @@ class Sharded(Training):
     Examples
     --------
     >>> weights = [np.zeros((4, 3)), np.zeros(3)]
-    >>> with mpiagg.Sharded(weights, mpiagg.optimizers.SGD(lr=0.5), stage=2) as sharded:
-    ...     for step in range(20):
+    >>> with mpiagg.Sharded(weights, mpiagg.optimizers.SGD(lr=0.9), stage=2) as sharded:
+    ...     for step in range(10):
     ...         sharded.step([x - rank for x in weights])
     >>> bool(np.allclose(weights[0], (size - 1) / 2))
     True
