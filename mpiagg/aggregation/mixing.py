@@ -35,12 +35,7 @@ class Mixing(Elementwise):
 
     :meth:`aggregate` mixes at once. :meth:`start` and :meth:`wait` do so in the background, while the gradient is
     computed: x <- mixed(x) - lr g(x), with the gradient of the weights as they were (Lian et al., "Can decentralized
-    algorithms outperform centralized algorithms?", NeurIPS 2017)::
-
-        gossip.start(weights)
-        gradients = backward(weights, batch)
-        gossip.wait()
-        optimizer.step(weights, gradients)
+    algorithms outperform centralized algorithms?", NeurIPS 2017).
 
     A subclass says by :meth:`_phases` what a rank does.
 
@@ -57,6 +52,18 @@ class Mixing(Elementwise):
     ----------
     calls, communications : int
         How many there have been.
+
+    Examples
+    --------
+    >>> weights = [np.full(3, float(rank))]
+    >>> with mpiagg.Decentralized() as decentralized:
+    ...     decentralized.start(weights)
+    ...     step = 0.1 * weights[0]  # computed while the weights are averaged
+    ...     decentralized.wait()
+    ...     weights[0] -= step
+    >>> mean = mpiagg.allreduce(weights[0], "avg")
+    >>> bool(np.allclose(mean, 0.9 * (size - 1) / 2))
+    True
     """
 
     aggregates: ClassVar[Literal["gradients", "weights"]] = "weights"

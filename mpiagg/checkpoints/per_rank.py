@@ -27,7 +27,8 @@ class PerRank:
     --------
     What three ranks had, for those of another job to choose from:
 
-    >>> seeds = mpiagg.checkpoints.PerRank([10, 11, 12])
+    >>> from mpiagg.checkpoints import PerRank
+    >>> seeds = PerRank([10, 11, 12])
     >>> seeds
     <PerRank: what 3 ranks had>
     >>> seed = seeds[rank % len(seeds)]
