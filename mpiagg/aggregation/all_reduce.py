@@ -74,6 +74,17 @@ class AllReduce(Elementwise):
 
     The form of reduction with u8 is that of ByteGrad in Bagua (Gan et al., VLDB 2021): scatter quantised parts, add
     up in float32, gather the quantised result.
+
+    Examples
+    --------
+    >>> gradients = [np.full(3, float(rank)), np.full((2, 2), 5.0)]
+    >>> with mpiagg.AllReduce() as average:
+    ...     average.aggregate(gradients)
+    >>> bool(np.allclose(gradients[0], (size - 1) / 2))
+    True
+    >>> print(gradients[1])
+    [[5. 5.]
+     [5. 5.]]
     """
 
     def __init__(  # noqa: PLR0917 - the documented order
@@ -137,7 +148,13 @@ class AllReduce(Elementwise):
             raise TypeError("a backend is for arrays of NumPy's")
 
     def check_dtype(self, dtype: np.dtype[Any]) -> None:
-        """Raise TypeError if tensors of this dtype cannot be reduced so."""
+        """Raise TypeError if tensors of this dtype cannot be reduced so.
+
+        Parameters
+        ----------
+        dtype : numpy.dtype
+            The tensors' own.
+        """
         reduction(self.op, dtype, self.denom)
         check_wire_dtype(self.wire, dtype)
 
@@ -161,9 +178,14 @@ class AllReduce(Elementwise):
     def bind(self, vector: Array, tag: int, residual: Array | None = None) -> Program:
         """Return the program that reduces a vector, in place.
 
-        It is of the dtype in which values are combined, or as :func:`mpiagg.plans.on_node.reduces_in_place` says.
-
-        With a ``residual`` as long as the vector, that is added to it first; what the codec loses is left there.
+        Parameters
+        ----------
+        vector : numpy.ndarray
+            Of the dtype in which values are combined, or as :func:`mpiagg.plans.on_node.reduces_in_place` says.
+        tag : int
+            The first of the tags of its messages, one for each of the lanes of :meth:`choice`.
+        residual : numpy.ndarray, optional
+            As long as the vector, to which it is added first; what the codec loses is left there.
         """
         how = reduction(self.op, vector.dtype, self.denom)
         before = None
@@ -178,7 +200,13 @@ class AllReduce(Elementwise):
         return in_turn(before, add, program)
 
     def choice(self, vector: Array) -> Choice:
-        """Return how a vector is reduced."""
+        """Return how a vector is reduced.
+
+        Parameters
+        ----------
+        vector : numpy.ndarray
+            As for :meth:`bind`.
+        """
         nbytes = vector.size * working_dtype(vector.dtype).itemsize
         case = self._channel.case(Collective.ALLREDUCE, nbytes, reproducible=self._reproducible)
         return pick(self.algorithm, None, case, self.wire, device_of(vector))

@@ -47,6 +47,20 @@ class Aggregation(ABC):
     bytes_sent : int
         What this rank has sent so far to aggregate, also by plans. Messages of the MPI library's own collectives
         (``algorithm="native"``) and of other libraries are not known and not counted.
+
+    Examples
+    --------
+    An aggregation of one's own, which limits the values of each rank before it adds them up:
+
+    >>> class Limited(mpiagg.Aggregation):
+    ...     def aggregate(self, tensors):
+    ...         for x in tensors:
+    ...             mpiagg.allreduce(np.clip(x, -1, 1), out=x, comm=self.comm)
+    >>> gradients = [np.array([0.5, 8.0])]
+    >>> with Limited(comm) as limited:
+    ...     limited.aggregate(gradients)
+    >>> print(gradients[0] / size)
+    [0.5 1. ]
     """
 
     aggregates: ClassVar[Literal["gradients", "weights"]] = "gradients"
@@ -108,6 +122,11 @@ class Aggregation(ABC):
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from what :meth:`state_dict` returned; collective.
+
+        Parameters
+        ----------
+        state : dict
+            What :meth:`state_dict` returned on this rank.
 
         Raises
         ------

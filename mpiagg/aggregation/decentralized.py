@@ -61,6 +61,15 @@ class Decentralized(Mixing):
 
     It is wrong to use where all ranks must have the same weights after each step, and of little use on links so fast
     that an all-reduce costs no more than a step of it.
+
+    Examples
+    --------
+    >>> weights = [np.full(3, float(rank))]
+    >>> with mpiagg.Decentralized() as decentralized:
+    ...     decentralized.aggregate(weights)  # the mean of the weights of this rank and of one other
+    >>> mean = mpiagg.allreduce(weights[0], "avg")
+    >>> bool(np.allclose(mean, (size - 1) / 2))
+    True
     """
 
     def __init__(

@@ -71,8 +71,12 @@ class DeMo(Remembering["_Momentum"]):
 
     Examples
     --------
-    >>> with mpiagg.DeMo(k=8) as demo, mpiagg.DDP(weights, aggregation=demo) as ddp:  # doctest: +SKIP
+    >>> weights, gradients = [np.ones((4, 4))], [np.full((4, 4), 2.0)]
+    >>> with mpiagg.DeMo(k=8) as demo, mpiagg.DDP(weights, aggregation=demo) as ddp:
     ...     ddp.sync_gradients(gradients)
+    >>> weights[0] -= 0.1 * gradients[0]  # of which the sign is left
+    >>> print(weights[0][0])
+    [0.9 0.9 0.9 0.9]
     """
 
     averaged: ClassVar[tuple[str, ...]] = ("kept",)

@@ -40,7 +40,13 @@ class Elementwise(Aggregation):
         self._packings: OrderedDict[tuple[Hashable, bool], Packing] = OrderedDict()
 
     def aggregate(self, tensors: Sequence[Array]) -> None:
-        """Aggregate every array of the list, in place; see :meth:`Aggregation.aggregate`."""
+        """Aggregate every array of the list, in place; see :meth:`Aggregation.aggregate`.
+
+        Parameters
+        ----------
+        tensors : sequence of numpy.ndarray
+            As for :meth:`Aggregation.aggregate`.
+        """
         self._run(tensors, self._bind)
 
     def aggregate_init(self, tensors: Sequence[Array]) -> Plan[None]:
@@ -48,6 +54,11 @@ class Elementwise(Aggregation):
 
         Arrays that lie one after the other in memory are aggregated there; others are packed, and those of half
         precision, but in memory of devices that ranks map.
+
+        Parameters
+        ----------
+        tensors : sequence of numpy.ndarray
+            As for :meth:`Aggregation.aggregate`.
         """
         layout = self._agree_on_tensors(tensors)
         parts: list[Program | Callable[[], object]] = []

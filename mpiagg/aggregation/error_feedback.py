@@ -112,6 +112,19 @@ class ErrorFeedback(Remembering[Residuals]):
 
     Source: Seide et al., "1-bit stochastic gradient descent", Interspeech 2014; with both ways, Tang et al.,
     "DoubleSqueeze", ICML 2019.
+
+    Examples
+    --------
+    What 4 bits a value lose of one step is in the results of the next ones:
+
+    >>> x, total = np.linspace(-1, 1, 100), np.zeros(100)
+    >>> with mpiagg.AllReduce(wire="u4") as reduction, mpiagg.ErrorFeedback(reduction) as feedback:
+    ...     for _ in range(20):
+    ...         gradients = [x.copy()]
+    ...         feedback.aggregate(gradients)
+    ...         total += gradients[0]
+    >>> bool(np.allclose(total / 20, x, atol=0.02))
+    True
     """
 
     averaged: ClassVar[tuple[str, ...]] = ("residuals",)

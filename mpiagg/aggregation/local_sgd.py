@@ -116,12 +116,27 @@ class LocalSGD(LocalSteps):
 
     Examples
     --------
-    >>> diloco = mpiagg.LocalSGD(  # doctest: +SKIP
-    ...     period=30, fragments=3, delay=5, mixing=0.5, outer_learning_rate=0.4, outer_momentum=0.9, wire="u4"
-    ... )
-    >>> for batch in batches:  # doctest: +SKIP
-    ...     step(weights, batch)
-    ...     diloco.aggregate(weights)
+    Each rank comes nearer to its own number; every second time all go on from their average:
+
+    >>> weights = [np.zeros(3)]
+    >>> with mpiagg.LocalSGD(period=2) as local_sgd:
+    ...     for step in range(4):
+    ...         weights[0] -= 0.5 * (weights[0] - rank)
+    ...         local_sgd.aggregate(weights)
+    >>> bool(np.allclose(weights[0], (1 - 0.5**4) * (size - 1) / 2))
+    True
+
+    Streaming DiLoCo:
+
+    >>> weights = [np.zeros(64) for _ in range(3)]
+    >>> streaming = {"fragments": 3, "delay": 5, "mixing": 0.5, "wire": "u4"}
+    >>> with mpiagg.LocalSGD(period=30, outer_learning_rate=0.4, outer_momentum=0.9, **streaming) as diloco:
+    ...     for step in range(60):
+    ...         for x in weights:
+    ...             x -= 0.1 * (x - 1)
+    ...         diloco.aggregate(weights)
+    >>> max(float(abs(x - 1).max()) for x in weights) < 0.5
+    True
     """
 
     def __init__(

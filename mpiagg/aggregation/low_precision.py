@@ -276,6 +276,16 @@ class LowPrecisionDecentralized(Remembering[Replicas]):
 
     Source: Tang, Gan, Zhang, Zhang and Liu, "Communication compression for decentralized training", NeurIPS 2018
     (DCD-PSGD); Gan et al., "BAGUA: Scaling up distributed learning with system relaxations", VLDB 2021.
+
+    Examples
+    --------
+    >>> weights = [np.linspace(0, 1, 5) + rank]
+    >>> with mpiagg.LowPrecisionDecentralized() as decentralized:
+    ...     for _ in range(20):
+    ...         decentralized.aggregate(weights)
+    >>> mean = mpiagg.allreduce(weights[0], "avg")
+    >>> bool(np.allclose(mean, np.linspace(0, 1, 5) + (size - 1) / 2, atol=0.1))
+    True
     """
 
     aggregates: ClassVar[Literal["gradients", "weights"]] = "weights"

@@ -85,7 +85,13 @@ class Remembering(Aggregation, Generic[M]):
         """Return an empty memory for tensors of a layout on which the ranks have agreed; all ranks do so together."""
 
     def aggregate(self, tensors: Sequence[Array]) -> None:
-        """Aggregate every array of the list, in place; see :meth:`Aggregation.aggregate`."""
+        """Aggregate every array of the list, in place; see :meth:`Aggregation.aggregate`.
+
+        Parameters
+        ----------
+        tensors : sequence of numpy.ndarray
+            As for :meth:`Aggregation.aggregate`.
+        """
         self._require_open()
         layout = layout_of(tensors)
         with self._channel.one_thread:
@@ -97,7 +103,13 @@ class Remembering(Aggregation, Generic[M]):
             memory.tensors = ()
 
     def aggregate_init(self, tensors: Sequence[Array]) -> Plan[None]:
-        """Plan the aggregation of arrays that stay where they are; see :meth:`Aggregation.aggregate_init`."""
+        """Plan the aggregation of arrays that stay where they are; see :meth:`Aggregation.aggregate_init`.
+
+        Parameters
+        ----------
+        tensors : sequence of numpy.ndarray
+            As for :meth:`Aggregation.aggregate`.
+        """
         memory = self._remember(tensors)
         plan = self._plan_of(memory, tensors)
         self._entries.append(_Entry(layout_of(tensors), memory, plan))
@@ -149,6 +161,11 @@ class Remembering(Aggregation, Generic[M]):
         """Go on from what :meth:`state_dict` returned on this rank; collective.
 
         It may have been on another number of ranks: see ``docs/checkpoints.md``.
+
+        Parameters
+        ----------
+        state : dict
+            What :meth:`state_dict` returned, or what :func:`mpiagg.load_checkpoint` has loaded of it.
 
         Raises
         ------

@@ -35,12 +35,7 @@ class Mixing(Elementwise):
 
     :meth:`aggregate` mixes at once. :meth:`start` and :meth:`wait` do so in the background, while the gradient is
     computed: x <- mixed(x) - lr g(x), with the gradient of the weights as they were (Lian et al., "Can decentralized
-    algorithms outperform centralized algorithms?", NeurIPS 2017)::
-
-        gossip.start(weights)
-        gradients = backward(weights, batch)
-        gossip.wait()
-        optimizer.step(weights, gradients)
+    algorithms outperform centralized algorithms?", NeurIPS 2017).
 
     A subclass says by :meth:`_phases` what a rank does.
 
@@ -57,6 +52,18 @@ class Mixing(Elementwise):
     ----------
     calls, communications : int
         How many there have been.
+
+    Examples
+    --------
+    >>> weights = [np.full(3, float(rank))]
+    >>> with mpiagg.Decentralized() as decentralized:
+    ...     decentralized.start(weights)
+    ...     step = 0.1 * weights[0]  # computed while the weights are averaged
+    ...     decentralized.wait()
+    ...     weights[0] -= step
+    >>> mean = mpiagg.allreduce(weights[0], "avg")
+    >>> bool(np.allclose(mean, 0.9 * (size - 1) / 2))
+    True
     """
 
     aggregates: ClassVar[Literal["gradients", "weights"]] = "weights"
@@ -83,7 +90,17 @@ class Mixing(Elementwise):
     def aggregate(self, tensors: Sequence[Array]) -> None:
         """Mix every array of the list with those of other ranks, in place; between communications, only count.
 
-        Raises what :meth:`Aggregation.aggregate` does, and PlanError if something was started and not waited for.
+        Parameters
+        ----------
+        tensors : sequence of numpy.ndarray
+            As for :meth:`Aggregation.aggregate`.
+
+        Raises
+        ------
+        TypeError, ValueError, MismatchError, StallError
+            As :meth:`Aggregation.aggregate`.
+        PlanError
+            If the aggregation is freed, or something was started and not waited for.
         """
         with self._channel.one_thread:
             self._require_idle()
@@ -132,7 +149,13 @@ class Mixing(Elementwise):
         self._finish = None
 
     def aggregate_init(self, tensors: Sequence[Array]) -> Plan[None]:
-        """Plan the mixing of arrays that stay where they are; the plan calls :meth:`aggregate` when it is started."""
+        """Plan the mixing of arrays that stay where they are; the plan calls :meth:`aggregate` when it is started.
+
+        Parameters
+        ----------
+        tensors : sequence of numpy.ndarray
+            As for :meth:`Aggregation.aggregate`.
+        """
         return Aggregation.aggregate_init(self, tensors)
 
     def state_dict(self) -> dict[str, Any]:
@@ -148,6 +171,11 @@ class Mixing(Elementwise):
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from what :meth:`state_dict` returned; collective.
+
+        Parameters
+        ----------
+        state : dict
+            What :meth:`state_dict` returned, the same on all ranks.
 
         Raises
         ------

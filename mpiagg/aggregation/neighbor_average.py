@@ -60,6 +60,16 @@ class NeighborAverage(Mixing):
 
     It is wrong to use where all ranks must have the same weights after each step. On a graph that is not connected
     only the parts come together; on a long ring that takes a number of calls of the order of n**2.
+
+    Examples
+    --------
+    >>> from mpiagg.aggregation.gossip import ring
+    >>> weights = [np.full(3, float(rank))]
+    >>> with mpiagg.NeighborAverage(neighbors=ring(rank, size)) as neighbor_average:
+    ...     for _ in range(60):
+    ...         neighbor_average.aggregate(weights)
+    >>> bool(np.allclose(weights[0], (size - 1) / 2))
+    True
     """
 
     def __init__(

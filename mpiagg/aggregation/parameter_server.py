@@ -42,6 +42,16 @@ class ParameterServer(Elementwise):
     The mean is the left fold x_root + x_(root+1) + ..., ranks modulo n, and one division by n; all ranks end with its
     bits. Values of float16 and bfloat16 are combined in float32. With n ranks and B bytes, the root receives and
     sends (n-1) B, and every other rank B.
+
+    Examples
+    --------
+    >>> with mpiagg.ParameterServer(root=0) as server:
+    ...     (weights,) = server.broadcast_params([np.full(2, 7.0 + rank)])
+    ...     (gradient,) = server.reduce_gradients([np.full(2, 2.0 * rank)])
+    >>> print(weights)
+    [7. 7.]
+    >>> bool(np.allclose(gradient, size - 1))
+    True
     """
 
     def __init__(self, comm: MPI.Intracomm | None = None, root: int = 0) -> None:

@@ -77,10 +77,13 @@ class SparseLoCo(LocalSteps):
 
     Examples
     --------
-    >>> loco = mpiagg.SparseLoCo(period=30)  # doctest: +SKIP
-    >>> for batch in batches:  # doctest: +SKIP
-    ...     step(weights, batch)
-    ...     loco.aggregate(weights)
+    >>> weights, target = [np.zeros(64)], np.linspace(-1, 1, 64)
+    >>> with mpiagg.SparseLoCo(period=5, ratio=0.25) as loco:
+    ...     for step in range(100):
+    ...         weights[0] -= 0.1 * (weights[0] - target)
+    ...         loco.aggregate(weights)
+    >>> bool(np.allclose(weights[0], target, atol=0.2))
+    True
     """
 
     feedback = True

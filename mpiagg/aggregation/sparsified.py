@@ -92,6 +92,20 @@ class Sparsified(Remembering["_SparsifiedState"]):
     all-reduced is from T. Vogels, S. P. Karimireddy, M. Jaggi, "PowerSGD", NeurIPS 2019. Momentum is that of Y. Lin, S.
     Han, H. Mao, Y. Wang, W. J. Dally, "Deep gradient compression", ICLR 2018 (arXiv 1712.01887): its momentum
     correction and momentum factor masking.
+
+    Examples
+    --------
+    Of four values the two with the largest magnitude are sent, and the others one step later:
+
+    >>> gradients = [np.array([1.0, -8.0, 2.0, 4.0])]
+    >>> with mpiagg.Sparsified(ratio=0.5) as sparsified:
+    ...     sparsified.aggregate(gradients)
+    ...     print(gradients[0])
+    ...     gradients[0][:] = 0
+    ...     sparsified.aggregate(gradients)
+    ...     print(gradients[0])
+    [ 0. -8. 0. 4.]
+    [1. 0. 2. 0.]
     """
 
     averaged: ClassVar[tuple[str, ...]] = ("kept", "velocities")

@@ -48,7 +48,7 @@ class _Commit(NamedTuple):
 
 
 class Loop:
-    """Trains step by step, whatever befalls its ranks; making one is collective.
+    """Trains step by step and continues when ranks fail; making one is collective.
 
     In a job of Open MPI that was started with ``mpiexec --with-ft ulfm`` the ranks that are left go on when others die:
     on a communicator without them, with an object that ``make`` makes anew, from the last state that all of them have
@@ -96,6 +96,22 @@ class Loop:
         For numbers of steps that are not integers above 0.
     MismatchError
         If ranks pass different numbers.
+
+    Examples
+    --------
+    >>> class Counter:
+    ...     def __init__(self, comm):
+    ...         self.comm, self.total = comm, np.zeros(1)
+    ...     def step(self, step):
+    ...         self.total += mpiagg.allreduce(np.ones(1), comm=self.comm)
+    ...     def state_dict(self):
+    ...         return {"total": self.total}
+    ...     def load_state_dict(self, state):
+    ...         self.total[:] = state["total"]
+    >>> with mpiagg.Loop(Counter) as loop:
+    ...     loop.run(steps=3)
+    ...     print(loop.step, bool(loop.trained.total == 3 * size))
+    3 True
     """
 
     def __init__(
@@ -148,6 +164,11 @@ class Loop:
 
         A rank that dies costs the steps since the last commit, at most. The last steps are only over when all ranks
         have taken them.
+
+        Parameters
+        ----------
+        steps : int
+            How many, from 0 on; the same on all ranks.
 
         Raises
         ------

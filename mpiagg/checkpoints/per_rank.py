@@ -22,6 +22,18 @@ class PerRank:
         For each of the ranks what it had, or what ``read`` makes that of.
     read : callable, optional
         Called with what is asked for, each time anew: arrays of many ranks need not be in memory together.
+
+    Examples
+    --------
+    What three ranks had, for those of another job to choose from:
+
+    >>> from mpiagg.checkpoints import PerRank
+    >>> seeds = PerRank([10, 11, 12])
+    >>> seeds
+    <PerRank: what 3 ranks had>
+    >>> seed = seeds[rank % len(seeds)]
+    >>> sum(seeds)
+    33
     """
 
     def __init__(self, values: Sequence[Any], read: Callable[[Any], Any] = _as_it_is) -> None:

@@ -59,10 +59,13 @@ def save_checkpoint(path: str | os.PathLike[str], state: Mapping[str, Any], comm
 
     Examples
     --------
-    >>> import tempfile
-    >>> folder = comm.bcast(tempfile.mkdtemp() if rank == 0 else None)
-    >>> weights = [np.ones((4, 3)), np.zeros(3)]
-    >>> mpiagg.save_checkpoint(folder + "/run", {"weights": weights, "step": 10})
+    >>> import shutil, tempfile
+    >>> folder = comm.bcast(tempfile.mkdtemp() if rank == 0 else None)  # on a file system that all ranks see
+    >>> mpiagg.save_checkpoint(folder, {"step": 3, "weights": [np.arange(3.0)]})
+    >>> mpiagg.load_checkpoint(folder)
+    {'step': 3, 'weights': [array([0., 1., 2.])]}
+    >>> if rank == 0:
+    ...     shutil.rmtree(folder)
     """
     channel = channel_of(comm)
     name, tree = "", ""
@@ -131,12 +134,14 @@ def load_checkpoint(path: str | os.PathLike[str], comm: MPI.Intracomm | None = N
 
     Examples
     --------
-    >>> import tempfile
+    >>> import shutil, tempfile
     >>> folder = comm.bcast(tempfile.mkdtemp() if rank == 0 else None)
-    >>> mpiagg.save_checkpoint(folder + "/run", {"weights": [np.ones(3)], "step": 10})
-    >>> state = mpiagg.load_checkpoint(folder + "/run")
-    >>> state["step"], state["weights"]
-    (10, [array([1., 1., 1.])])
+    >>> mpiagg.save_checkpoint(folder, {"step": 3, "rank": rank})
+    >>> state = mpiagg.load_checkpoint(folder)
+    >>> state["step"], state["rank"] == rank
+    (3, True)
+    >>> if rank == 0:
+    ...     shutil.rmtree(folder)
     """
     channel = channel_of(comm)
     name, state = "", {}

@@ -159,6 +159,15 @@ def is_torch(module: Any) -> bool:
     return torch is not None and isinstance(module, torch.nn.Module)
 
 
+def kind_of(module: Any) -> type[Any]:
+    """Return the class of DDP for a module."""
+    if is_torch(module):
+        from mpiagg.ddp.torch_ddp import TorchDDP as Kind  # noqa: PLC0415 - torch is an extra
+    else:
+        from mpiagg.ddp.array_ddp import ArrayDDP as Kind  # type: ignore[assignment]  # noqa: PLC0415 - it is a DDP
+    return Kind
+
+
 def adapt(module: Any) -> Adapter:
     """Return a module as DDP sees it; raises what :func:`parameters_of` does."""
     if is_torch(module):

@@ -15,10 +15,10 @@ from mpiagg.aggregation.packing import Layout, layout_of
 from mpiagg.arrays import HOST, Array, device_of, settle
 from mpiagg.collectives.moving_functions import broadcast
 from mpiagg.common.arguments import check_flag, check_integer
-from mpiagg.ddp.adapters import Adapter, ArrayParameter, adapt, check_gradient, is_torch
+from mpiagg.ddp.adapters import Adapter, ArrayParameter, adapt, check_gradient, kind_of
 from mpiagg.ddp.finite import FiniteCheck, asked_for
 from mpiagg.ddp.hooks import Hooks, under_way
-from mpiagg.ddp.join import JoinState, joined
+from mpiagg.ddp.join import JoinState, check_join, joined
 from mpiagg.ddp.steps import Copied, Gradients, Steps
 from mpiagg.errors import PlanError
 from mpiagg.transport import Channel, channel_of
@@ -53,10 +53,9 @@ class DDP:
         For a module of torch's, what torch's ``DistributedDataParallel`` takes: see
         :class:`mpiagg.ddp.torch_ddp.TorchDDP`, which this then is.
     check_finite : bool, optional
-        Whether to look for NaN and infinity, in every rank's gradients before they are aggregated and in the result:
-        two passes over them, and a wait for the device where they lie on one. Where it is the result that is not
-        finite, the gradients hold it when the error is raised: leave the step out. By default, if the environment
-        variable ``MPIAGG_DEBUG`` is ``1``.
+        Whether :meth:`sync_gradients` looks for NaN and infinity, in every rank's gradients and in the result: two
+        passes over them, and a wait for the device where they lie on one. After the error leave the step out. By
+        default, if the environment variable ``MPIAGG_DEBUG`` is ``1``.
 
     Raises
     ------
@@ -80,13 +79,24 @@ class DDP:
     with aggregated gradients. One through what the module itself has returned is followed by :meth:`sync_gradients`,
     and so is one that raised an error, if the program goes on (what it has not reached counts as missing): before that
     an optimizer of torch's raises a PlanError if it is to step; with ``overlap`` the parameters' gradients are None.
+
+    Examples
+    --------
+    >>> weights = [np.zeros(3)]
+    >>> with mpiagg.DDP(weights) as ddp:
+    ...     for step in range(10):
+    ...         gradients = [weights[0] - rank]
+    ...         ddp.sync_gradients(gradients)
+    ...         weights[0] -= 0.9 * gradients[0]
+    >>> bool(np.allclose(weights[0], (size - 1) / 2))
+    True
     """
 
     __call__: Callable[..., Any]
 
     def __new__(cls, module: Any = None, *_: Any, **__: Any) -> DDP:  # noqa: PYI034 - typing.Self needs Python 3.11
         """Return a DDP of the module's kind."""
-        return super().__new__(_kind(module) if cls is DDP else cls)
+        return super().__new__(kind_of(module) if cls is DDP else cls)
 
     def __init__(
         self,
@@ -217,7 +227,13 @@ class DDP:
         self._sync(gradients, overlapped=False)
 
     def overlapped_sync_gradients(self, gradients: Gradients | list[Array] | None = None) -> None:
-        """Do as :meth:`sync_gradients`, with the same bits, but with all buckets on their way at the same time."""
+        """Do as :meth:`sync_gradients`, with the same bits, but with all buckets on their way at the same time.
+
+        Parameters
+        ----------
+        gradients : list, optional
+            As for :meth:`sync_gradients`, which says what is raised, too.
+        """
         self._sync(gradients, overlapped=True)
 
     def gradient_views(self) -> list[Array]:
@@ -263,27 +279,21 @@ class DDP:
             :meth:`sync_gradients`.
         """
         self._require_open()
-        self._channel.agree_on(lambda: self._check_join(divide_by_initial_size))
+        self._channel.agree_on(lambda: check_join(self._steps, self.aggregation, divide_by_initial_size))
         join_state = JoinState(self.comm, divide_by_initial_size=divide_by_initial_size)
         with joined(self._steps, join_state, self._adapter.stream):
             yield
         self.broadcast_parameters(join_state.last)
 
-    def _check_join(self, divide_by_initial_size: bool) -> str:
-        if self._steps.attend is not None:
-            raise PlanError("there is a join already")
-        check_flag("divide_by_initial_size", divide_by_initial_size)
-        op = getattr(self.aggregation, "op", "avg")
-        plain = op == "avg" and getattr(self.aggregation, "denom", self.comm.size) == self.comm.size
-        if op in ("min", "max") or not (plain or divide_by_initial_size):
-            what = f"op {op!r}" if op != "avg" else "a denom of its own"
-            raise ValueError(f"ranks without batches cannot be left out of an aggregation with {what}")
-        return f"DDP.join, divide_by_initial_size={divide_by_initial_size}"
-
     # -- parameters
 
     def broadcast_parameters(self, root: int = 0) -> None:
         """Give the root's parameters, and a torch module's buffers, to all ranks, in place; collective.
+
+        Parameters
+        ----------
+        root : int
+            The rank whose values all get.
 
         Raises
         ------
@@ -387,12 +397,3 @@ class DDP:
     def _begin(self) -> bool:
         """Begin a step, in a backward pass, unless gradients are only added up."""
         return self._syncing and self._steps.begin()
-
-
-def _kind(module: Any) -> type[DDP]:
-    """Return the class of DDP for a module."""
-    if is_torch(module):
-        from mpiagg.ddp.torch_ddp import TorchDDP as Kind  # noqa: PLC0415 - torch is an extra
-    else:
-        from mpiagg.ddp.array_ddp import ArrayDDP as Kind  # type: ignore[assignment]  # noqa: PLC0415 - it is a DDP
-    return Kind

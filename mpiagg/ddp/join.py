@@ -8,8 +8,11 @@ from contextlib import AbstractContextManager, contextmanager, suppress
 import numpy as np
 from mpi4py import MPI
 
+from mpiagg.aggregation import Aggregation
 from mpiagg.collectives.flags import Flags
+from mpiagg.common.arguments import check_flag
 from mpiagg.ddp.steps import Copied, Gradients, Steps
+from mpiagg.errors import PlanError
 
 
 class JoinState:
@@ -46,6 +49,22 @@ class JoinState:
     def free(self) -> None:
         """Free what it holds."""
         self._flags.free()
+
+
+def check_join(steps: Steps, aggregation: Aggregation, divide_by_initial_size: bool) -> str:
+    """Raise PlanError or ValueError if steps cannot be joined now, by this aggregation; return in words what is asked.
+
+    The aggregation's communicator has as many ranks as that of the steps.
+    """
+    if steps.attend is not None:
+        raise PlanError("there is a join already")
+    check_flag("divide_by_initial_size", divide_by_initial_size)
+    op, size = getattr(aggregation, "op", "avg"), aggregation.comm.size
+    plain = op == "avg" and getattr(aggregation, "denom", size) == size
+    if op in ("min", "max") or not (plain or divide_by_initial_size):
+        what = f"op {op!r}" if op != "avg" else "a denom of its own"
+        raise ValueError(f"ranks without batches cannot be left out of an aggregation with {what}")
+    return f"DDP.join, divide_by_initial_size={divide_by_initial_size}"
 
 
 @contextmanager

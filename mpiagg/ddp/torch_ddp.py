@@ -79,11 +79,17 @@ class TorchDDP(SavedModule, DDP):
 
     Examples
     --------
-    >>> model = mpiagg.DDP(model)  # in place of torch.nn.parallel.DistributedDataParallel(model)
-    >>> for x, y in batches:
+    >>> import torch
+    >>> model = mpiagg.DDP(torch.nn.Linear(3, 1))  # in place of torch.nn.parallel.DistributedDataParallel
+    >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    >>> for step in range(3):
     ...     optimizer.zero_grad()
-    ...     loss_of(model(x), y).backward()
+    ...     model(torch.randn(8, 3)).square().mean().backward()
     ...     optimizer.step()
+    >>> weight = model.weight.detach().numpy()
+    >>> bool((mpiagg.broadcast(weight) == weight).all())
+    True
+    >>> model.free()
     """
 
     _adapter: TorchAdapter

@@ -87,13 +87,22 @@ class Adam(_Moments):
 
     Examples
     --------
-    >>> Adam(lr=1e-3).step(weights, gradients)
+    >>> weights, gradients = [np.ones(3)], [np.full(3, 2.0)]
+    >>> mpiagg.optimizers.Adam(lr=0.1).step(weights, gradients)
+    >>> print(weights[0].round(6))
+    [0.9 0.9 0.9]
     """
 
     decoupled: ClassVar[bool] = False
 
     def update(self, items: Sequence[Item], total: Total = alone) -> None:
-        """Step some tensors in place; see :meth:`Optimizer.update`."""
+        """Step some tensors in place; see :meth:`Optimizer.update`.
+
+        Parameters
+        ----------
+        items, total
+            As for :meth:`Optimizer.update`.
+        """
         del total
         for item in items:
             step = count_step(item)
@@ -125,7 +134,10 @@ class AdamW(Adam):
 
     Examples
     --------
-    >>> AdamW(lr=1e-3, weight_decay=0.1).step(weights, gradients)
+    >>> weights, gradients = [np.ones(3)], [np.full(3, 2.0)]
+    >>> mpiagg.optimizers.AdamW(lr=0.1, weight_decay=0.1).step(weights, gradients)
+    >>> print(weights[0].round(6))
+    [0.89 0.89 0.89]
     """
 
     decoupled: ClassVar[bool] = True
@@ -165,7 +177,10 @@ class LAMB(_Moments):
 
     Examples
     --------
-    >>> LAMB(lr=1e-2, weight_decay=0.01).step(weights, gradients)
+    >>> weights, gradients = [np.full(3, 10.0)], [np.full(3, 2.0)]
+    >>> mpiagg.optimizers.LAMB(lr=0.1).step(weights, gradients)  # by a tenth of the tensor's norm
+    >>> print(weights[0].round(6))
+    [9. 9. 9.]
     """
 
     def __init__(
@@ -178,7 +193,13 @@ class LAMB(_Moments):
         super().__init__(lr, betas, eps, weight_decay)
 
     def update(self, items: Sequence[Item], total: Total = alone) -> None:
-        """Step some tensors in place; see :meth:`Optimizer.update`."""
+        """Step some tensors in place; see :meth:`Optimizer.update`.
+
+        Parameters
+        ----------
+        items, total
+            As for :meth:`Optimizer.update`.
+        """
         squares = np.zeros((len(items), 2))
         steps = [count_step(item) for item in items]
         fault: Exception | None = None

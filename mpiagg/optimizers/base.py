@@ -22,7 +22,7 @@ Total = Callable[[Array], Array]
 class Item(NamedTuple):
     """A tensor, or the part of one that a rank updates.
 
-    Attributes
+    Parameters
     ----------
     values : numpy.ndarray
         The parameter's; of no elements where the rank has no part of it. A part of a tensor is a vector.
@@ -30,6 +30,15 @@ class Item(NamedTuple):
         Of the same shape and dtype.
     state : dict of str to numpy.ndarray
         What the optimizer keeps for it: what :meth:`Optimizer.new_state` has returned.
+
+    Examples
+    --------
+    >>> from mpiagg.optimizers import SGD, Item
+    >>> sgd, x = SGD(lr=0.5), np.ones(3)
+    >>> item = Item(values=x, gradient=np.full(3, 2.0), state=sgd.new_state(x))
+    >>> sgd.update([item])
+    >>> print(x, item.state["step"])
+    [0. 0. 0.] 1
     """
 
     values: Array
@@ -43,7 +52,12 @@ def alone(numbers: Array) -> Array:
 
 
 class Optimizer(ABC):
-    """An optimizer of arrays.
+    """An optimizer of arrays. Subclasses say in :meth:`update` how it steps.
+
+    Parameters
+    ----------
+    lr : float
+        The learning rate, at least 0.
 
     Attributes
     ----------
@@ -55,6 +69,19 @@ class Optimizer(ABC):
         The arrays of the values' form that it keeps for each tensor.
     settings : tuple of str
         The attributes, beside ``lr``, that say how it steps.
+
+    Examples
+    --------
+    An optimizer of one's own, which steps by the sign of the gradient:
+
+    >>> class SignSGD(mpiagg.optimizers.Optimizer):
+    ...     def update(self, items, total=None):
+    ...         for item in items:
+    ...             item.values[...] -= self.lr * np.sign(item.gradient)
+    >>> weights = [np.ones(3)]
+    >>> SignSGD(lr=0.5).step(weights, [np.array([3.0, 0.0, -2.0])])
+    >>> print(weights[0])
+    [0.5 1. 1.5]
     """
 
     whole: ClassVar[bool] = False
@@ -76,7 +103,13 @@ class Optimizer(ABC):
         self._lr = check_not_negative("lr", value)
 
     def new_state(self, values: Array) -> State:
-        """Return the state of a tensor, or part of one, that has not been stepped: zeros, and a count of steps."""
+        """Return the state of a tensor, or part of one, that has not been stepped: zeros, and a count of steps.
+
+        Parameters
+        ----------
+        values : numpy.ndarray
+            The parameter's, or this rank's part of them.
+        """
         return {"step": np.zeros((), np.int64)} | {name: np.zeros_like(values) for name in self.kept}
 
     @abstractmethod
@@ -133,6 +166,11 @@ class Optimizer(ABC):
 
     def load_hyperparameters(self, given: Mapping[str, Any]) -> None:
         """Step as :meth:`hyperparameters` has said.
+
+        Parameters
+        ----------
+        given : dict
+            What :meth:`hyperparameters` has returned, of an optimizer of the same kind.
 
         Raises
         ------

@@ -58,7 +58,13 @@ class Muon(Optimizer):
 
     Examples
     --------
-    >>> Muon(lr=0.02, others=AdamW(lr=1e-3)).step(weights, gradients)
+    >>> from mpiagg.optimizers import AdamW, Muon
+    >>> weights, gradients = [np.zeros((2, 2)), np.ones(3)], [np.diag([3.0, 2.0]), np.ones(3)]
+    >>> Muon(lr=0.1, others=AdamW(lr=0.1, weight_decay=0.0)).step(weights, gradients)
+    >>> bool(np.allclose(weights[0], -0.1 * np.eye(2), atol=0.05))  # singular values near 1
+    True
+    >>> print(weights[1].round(6))
+    [0.9 0.9 0.9]
     """
 
     whole: ClassVar[bool] = True
@@ -89,11 +95,23 @@ class Muon(Optimizer):
         self.others = AdamW() if others is None else others
 
     def new_state(self, values: Array) -> State:
-        """Return the state of a tensor that has not been stepped."""
+        """Return the state of a tensor that has not been stepped.
+
+        Parameters
+        ----------
+        values : numpy.ndarray
+            The parameter's.
+        """
         return super().new_state(values) if values.ndim > 1 else self.others.new_state(values)
 
     def update(self, items: Sequence[Item], total: Total = alone) -> None:
-        """Step some tensors in place; see :meth:`Optimizer.update`."""
+        """Step some tensors in place; see :meth:`Optimizer.update`.
+
+        Parameters
+        ----------
+        items, total
+            As for :meth:`Optimizer.update`.
+        """
         for item in items:
             if item.values.ndim > 1:
                 count_step(item)
@@ -116,7 +134,13 @@ class Muon(Optimizer):
         return super().hyperparameters() | {"others": self.others.hyperparameters()}
 
     def load_hyperparameters(self, given: Any) -> None:
-        """Step as :meth:`hyperparameters` has said; see :meth:`Optimizer.load_hyperparameters`."""
+        """Step as :meth:`hyperparameters` has said; see :meth:`Optimizer.load_hyperparameters`.
+
+        Parameters
+        ----------
+        given : dict
+            What :meth:`hyperparameters` has returned.
+        """
         before = self.others.hyperparameters()
         super().load_hyperparameters({**given, "others": before} if isinstance(given, dict) else given)
         self.others.load_hyperparameters(given["others"])

@@ -42,7 +42,13 @@ class SGD(Optimizer):
 
     Examples
     --------
-    >>> SGD(lr=0.1, momentum=0.9).step(weights, gradients)
+    >>> weights, gradients = [np.ones(3)], [np.full(3, 2.0)]
+    >>> sgd = mpiagg.optimizers.SGD(lr=0.1, momentum=0.9)
+    >>> for step in range(2):
+    ...     sgd.step(weights, gradients)
+    ...     print(weights[0].round(6))
+    [0.8 0.8 0.8]
+    [0.42 0.42 0.42]
     """
 
     settings: ClassVar[tuple[str, ...]] = ("momentum", "dampening", "weight_decay", "nesterov")
@@ -66,12 +72,24 @@ class SGD(Optimizer):
         self.kept = ("momentum",) if momentum else ()
 
     def load_hyperparameters(self, given: Mapping[str, Any]) -> None:
-        """Step as :meth:`hyperparameters` has said; see :meth:`Optimizer.load_hyperparameters`."""
+        """Step as :meth:`hyperparameters` has said; see :meth:`Optimizer.load_hyperparameters`.
+
+        Parameters
+        ----------
+        given : dict
+            What :meth:`hyperparameters` has returned.
+        """
         super().load_hyperparameters(given)
         self.kept = ("momentum",) if self.momentum else ()
 
     def update(self, items: Sequence[Item], total: Total = alone) -> None:
-        """Step some tensors in place; see :meth:`Optimizer.update`."""
+        """Step some tensors in place; see :meth:`Optimizer.update`.
+
+        Parameters
+        ----------
+        items, total
+            As for :meth:`Optimizer.update`.
+        """
         del total
         for item in items:
             first = count_step(item) == 1

@@ -20,7 +20,23 @@ from mpiagg.sharded.storage import Divided, Scattered, Storage, storage_for
 
 
 class ArraySharded(Sharded):
-    """Sharded training of a list of arrays; ``mpiagg.Sharded(weights, ...)`` is one. See :class:`Sharded`."""
+    """Sharded training of a list of arrays; ``mpiagg.Sharded(weights, ...)`` is one. See :class:`Sharded`.
+
+    Examples
+    --------
+    Stage 3, where parameters are gathered layer by layer and gradients are sent as soon as they are computed:
+
+    >>> weights, sgd = [np.full(4, 2.0), np.full(4, 3.0)], mpiagg.optimizers.SGD(lr=0.5)
+    >>> with mpiagg.Sharded(weights, sgd, stage=3, layers=[[0], [1]]) as sharded:
+    ...     x = np.ones(4)
+    ...     for layer, (w,) in sharded.in_order():
+    ...         x = x * w
+    ...     for layer, (w,) in sharded.in_order(reverse=True):
+    ...         sharded.reduce(layer, [x / w])
+    ...     sharded.step()
+    ...     print(sharded.weights())
+    {'0': array([0.5, 0.5, 0.5, 0.5]), '1': array([2., 2., 2., 2.])}
+    """
 
     def _check(self, module: Any, optimizer: Any, layers: Any) -> list[Form]:
         if not isinstance(module, list | tuple) or not module:

@@ -101,9 +101,12 @@ class Sharded(Training):
 
     Examples
     --------
-    >>> sharded = mpiagg.Sharded(weights, optimizer=mpiagg.optimizers.AdamW(lr=1e-3), stage=2)
-    >>> for x, y in batches:
-    ...     sharded.step(gradients_of(weights, x, y))
+    >>> weights = [np.zeros((4, 3)), np.zeros(3)]
+    >>> with mpiagg.Sharded(weights, mpiagg.optimizers.SGD(lr=0.9), stage=2) as sharded:
+    ...     for step in range(10):
+    ...         sharded.step([x - rank for x in weights])
+    >>> bool(np.allclose(weights[0], (size - 1) / 2))
+    True
     """
 
     __call__: Callable[..., Any]

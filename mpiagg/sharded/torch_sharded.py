@@ -64,10 +64,15 @@ class TorchSharded(Sharded):
 
     Examples
     --------
-    >>> sharded = mpiagg.Sharded(model, lambda params: torch.optim.AdamW(params, lr=1e-3), stage=2)
-    >>> for x, y in batches:
-    ...     loss_of(sharded(x), y).backward()
-    ...     sharded.step()
+    >>> import torch
+    >>> model = torch.nn.Linear(3, 1)
+    >>> with mpiagg.Sharded(model, lambda params: torch.optim.AdamW(params, lr=1e-3), stage=2) as sharded:
+    ...     for step in range(3):
+    ...         sharded(torch.randn(8, 3)).square().mean().backward()
+    ...         sharded.step()
+    ...     weight = sharded.weights()["weight"]
+    >>> bool((mpiagg.broadcast(weight) == weight).all())
+    True
     """
 
     optimizer: torch.optim.Optimizer
