@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from mpiagg.horovod.world import state
+from mpiagg.horovod.process_sets import state
 
 _TIMELINE = "mpiagg has no timeline to start: set MPIAGG_RECORD=rounds, and look at docs/trace.md for 'mpiagg trace'"
 

@@ -12,8 +12,9 @@ import torch
 from torch.utils.data import Dataset, Sampler
 
 from mpiagg.horovod.exceptions import HorovodInternalError, HostsUpdatedInterrupt
+from mpiagg.horovod.process_sets import global_process_set, state
 from mpiagg.horovod.torch.functions import allgather_object, broadcast_object
-from mpiagg.horovod.world import global_process_set, rank, size, state
+from mpiagg.horovod.world import rank, size
 
 
 class State:

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import torch
 
+from mpiagg.horovod.process_sets import ProcessSet, engine_of, global_process_set
+from mpiagg.horovod.torch.handles import synchronize
 from mpiagg.horovod.torch.moving_ops import allgather, broadcast_, broadcast_async_
-from mpiagg.horovod.torch.mpi_ops import synchronize
-from mpiagg.horovod.world import ProcessSet, engine_of, global_process_set
 
 
 def broadcast_parameters(

@@ -13,17 +13,11 @@ from typing import Any
 
 import torch
 
+from mpiagg.horovod.process_sets import ProcessSet, global_process_set
 from mpiagg.horovod.torch.compression import Compression, Compressor
-from mpiagg.horovod.torch.moving_ops import sparse_allreduce_async
-from mpiagg.horovod.torch.mpi_ops import (
-    Adasum,
-    Average,
-    allreduce,
-    allreduce_async_,
-    grouped_allreduce_async_,
-    synchronize,
-)
-from mpiagg.horovod.world import ProcessSet, global_process_set
+from mpiagg.horovod.torch.handles import Adasum, Average, synchronize
+from mpiagg.horovod.torch.mpi_ops import allreduce, allreduce_async_, grouped_allreduce_async_
+from mpiagg.horovod.torch.reducing_ops import sparse_allreduce_async
 
 Named = Iterable[tuple[str, torch.Tensor]]
 

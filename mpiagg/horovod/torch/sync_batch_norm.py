@@ -9,9 +9,10 @@ from typing import Any
 import torch
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from mpiagg.horovod.process_sets import ProcessSet, global_process_set
+from mpiagg.horovod.torch.handles import Sum
 from mpiagg.horovod.torch.moving_ops import allgather
-from mpiagg.horovod.torch.mpi_ops import Sum, allreduce
-from mpiagg.horovod.world import ProcessSet, global_process_set
+from mpiagg.horovod.torch.mpi_ops import allreduce
 
 
 class SyncBatchNorm(_BatchNorm):  # type: ignore[misc]  # mypy sees no classes of torch's
