@@ -34,9 +34,14 @@ class ProcessSet:
 
     Examples
     --------
-    >>> even = hvd.add_process_set([0, 2])  # doctest: +SKIP
-    >>> if even.included():  # doctest: +SKIP
-    ...     total = hvd.allreduce(tensor, process_set=even)
+    >>> first = hvd.ProcessSet([0])
+    >>> first.ranks
+    [0]
+    >>> if size > 1:  # a set of all ranks is there already
+    ...     first = hvd.add_process_set(first)
+    ...     if first.included():
+    ...         total = hvd.allreduce(torch.ones(2), process_set=first)
+    ...     removed = hvd.remove_process_set(first)
     """
 
     def __init__(self, ranks_or_comm: Sequence[int] | MPI.Comm) -> None:
@@ -49,19 +54,42 @@ class ProcessSet:
                 raise ValueError(f"a process set has a rank twice: {list(ranks_or_comm)}")
 
     def initialized(self) -> bool:
-        """Whether it is one of the job's sets."""
+        """Whether it is one of the job's sets.
+
+        Returns
+        -------
+        bool
+            Whether it was added, and not removed since.
+        """
         return self.process_set_id is not None
 
     def included(self) -> bool | None:
-        """Return whether this rank is in it; None before it is added."""
+        """Return whether this rank is in it.
+
+        Returns
+        -------
+        bool or None
+            Whether this rank is in it; None before it is added.
+        """
         return None if self.process_set_id is None else self.process_set_id in state().engines
 
     def size(self) -> int | None:
-        """Return how many ranks it has; None before it is added."""
+        """Return how many ranks it has.
+
+        Returns
+        -------
+        int or None
+            The number of ranks; None before it is added.
+        """
         return None if self.process_set_id is None or self.ranks is None else len(self.ranks)
 
     def rank(self) -> int | None:
-        """Return this rank's number in it; None before it is added.
+        """Return this rank's number in it.
+
+        Returns
+        -------
+        int or None
+            The number, from 0 on; None before it is added.
 
         Raises
         ------
@@ -199,10 +227,27 @@ def engine_of(process_set: ProcessSet) -> Engine:
 def add_process_set(process_set: ProcessSet | Sequence[int]) -> ProcessSet:
     """Add a set of ranks; collective among all ranks.
 
+    Parameters
+    ----------
+    process_set : ProcessSet or sequence of int
+        The set, or its ranks.
+
+    Returns
+    -------
+    ProcessSet
+        The set.
+
     Raises
     ------
     ValueError
         If sets cannot be added, or there is one of these ranks.
+
+    Examples
+    --------
+    >>> if size > 1:
+    ...     last = hvd.add_process_set([size - 1])
+    ...     assert last.included() == (rank == size - 1)
+    ...     removed = hvd.remove_process_set(last)
     """
     made = process_set if isinstance(process_set, ProcessSet) else ProcessSet(process_set)
     _dynamic().add(made)
@@ -210,12 +255,27 @@ def add_process_set(process_set: ProcessSet | Sequence[int]) -> ProcessSet:
 
 
 def remove_process_set(process_set: ProcessSet) -> bool:
-    """Remove a set of ranks; collective among all ranks. Return whether it was one that can be removed.
+    """Remove a set of ranks; collective among all ranks.
+
+    Parameters
+    ----------
+    process_set : ProcessSet
+        The set.
+
+    Returns
+    -------
+    bool
+        Whether it was one that can be removed: the set of all ranks cannot.
 
     Raises
     ------
     ValueError
         If sets cannot be removed.
+
+    Examples
+    --------
+    >>> hvd.remove_process_set(hvd.global_process_set)
+    False
     """
     found = _dynamic()
     if process_set.process_set_id in (None, 0):
@@ -231,5 +291,21 @@ def _dynamic() -> WorldState:
 
 
 def get_process_set_ids_and_ranks() -> dict[int, list[int]]:
-    """Return the ranks of each set, by its number."""
+    """Return the ranks of each set.
+
+    Returns
+    -------
+    dict
+        For each set's number a list of its ranks; the set of all ranks has number 0.
+
+    Raises
+    ------
+    ValueError
+        Before :func:`init`.
+
+    Examples
+    --------
+    >>> hvd.get_process_set_ids_and_ranks()[0] == list(range(size))
+    True
+    """
     return {number: list(each.ranks or []) for number, each in state().sets.items()}

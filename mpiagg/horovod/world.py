@@ -32,8 +32,10 @@ def init(
 
     Examples
     --------
-    >>> import mpiagg.horovod.torch as hvd  # doctest: +SKIP
-    >>> hvd.init()  # doctest: +SKIP
+    >>> import mpiagg.horovod.torch as hvd
+    >>> hvd.init()
+    >>> hvd.size() == size
+    True
     """
     if STATE:
         return
@@ -60,7 +62,15 @@ def init(
 
 
 def shutdown() -> None:
-    """End; collective. What not all ranks have asked for fails."""
+    """End; collective. What not all ranks have asked for fails.
+
+    Examples
+    --------
+    >>> hvd.shutdown()
+    >>> hvd.is_initialized()
+    False
+    >>> hvd.init(process_sets="dynamic")  # one may start again
+    """
     if STATE:
         atexit.unregister(shutdown)
         try:
@@ -70,46 +80,187 @@ def shutdown() -> None:
 
 
 def is_initialized() -> bool:
-    """Whether ``init`` was called, and ``shutdown`` was not."""
+    """Whether ``init`` was called, and ``shutdown`` was not.
+
+    Returns
+    -------
+    bool
+        Whether collectives can be called.
+
+    Examples
+    --------
+    >>> hvd.is_initialized()
+    True
+    """
     return bool(STATE)
 
 
 def rank() -> int:
-    """Return this rank."""
+    """Return this rank.
+
+    Returns
+    -------
+    int
+        From 0 to the number of ranks, without it.
+
+    Raises
+    ------
+    ValueError
+        Before :func:`init`.
+
+    Examples
+    --------
+    >>> hvd.rank() == rank
+    True
+    """
     return state().base.rank
 
 
 def size() -> int:
-    """Return how many ranks there are."""
+    """Return how many ranks there are.
+
+    Returns
+    -------
+    int
+        The number of ranks.
+
+    Raises
+    ------
+    ValueError
+        Before :func:`init`.
+
+    Examples
+    --------
+    >>> hvd.size() == size
+    True
+    """
     return state().base.size
 
 
 def local_rank() -> int:
-    """Return this rank's number on its node."""
+    """Return this rank's number on its node.
+
+    Returns
+    -------
+    int
+        From 0 to :func:`local_size`, without it.
+
+    Raises
+    ------
+    ValueError
+        Before :func:`init`.
+
+    Examples
+    --------
+    >>> hvd.local_rank() in range(hvd.local_size())
+    True
+    """
     return state().local_rank
 
 
 def local_size() -> int:
-    """Return how many ranks there are on this node."""
+    """Return how many ranks there are on this node.
+
+    Returns
+    -------
+    int
+        The number of ranks on this node.
+
+    Raises
+    ------
+    ValueError
+        Before :func:`init`.
+
+    Examples
+    --------
+    >>> 1 <= hvd.local_size() <= size
+    True
+    """
     return state().local_size
 
 
 def cross_rank() -> int:
-    """Return the number of this node among those that have a rank of this number."""
+    """Return the number of this node among those that have a rank of this number.
+
+    Returns
+    -------
+    int
+        From 0 to :func:`cross_size`, without it.
+
+    Raises
+    ------
+    ValueError
+        Before :func:`init`.
+
+    Examples
+    --------
+    >>> hvd.cross_rank() in range(hvd.cross_size())
+    True
+    """
     return state().cross_rank
 
 
 def cross_size() -> int:
-    """Return how many nodes have a rank of this number."""
+    """Return how many nodes have a rank of this number.
+
+    Returns
+    -------
+    int
+        The number of nodes.
+
+    Raises
+    ------
+    ValueError
+        Before :func:`init`.
+
+    Examples
+    --------
+    >>> 1 <= hvd.cross_size() <= size
+    True
+    """
     return state().cross_size
 
 
 def is_homogeneous() -> bool:
-    """Whether all nodes have equally many ranks."""
+    """Whether all nodes have equally many ranks.
+
+    Returns
+    -------
+    bool
+        Whether :func:`local_size` is the same on all ranks.
+
+    Raises
+    ------
+    ValueError
+        Before :func:`init`.
+
+    Examples
+    --------
+    >>> sizes = hvd.allgather_object(hvd.local_size())
+    >>> hvd.is_homogeneous() == (len(set(sizes)) == 1)
+    True
+    """
     return state().homogeneous
 
 
 def mpi_threads_supported() -> bool:
-    """Whether several threads may call the MPI library."""
+    """Whether several threads may call the MPI library.
+
+    Returns
+    -------
+    bool
+        Whether asynchronous operations go on by themselves, in a thread; if not, they do in :func:`poll` and
+        :func:`synchronize`.
+
+    Raises
+    ------
+    ValueError
+        Before :func:`init`.
+
+    Examples
+    --------
+    >>> hvd.mpi_threads_supported() in (True, False)
+    True
+    """
     state()
     return threads_allowed()

@@ -13,11 +13,17 @@ from mpiagg.horovod.exceptions import InvalidRequestError
 from mpiagg.horovod.process_sets import ProcessSet, engine_of, global_process_set, state
 from mpiagg.horovod.requests import TensorRequest, Terms
 
+#: The sum divided by the number of ranks; of integers, rounded toward zero.
 Average: Final = 0
+#: The sum.
 Sum: Final = 1
+#: A sum in which what two ranks' tensors have in common counts once.
 Adasum: Final = 2
+#: The least of the ranks' values.
 Min: Final = 3
+#: The greatest of the ranks' values.
 Max: Final = 4
+#: The product.
 Product: Final = 5
 
 Tensors = Sequence[torch.Tensor]
@@ -85,10 +91,28 @@ def root_of(root_rank: int, process_set: ProcessSet) -> int:
 def poll(handle: Handle) -> bool:
     """Whether an asynchronous operation is done, so that :func:`synchronize` does not wait.
 
+    Parameters
+    ----------
+    handle : int
+        What a function whose name ends in ``_async`` or ``_async_`` has returned.
+
+    Returns
+    -------
+    bool
+        Whether it is done; False for a handle of :func:`sparse_allreduce_async`.
+
     Raises
     ------
     ValueError
         If there is no such operation under way.
+
+    Examples
+    --------
+    >>> handle = hvd.allreduce_async(torch.ones(2))
+    >>> while not hvd.poll(handle):
+    ...     pass  # something else
+    >>> hvd.synchronize(handle).tolist()
+    [1.0, 1.0]
     """
     if not isinstance(handle, int):
         return False
@@ -99,12 +123,28 @@ def poll(handle: Handle) -> bool:
 
 
 def synchronize(handle: Handle) -> Any:
-    """Wait until an asynchronous operation is done; return its result: None for one whose result was had already.
+    """Wait until an asynchronous operation is done.
+
+    Parameters
+    ----------
+    handle : int
+        As for :func:`poll`.
+
+    Returns
+    -------
+    torch.Tensor, list of torch.Tensor, tuple or None
+        The operation's result; None if it was returned before.
 
     Raises
     ------
     HorovodInternalError
         If it has failed.
+
+    Examples
+    --------
+    >>> handle = hvd.broadcast_async(torch.tensor([float(rank)]), root_rank=0)
+    >>> hvd.synchronize(handle)
+    tensor([0.])
     """
     if not isinstance(handle, int):
         return handle()
@@ -146,12 +186,52 @@ def with_gradient(results: Tensors, back: Callable[[Tensors], Tensors], tensors:
 
 
 def barrier(process_set: ProcessSet = global_process_set) -> None:
-    """Wait for all ranks."""
+    """Wait for all ranks.
+
+    Parameters
+    ----------
+    process_set : ProcessSet
+        The ranks.
+
+    Raises
+    ------
+    HorovodInternalError, ValueError
+        As :func:`allreduce`.
+
+    Examples
+    --------
+    >>> hvd.barrier()
+    """
     synchronize(submit("barrier", [], None, process_set))
 
 
 def join(device: int = -1) -> int:
-    """Take part in what the other ranks ask for, with zeros, until all have called this; return the last that has."""
+    """Take part in what the other ranks ask for, with zeros, until all ranks have called this.
+
+    Parameters
+    ----------
+    device : int
+        Ignored.
+
+    Returns
+    -------
+    int
+        The last rank that has called it.
+
+    Raises
+    ------
+    HorovodInternalError
+        If a rank was waited for in vain.
+
+    Examples
+    --------
+    With as many batches as the rank's number says, and one more:
+
+    >>> for batch in range(rank + 1):
+    ...     total = hvd.allreduce(torch.ones(2), op=hvd.Sum)
+    >>> hvd.join() in range(size)
+    True
+    """
     del device
     engine = engine_of(global_process_set)
     last = engine.wait(engine.join())

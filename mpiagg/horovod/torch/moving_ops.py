@@ -14,28 +14,126 @@ from mpiagg.horovod.torch.mpi_ops import allreduce, grouped_allreduce
 
 
 def allgather_async(tensor: torch.Tensor, name: str | None = None, process_set: ProcessSet = global_process_set) -> int:
-    """Start :func:`allgather`; return a handle."""
+    """Start :func:`allgather`.
+
+    Parameters
+    ----------
+    tensor : torch.Tensor
+        Of the same dtype on all ranks, and the same shape apart from the number of rows.
+    name, process_set
+        See :mod:`mpiagg.horovod.torch`.
+
+    Returns
+    -------
+    int
+        A handle; its result is the rows, which have no gradient.
+
+    Raises
+    ------
+    ValueError
+        As :func:`allreduce_async`.
+
+    Examples
+    --------
+    >>> handle = hvd.allgather_async(torch.full((1, 3), float(rank)))
+    >>> hvd.synchronize(handle).shape == (size, 3)
+    True
+    """
     return submit("allgather", tensor, name, process_set, own_rows=True)
 
 
 def grouped_allgather_async(
     tensors: Tensors, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> int:
-    """Start :func:`grouped_allgather`; return a handle."""
+    """Start :func:`grouped_allgather`.
+
+    Parameters
+    ----------
+    tensors : sequence of torch.Tensor
+        As many as on the other ranks, each as for :func:`allgather`.
+    name, process_set
+        See :mod:`mpiagg.horovod.torch`.
+
+    Returns
+    -------
+    int
+        A handle; its result is a list of the rows, which have no gradients.
+
+    Raises
+    ------
+    ValueError
+        As :func:`allreduce_async`.
+
+    Examples
+    --------
+    >>> handle = hvd.grouped_allgather_async([torch.ones(1, 3), torch.ones(2)])
+    >>> [len(rows) for rows in hvd.synchronize(handle)] == [size, 2 * size]
+    True
+    """
     return submit("allgather", tensors, name, process_set, own_rows=True)
 
 
 def allgather(
     tensor: torch.Tensor, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> torch.Tensor:
-    """Return the rows of all ranks' tensors, which may be of different numbers; its gradient is averaged."""
+    """Give the rows of all ranks' tensors to all ranks.
+
+    Parameters
+    ----------
+    tensor : torch.Tensor
+        Of the same dtype on all ranks, and the same shape apart from the number of rows.
+    name, process_set
+        See :mod:`mpiagg.horovod.torch`.
+
+    Returns
+    -------
+    torch.Tensor
+        The rows of rank 0, then those of rank 1, and so on; its gradient is averaged over the ranks.
+
+    Raises
+    ------
+    HorovodInternalError, ValueError
+        As :func:`allreduce`.
+
+    Examples
+    --------
+    >>> rows = hvd.allgather(torch.full((rank + 1, 2), float(rank)))
+    >>> rows[-1].tolist() == [size - 1] * 2
+    True
+    >>> len(rows) == sum(range(1, size + 1))
+    True
+    """
     return grouped_allgather([tensor], name, process_set)[0]
 
 
 def grouped_allgather(
     tensors: Tensors, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> list[torch.Tensor]:
-    """Return the rows of all ranks' tensors, of each of several."""
+    """Give the rows of all ranks' tensors to all ranks, of each of several.
+
+    Parameters
+    ----------
+    tensors : sequence of torch.Tensor
+        As many as on the other ranks, each as for :func:`allgather`.
+    name, process_set
+        See :mod:`mpiagg.horovod.torch`.
+
+    Returns
+    -------
+    list of torch.Tensor
+        The rows for each, as :func:`allgather` returns them.
+
+    Raises
+    ------
+    HorovodInternalError, ValueError
+        As :func:`allreduce`.
+
+    Examples
+    --------
+    >>> first, second = hvd.grouped_allgather([torch.ones(1, 3), torch.ones(2)])
+    >>> len(first) == size and len(second) == 2 * size
+    True
+    """
     results = synchronize(grouped_allgather_async(tensors, name, process_set))
     rows = [len(x) for x in tensors]
 
@@ -51,14 +149,62 @@ def grouped_allgather(
 def broadcast_async(
     tensor: torch.Tensor, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> int:
-    """Start :func:`broadcast`; return a handle."""
+    """Start :func:`broadcast`.
+
+    Parameters
+    ----------
+    tensor : torch.Tensor
+        Of the same shape and dtype on all ranks.
+    root_rank, name, process_set
+        See :mod:`mpiagg.horovod.torch`.
+
+    Returns
+    -------
+    int
+        A handle; its result is a tensor with the root's values, which has no gradient.
+
+    Raises
+    ------
+    ValueError
+        As :func:`allreduce_async`.
+
+    Examples
+    --------
+    >>> handle = hvd.broadcast_async(torch.tensor([float(rank)]), root_rank=size - 1)
+    >>> hvd.synchronize(handle).item() == size - 1
+    True
+    """
     return submit("broadcast", tensor, name, process_set, root=root_of(root_rank, process_set))
 
 
 def broadcast_async_(
     tensor: torch.Tensor, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> int:
-    """Start :func:`broadcast_`; return a handle."""
+    """Start :func:`broadcast_`.
+
+    Parameters
+    ----------
+    tensor : torch.Tensor
+        Of the same shape and dtype on all ranks.
+    root_rank, name, process_set
+        See :mod:`mpiagg.horovod.torch`.
+
+    Returns
+    -------
+    int
+        A handle; its result is the tensor.
+
+    Raises
+    ------
+    ValueError
+        As :func:`allreduce_async`.
+
+    Examples
+    --------
+    >>> x = torch.tensor([float(rank)])
+    >>> hvd.synchronize(hvd.broadcast_async_(x, root_rank=0)) is x
+    True
+    """
     root = root_of(root_rank, process_set)
     return submit("broadcast", tensor, name, process_set, root=root, in_place=True)
 
@@ -66,7 +212,30 @@ def broadcast_async_(
 def broadcast(
     tensor: torch.Tensor, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> torch.Tensor:
-    """Return the root's tensor; the root is a rank of the job."""
+    """Give the root's tensor to all ranks.
+
+    Parameters
+    ----------
+    tensor : torch.Tensor
+        Of the same shape and dtype on all ranks.
+    root_rank, name, process_set
+        See :mod:`mpiagg.horovod.torch`.
+
+    Returns
+    -------
+    torch.Tensor
+        The root's values; the root's gradient is the average over the ranks, zeros elsewhere.
+
+    Raises
+    ------
+    HorovodInternalError, ValueError
+        As :func:`allreduce`.
+
+    Examples
+    --------
+    >>> hvd.broadcast(torch.tensor([float(rank)]), root_rank=size - 1).item() == size - 1
+    True
+    """
     result = synchronize(broadcast_async(tensor, root_rank, name, process_set))
 
     def back(gradients: Tensors) -> Tensors:
@@ -79,7 +248,33 @@ def broadcast(
 def broadcast_(
     tensor: torch.Tensor, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> Any:
-    """Take the root's values into a tensor."""
+    """Give the root's values to all ranks, in place.
+
+    Parameters
+    ----------
+    tensor : torch.Tensor
+        Of the same shape and dtype on all ranks.
+    root_rank, name, process_set
+        See :mod:`mpiagg.horovod.torch`.
+
+    Returns
+    -------
+    torch.Tensor
+        The tensor that was given.
+
+    Raises
+    ------
+    HorovodInternalError, ValueError
+        As :func:`allreduce`.
+
+    Examples
+    --------
+    >>> x = torch.tensor([float(rank)])
+    >>> hvd.broadcast_(x, root_rank=0) is x
+    True
+    >>> x
+    tensor([0.])
+    """
     return synchronize(broadcast_async_(tensor, root_rank, name, process_set))
 
 
@@ -106,7 +301,33 @@ def alltoall_async(
     name: str | None = None,
     process_set: ProcessSet = global_process_set,
 ) -> int:
-    """Start :func:`alltoall`; return a handle."""
+    """Start :func:`alltoall`.
+
+    Parameters
+    ----------
+    tensor : torch.Tensor
+        Of the same dtype on all ranks, and the same shape apart from the number of rows.
+    splits : torch.Tensor or sequence of int, optional
+        As for :func:`alltoall`.
+    name, process_set
+        See :mod:`mpiagg.horovod.torch`.
+
+    Returns
+    -------
+    int
+        A handle; its result is as :func:`alltoall` returns it, without a gradient.
+
+    Raises
+    ------
+    ValueError
+        As :func:`allreduce_async`, and if the splits do not fit.
+
+    Examples
+    --------
+    >>> handle = hvd.alltoall_async(torch.full((size,), float(rank)))
+    >>> hvd.synchronize(handle).tolist() == list(range(size))
+    True
+    """
     counts = _splits(tensor, splits, process_set)
     # Of a group there are all results: the rows, and how many have come from each rank.
     given = tensor if splits is None else [tensor]
@@ -123,8 +344,12 @@ def alltoall(
 
     Parameters
     ----------
+    tensor : torch.Tensor
+        Of the same dtype on all ranks, and the same shape apart from the number of rows.
     splits : torch.Tensor or sequence of int, optional
         How many rows go to each rank; equally many by default.
+    name, process_set
+        See :mod:`mpiagg.horovod.torch`.
 
     Returns
     -------
@@ -133,8 +358,18 @@ def alltoall(
 
     Raises
     ------
+    HorovodInternalError
+        As :func:`allreduce`.
     ValueError
-        If the splits do not fit.
+        As :func:`allreduce_async`, and if the splits do not fit.
+
+    Examples
+    --------
+    >>> hvd.alltoall(torch.full((size,), float(rank))).tolist() == list(range(size))
+    True
+    >>> rows, received = hvd.alltoall(torch.ones(2 * size), splits=[2] * size)
+    >>> received.tolist() == [2] * size
+    True
     """
     counts = _splits(tensor, splits, process_set)
     rows, received = synchronize(alltoall_async(tensor, counts, name, process_set))

@@ -59,7 +59,32 @@ def allreduce_async(
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
 ) -> int:
-    """Start :func:`allreduce`; return a handle for :func:`poll` and :func:`synchronize`."""
+    """Start :func:`allreduce`.
+
+    Parameters
+    ----------
+    tensor : torch.Tensor
+        Of the same shape and dtype on all ranks.
+    average, name, op, prescale_factor, postscale_factor, process_set
+        See :mod:`mpiagg.horovod.torch`.
+
+    Returns
+    -------
+    int
+        A handle for :func:`poll` and :func:`synchronize`; its result is the reduction, which has no gradient.
+
+    Raises
+    ------
+    ValueError
+        If an operation of this name is under way, this rank is not in the process set, or both ``op`` and
+        ``average`` are given.
+
+    Examples
+    --------
+    >>> handle = hvd.allreduce_async(torch.ones(2), op=hvd.Sum, name="ones")
+    >>> hvd.synchronize(handle).tolist() == [size] * 2
+    True
+    """
     factors = (prescale_factor, postscale_factor)
     return reduction("allreduce", tensor, name, op_of(op, average), factors, process_set)
 
@@ -73,7 +98,34 @@ def allreduce_async_(
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
 ) -> int:
-    """Start :func:`allreduce_`; return a handle."""
+    """Start :func:`allreduce_`.
+
+    Parameters
+    ----------
+    tensor : torch.Tensor
+        Of the same shape and dtype on all ranks.
+    average, name, op, prescale_factor, postscale_factor, process_set
+        See :mod:`mpiagg.horovod.torch`.
+
+    Returns
+    -------
+    int
+        A handle; its result is the tensor.
+
+    Raises
+    ------
+    ValueError
+        As :func:`allreduce_async`.
+
+    Examples
+    --------
+    >>> x = torch.ones(2)
+    >>> handle = hvd.allreduce_async_(x, op=hvd.Sum)
+    >>> hvd.synchronize(handle) is x
+    True
+    >>> x.tolist() == [size] * 2
+    True
+    """
     factors = (prescale_factor, postscale_factor)
     return reduction("allreduce", tensor, name, op_of(op, average), factors, process_set, in_place=True)
 
@@ -87,7 +139,31 @@ def grouped_allreduce_async(
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
 ) -> int:
-    """Start :func:`grouped_allreduce`; return a handle."""
+    """Start :func:`grouped_allreduce`.
+
+    Parameters
+    ----------
+    tensors : sequence of torch.Tensor
+        As many as on the other ranks, each of the same shape and dtype on all ranks.
+    average, name, op, prescale_factor, postscale_factor, process_set
+        See :mod:`mpiagg.horovod.torch`.
+
+    Returns
+    -------
+    int
+        A handle; its result is a list of the reductions, which have no gradients.
+
+    Raises
+    ------
+    ValueError
+        As :func:`allreduce_async`.
+
+    Examples
+    --------
+    >>> handle = hvd.grouped_allreduce_async([torch.ones(2), torch.ones(3)], op=hvd.Sum)
+    >>> [x.tolist() for x in hvd.synchronize(handle)] == [[size] * 2, [size] * 3]
+    True
+    """
     factors = (prescale_factor, postscale_factor)
     return reduction("allreduce", tensors, name, op_of(op, average), factors, process_set)
 
@@ -101,7 +177,32 @@ def grouped_allreduce_async_(
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
 ) -> int:
-    """Start :func:`grouped_allreduce_`; return a handle."""
+    """Start :func:`grouped_allreduce_`.
+
+    Parameters
+    ----------
+    tensors : sequence of torch.Tensor
+        As many as on the other ranks, each of the same shape and dtype on all ranks.
+    average, name, op, prescale_factor, postscale_factor, process_set
+        See :mod:`mpiagg.horovod.torch`.
+
+    Returns
+    -------
+    int
+        A handle; its result is the tensors.
+
+    Raises
+    ------
+    ValueError
+        As :func:`allreduce_async`.
+
+    Examples
+    --------
+    >>> tensors = [torch.ones(2), torch.ones(3)]
+    >>> handle = hvd.grouped_allreduce_async_(tensors, op=hvd.Sum)
+    >>> hvd.synchronize(handle) is tensors
+    True
+    """
     factors = (prescale_factor, postscale_factor)
     return reduction("allreduce", tensors, name, op_of(op, average), factors, process_set, in_place=True)
 
@@ -123,11 +224,11 @@ def allreduce(
     tensor : torch.Tensor
         Of the same shape and dtype on all ranks.
     average : bool, optional
-        The old form of ``op``.
+        The old form of ``op``: Average if it is true, Sum if it is false.
     name : str, optional
         By which the ranks know the operation; a running number by default.
     compression : Compressor
-        How the tensor travels.
+        How the tensor travels: a member of :class:`Compression`.
     op : {Average, Sum, Adasum, Min, Max, Product}, optional
         How values are combined; Average by default.
     prescale_factor, postscale_factor : float
@@ -143,11 +244,16 @@ def allreduce(
     Raises
     ------
     HorovodInternalError
-        On every rank, if they ask for different things.
+        On every rank, if they ask for different things, or if a rank was waited for in vain.
+    ValueError
+        As :func:`allreduce_async`.
 
     Examples
     --------
-    >>> loss = hvd.allreduce(loss)  # doctest: +SKIP
+    >>> hvd.allreduce(torch.tensor(float(rank))).item() == (size - 1) / 2
+    True
+    >>> hvd.allreduce(torch.ones(3), op=hvd.Sum).tolist() == [size] * 3
+    True
     """
     factors = (prescale_factor, postscale_factor)
     return grouped_allreduce([tensor], average, name, compression, op, *factors, process_set)[0]
@@ -162,7 +268,33 @@ def allreduce_(
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
 ) -> Any:
-    """Reduce a tensor over the ranks in place; see :func:`allreduce`."""
+    """Reduce a tensor over the ranks, in place.
+
+    Parameters
+    ----------
+    tensor : torch.Tensor
+        Of the same shape and dtype on all ranks.
+    average, name, op, prescale_factor, postscale_factor, process_set
+        See :mod:`mpiagg.horovod.torch`.
+
+    Returns
+    -------
+    torch.Tensor
+        The tensor that was given.
+
+    Raises
+    ------
+    HorovodInternalError, ValueError
+        As :func:`allreduce`.
+
+    Examples
+    --------
+    >>> x = torch.full((2,), float(rank))
+    >>> hvd.allreduce_(x, op=hvd.Max) is x
+    True
+    >>> x.tolist() == [size - 1] * 2
+    True
+    """
     return synchronize(allreduce_async_(tensor, average, name, op, prescale_factor, postscale_factor, process_set))
 
 
@@ -176,7 +308,31 @@ def grouped_allreduce(
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
 ) -> list[torch.Tensor]:
-    """Reduce several tensors over the ranks, those of a dtype as one; see :func:`allreduce`."""
+    """Reduce several tensors over the ranks, those of a dtype as one.
+
+    Parameters
+    ----------
+    tensors : sequence of torch.Tensor
+        As many as on the other ranks, each of the same shape and dtype on all ranks.
+    average, name, compression, op, prescale_factor, postscale_factor, process_set
+        See :mod:`mpiagg.horovod.torch`.
+
+    Returns
+    -------
+    list of torch.Tensor
+        The reductions; their gradients are all-reduces of the same op.
+
+    Raises
+    ------
+    HorovodInternalError, ValueError
+        As :func:`allreduce`.
+
+    Examples
+    --------
+    >>> first, second = hvd.grouped_allreduce([torch.ones(2), torch.ones(3)], op=hvd.Sum)
+    >>> second.tolist() == [size] * 3
+    True
+    """
     factors = (prescale_factor, postscale_factor)
     pairs = [compression.compress(x) for x in tensors]
     small = [x for x, _ in pairs]
@@ -198,6 +354,32 @@ def grouped_allreduce_(
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
 ) -> Any:
-    """Reduce several tensors over the ranks in place; see :func:`grouped_allreduce`."""
+    """Reduce several tensors over the ranks, those of a dtype as one, in place.
+
+    Parameters
+    ----------
+    tensors : sequence of torch.Tensor
+        As many as on the other ranks, each of the same shape and dtype on all ranks.
+    average, name, op, prescale_factor, postscale_factor, process_set
+        See :mod:`mpiagg.horovod.torch`.
+
+    Returns
+    -------
+    sequence of torch.Tensor
+        The tensors that were given.
+
+    Raises
+    ------
+    HorovodInternalError, ValueError
+        As :func:`allreduce`.
+
+    Examples
+    --------
+    >>> tensors = [torch.ones(2), torch.ones(3)]
+    >>> hvd.grouped_allreduce_(tensors, op=hvd.Sum) is tensors
+    True
+    >>> tensors[1].tolist() == [size] * 3
+    True
+    """
     factors = (prescale_factor, postscale_factor)
     return synchronize(grouped_allreduce_async_(tensors, average, name, op, *factors, process_set))

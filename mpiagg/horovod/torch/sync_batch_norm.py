@@ -29,6 +29,14 @@ class SyncBatchNorm(_BatchNorm):  # type: ignore[misc]  # mypy sees no classes o
     ------
     ValueError
         For an input of fewer than 2 dimensions, or a batch with no more than one value a channel in all.
+
+    Examples
+    --------
+    >>> layer = hvd.SyncBatchNorm(2)
+    >>> normalised = layer(torch.full((4, 2), float(rank)))
+    >>> means = hvd.allreduce(normalised.detach().mean(0))
+    >>> bool(means.abs().max() < 1e-5)
+    True
     """
 
     def __init__(
@@ -48,7 +56,23 @@ class SyncBatchNorm(_BatchNorm):  # type: ignore[misc]  # mypy sees no classes o
             raise ValueError(f"expected at least 2D input (got {x.dim()}D input)")
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Normalise."""
+        """Normalise a batch, by the means and variances of all ranks' batches while training.
+
+        Parameters
+        ----------
+        x : torch.Tensor
+            This rank's batch, of any length; channels are the second dimension.
+
+        Returns
+        -------
+        torch.Tensor
+            The normalised batch, of the same shape and dtype.
+
+        Raises
+        ------
+        ValueError
+            As the class says.
+        """
         self._check_input_dim(x)
         alone = self.process_set.size() in (None, 1)
         if alone or not (self.training or self.running_mean is None):
