@@ -166,6 +166,7 @@ DESCRIBED = {
     "mpiagg.checkpoints": None,
     "mpiagg.torch": "torch",
     "mpiagg.horovod.torch": "torch",
+    "mpiagg.horovod.torch.elastic": "torch",
     "mpiagg.jax": "jax",
 }
 """The modules whose public names say what they take, return and raise, and the package that each of them needs."""

@@ -13,18 +13,23 @@ from mpiagg.horovod.exceptions import InvalidRequestError
 from mpiagg.horovod.process_sets import ProcessSet, engine_of, global_process_set, state
 from mpiagg.horovod.requests import TensorRequest, Terms
 
-#: The sum divided by the number of ranks; of integers, rounded toward zero.
 Average: Final = 0
-#: The sum.
+"""The sum divided by the number of ranks; of integers, rounded toward zero."""
+
 Sum: Final = 1
-#: A sum in which what two ranks' tensors have in common counts once.
+"""The sum."""
+
 Adasum: Final = 2
-#: The least of the ranks' values.
+"""A sum in which what two ranks' tensors have in common counts once."""
+
 Min: Final = 3
-#: The greatest of the ranks' values.
+"""The least of the ranks' values."""
+
 Max: Final = 4
-#: The product.
+"""The greatest of the ranks' values."""
+
 Product: Final = 5
+"""The product."""
 
 Tensors = Sequence[torch.Tensor]
 Handle = int | Callable[[], torch.Tensor]
