@@ -11,6 +11,7 @@ from typing import Any
 
 from sphinx.application import Sphinx
 from sphinx.environment import BuildEnvironment
+from sphinx.pycode import ModuleAnalyzer
 from sphinx.util import logging
 
 DOCS = Path(__file__).parent
@@ -19,7 +20,15 @@ sys.path.insert(0, str(TOP))
 import mpiagg  # noqa: E402 - of this checkout
 
 SOURCE = re.findall(r'^Source = "(.*)"$', (TOP / "pyproject.toml").read_text(), re.MULTILINE)[0]
-PUBLIC = ("mpiagg", "mpiagg.torch", "mpiagg.jax", "mpiagg.horovod.torch")
+PUBLIC = (
+    "mpiagg",
+    "mpiagg.optimizers",
+    "mpiagg.checkpoints",
+    "mpiagg.torch",
+    "mpiagg.jax",
+    "mpiagg.horovod.torch",
+    "mpiagg.horovod.torch.elastic",
+)
 
 project = "mpiagg"
 author = "the mpiagg developers"
@@ -86,6 +95,15 @@ def signature_of_init(
     return signature, returns
 
 
+def meaning_of_data(_app: Sphinx, what: str, name: str, thing: Any, _options: object, lines: list[str]) -> None:
+    """Describe a constant by what is written below it in the module that defines it, not by its class."""
+    own = name.rpartition(".")[2]
+    for module, found in sorted(sys.modules.items()):
+        if what == "data" and module.startswith("mpiagg.") and vars(found).get(own) is thing:
+            meaning = ModuleAnalyzer.for_module(module).find_attr_docs().get(("", own))
+            lines[:] = meaning or lines
+
+
 def options_as_code(_app: Sphinx, _context: object, lines: list[str]) -> None:
     """Write options that help texts name as code: two hyphens would become a dash."""
     for index, line in enumerate(lines):
@@ -94,12 +112,18 @@ def options_as_code(_app: Sphinx, _context: object, lines: list[str]) -> None:
 
 
 def every_public_name(app: Sphinx, _env: BuildEnvironment) -> list[str]:
-    """Warn of public names that no page of the reference has: the build is strict, so that it fails."""
+    """Warn of public names that no page of the reference has: the build is strict, so that it fails.
+
+    What is public in several modules is described once.
+    """
     objects: dict[str, Any] = app.env.get_domain("py").objects  # type: ignore[attr-defined]
-    for module in PUBLIC:
-        for name in import_module(module).__all__:
-            if f"{module}.{name}" not in objects and name != "elastic":
-                logging.getLogger(__name__).warning("%s.%s is on no page of docs/reference", module, name)
+    modules = [import_module(module) for module in PUBLIC]
+    for module in modules:
+        for name in module.__all__:
+            thing = getattr(module, name)
+            having = [each for each in modules if getattr(each, name, None) is thing]
+            if not any(f"{each.__name__}.{name}" in objects for each in having):
+                logging.getLogger(__name__).warning("%s.%s is on no page of docs/reference", module.__name__, name)
     return []
 
 
@@ -107,6 +131,7 @@ def setup(app: Sphinx) -> None:
     """Connect the functions above."""
     app.connect("source-read", link_to_repository)
     app.connect("autodoc-process-signature", signature_of_init)
+    app.connect("autodoc-process-docstring", meaning_of_data)
     for part in ("description", "options", "epilog"):
         app.connect(f"sphinx-click-process-{part}", options_as_code)
     app.connect("env-updated", every_public_name)

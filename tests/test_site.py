@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from mpiagg.tables.settings import FORCED
+
 pytest.importorskip("sphinx", reason="Sphinx, in the extra docs, is not installed")
 TOP = Path(__file__).parents[1]
 CONF = runpy.run_path(str(TOP / "docs" / "conf.py"))
@@ -34,6 +36,12 @@ def test_options_in_help_texts_are_code():
     lines = [".. option:: --json <file>", "with --nodes or ``--network``, a well--known -n"]
     CONF["options_as_code"](None, None, lines)
     assert lines == [".. option:: --json <file>", "with ``--nodes`` or ``--network``, a well--known -n"]
+
+
+def test_a_constant_is_described_where_it_is_defined():
+    lines = ["str(object='') -> str"]
+    CONF["meaning_of_data"](None, "data", "mpiagg.tables.FORCED", FORCED, None, lines)
+    assert lines[0].startswith("The environment variable")
 
 
 SITE = """

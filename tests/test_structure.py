@@ -5,6 +5,7 @@ import re
 import subprocess
 import sys
 from functools import cache
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -159,9 +160,25 @@ def test_every_exported_name_is_there_and_says_what_it_is():
     assert run_python(script) == "[]"
 
 
-def test_docstrings_of_exported_names_describe_every_parameter():
-    script = "import sys; sys.path.append('tests'); import sections; print(list(sections.silent(['mpiagg'])))"
-    assert run_python(script) == "[]"
+DESCRIBED = {
+    "mpiagg": None,
+    "mpiagg.optimizers": None,
+    "mpiagg.checkpoints": None,
+    "mpiagg.torch": "torch",
+    "mpiagg.horovod.torch": "torch",
+    "mpiagg.horovod.torch.elastic": "torch",
+    "mpiagg.jax": "jax",
+}
+"""The modules whose public names say what they take, return and raise, and the package that each of them needs."""
+
+
+@pytest.mark.parametrize("module", DESCRIBED)
+def test_docstrings_of_public_names_leave_nothing_out(module):
+    needed = DESCRIBED[module]
+    if needed and find_spec(needed) is None:
+        pytest.skip(f"{needed}, an extra, is not installed")
+    script = f"import sys; sys.path.append('tests'); import sections; print(*sections.silent(['{module}']), sep='\\n')"
+    assert run_python(script) == ""
 
 
 def test_a_parameter_that_is_left_out_is_found():
@@ -179,6 +196,75 @@ def test_a_parameter_that_is_left_out_is_found():
         """
 
     assert sections.left_out(function) == ["y"]
+
+
+def test_a_result_that_is_left_out_is_found():
+    def function() -> int:
+        """Return something."""
+
+    def nothing() -> None:
+        """Do something."""
+
+    def generator() -> int:
+        """Yield something.
+
+        Yields
+        ------
+        int
+        """
+
+    assert sections.missing(function) == ["Returns"]
+    assert sections.missing(nothing) == sections.missing(generator) == []
+
+
+@pytest.mark.parametrize(
+    ("text", "wrong"),
+    [
+        ("Raises\n------\nValueError, mpiagg.Error\n    If so.\nTypeError\n    If not:\n\n    never.\n", []),
+        ("Raises\n------\nValueError\n    If so.\n\nNotes\n-----\nNone.\n", []),
+        ("Raises\n-----\nValueError\n    If so.\n", ["the line below Raises"]),
+        ("Raises\n------\nValueError if so.\n", ["Raises: ValueError if so."]),
+        ("Raises\n------\nValueError\nTypeError\n    If so.\n", ["Raises: ValueError"]),
+        ("Raises\n------\n\nNotes\n-----\nNone.\n", ["Raises: nothing"]),
+    ],
+)
+def test_a_section_of_another_form_is_found(text, wrong):
+    assert sections.ill_formed(f"Do something.\n\n{text}") == wrong
+
+
+class Above:
+    """A class of a package."""
+
+    def said(self, x):
+        """Do something.
+
+        Parameters
+        ----------
+        x : int
+            A number.
+        """
+
+    def unsaid(self, x):
+        """Do something."""
+
+
+class Below(Above, dict):
+    """A class that overrides one of its methods, and one of another package's."""
+
+    def said(self, x):
+        """Do it in another way."""
+
+    def pop(self, key) -> int:
+        """Take something away."""
+
+    def _unsaid(self, x):
+        """Do something inside."""
+
+
+def test_methods_of_classes_are_asked_too():
+    own = sections.methods(Below, __name__.split(".", maxsplit=1)[0])
+    found = {method.__qualname__: sections.missing(method, told) for method, told in own}
+    assert found == {"Above.unsaid": ["x"], "Below.said": [], "Below.pop": ["key", "Returns"]}
 
 
 @pytest.mark.parametrize("name", sorted(EXPORTED))

@@ -1,201 +1,15 @@
-"""The ranks of the job, and the sets of them."""
+"""The ranks of the job: beginning, end, and who is who."""
 
 from __future__ import annotations
 
 import atexit
 import os
 from collections.abc import Sequence
-from typing import Any, Final
 
 from mpi4py import MPI
 
-from mpiagg.horovod.engine import Engine
-from mpiagg.horovod.exceptions import InvalidRequestError
-from mpiagg.horovod.requests import TensorRequest, Terms
+from mpiagg.horovod.process_sets import DYNAMIC, STATE, ProcessSet, WorldState, state
 from mpiagg.plans.background import threads_allowed
-
-DYNAMIC: Final = "HOROVOD_DYNAMIC_PROCESS_SETS"
-"""The environment variable that allows process sets to be added and removed after ``init``."""
-
-
-class ProcessSet:
-    """Some ranks of the job, among which collectives can be done.
-
-    Parameters
-    ----------
-    ranks_or_comm : sequence of int or MPI.Comm
-        The ranks, or a communicator of them.
-
-    Attributes
-    ----------
-    process_set_id : int or None
-        Its number; None as long as it is not added.
-    ranks : list of int or None
-        The ranks in the job, in order.
-    mpi_comm : MPI.Comm or None
-        The communicator that it was made from.
-
-    Examples
-    --------
-    >>> even = hvd.add_process_set([0, 2])  # doctest: +SKIP
-    >>> if even.included():  # doctest: +SKIP
-    ...     total = hvd.allreduce(tensor, process_set=even)
-    """
-
-    def __init__(self, ranks_or_comm: Sequence[int] | MPI.Comm) -> None:
-        self.process_set_id: int | None = None
-        self.mpi_comm = ranks_or_comm if isinstance(ranks_or_comm, MPI.Comm) else None
-        self.ranks: list[int] | None = None
-        if not isinstance(ranks_or_comm, MPI.Comm):
-            self.ranks = sorted(set(map(int, ranks_or_comm)))
-            if len(self.ranks) != len(ranks_or_comm):
-                raise ValueError(f"a process set has a rank twice: {list(ranks_or_comm)}")
-
-    def initialized(self) -> bool:
-        """Whether it is one of the job's sets."""
-        return self.process_set_id is not None
-
-    def included(self) -> bool | None:
-        """Return whether this rank is in it; None before it is added."""
-        return None if self.process_set_id is None else self.process_set_id in state().engines
-
-    def size(self) -> int | None:
-        """Return how many ranks it has; None before it is added."""
-        return None if self.process_set_id is None or self.ranks is None else len(self.ranks)
-
-    def rank(self) -> int | None:
-        """Return this rank's number in it; None before it is added.
-
-        Raises
-        ------
-        ValueError
-            If this rank is not in it.
-        """
-        return None if self.process_set_id is None else engine_of(self).rank
-
-    def __repr__(self) -> str:
-        """Say it in words."""
-        return f"ProcessSet(process_set_id={self.process_set_id}, ranks={self.ranks})"
-
-
-class _GlobalSet(ProcessSet):
-    """All ranks; it is a set as long as Horovod is initialised."""
-
-    def __init__(self) -> None:
-        super().__init__([])
-        self.process_set_id = 0
-
-
-global_process_set: Final = _GlobalSet()
-"""The set of all ranks."""
-
-
-class WorldState:
-    """What there is between ``init`` and ``shutdown``; making one is collective."""
-
-    def __init__(self, comm: MPI.Intracomm, *, dynamic: bool) -> None:
-        self.base = comm.Dup()
-        self.dynamic = dynamic
-        node = comm.Split_type(MPI.COMM_TYPE_SHARED, comm.rank)
-        self.local_rank, self.local_size = node.rank, node.size
-        node.Free()
-        cross = comm.Split(self.local_rank, comm.rank)
-        self.cross_rank, self.cross_size = cross.rank, cross.size
-        cross.Free()
-        self.homogeneous = len(set(comm.allgather(self.local_size))) == 1
-        self.engines = {0: Engine(comm)}
-        self.sets: dict[int, ProcessSet] = {0: global_process_set}
-        self.numbers: dict[tuple[int, str], int] = {}
-        self._next = 1
-        global_process_set.ranks = list(range(comm.size))
-
-    def add(self, process_set: ProcessSet) -> None:
-        """Make a set one of the job's; collective among all ranks."""
-        if process_set.process_set_id is not None:
-            raise ValueError(f"{process_set} is added already")
-        if process_set.mpi_comm is not None:
-            if process_set.mpi_comm == MPI.COMM_NULL:
-                raise ValueError("give the ranks of a process set where this rank is not in its communicator")
-            group, own = process_set.mpi_comm.Get_group(), self.base.Get_group()
-            process_set.ranks = sorted(group.Translate_ranks(list(range(group.size)), own))
-            group.Free()
-            own.Free()
-        ranks = process_set.ranks or []
-        if not ranks or not all(0 <= rank < self.base.size for rank in ranks):
-            raise ValueError(f"a process set has ranks from 0 to {self.base.size - 1}, not {ranks}")
-        if any(each.ranks == ranks for each in self.sets.values()):
-            raise ValueError(f"A process set with the same ranks has already been added: {ranks}")
-
-        def task() -> None:
-            member = self.base.rank in ranks
-            comm = self.base.Split(0 if member else MPI.UNDEFINED, self.base.rank)
-            if member:
-                self.engines[self._next] = Engine(MPI.Intracomm(comm))
-                comm.Free()
-
-        self._together(f"add a process set of {ranks}", task)
-        self.sets[self._next] = process_set
-        process_set.process_set_id = self._next
-        self._next += 1
-
-    def remove(self, process_set: ProcessSet) -> None:
-        """Take a set from the job's; collective among all ranks."""
-        number = process_set.process_set_id
-        assert number is not None
-        self._together(f"remove process set {number}", lambda: None)
-        if number in self.engines:
-            self.engines.pop(number).end()
-        del self.sets[number]
-        process_set.process_set_id = None
-
-    def _together(self, words: str, task: Any) -> None:
-        engine = self.engines[0]
-        engine.wait(engine.submit(TensorRequest(Terms("process sets", "process sets", words=words), task=task)))
-
-    def end(self) -> None:
-        """End all sets; collective."""
-        for engine in self.engines.values():  # others may be waiting in any of them
-            engine.begin_to_end()
-        for number in sorted(self.engines, reverse=True):
-            self.engines[number].end()
-        for number, each in self.sets.items():
-            each.process_set_id = number or None
-            if number:
-                each.process_set_id = None
-        global_process_set.process_set_id = 0
-        if not MPI.Is_finalized():
-            self.base.Free()
-
-
-_STATE: list[WorldState] = []
-
-
-def state() -> WorldState:
-    """Return what there is between ``init`` and ``shutdown``.
-
-    Raises
-    ------
-    ValueError
-        If there is nothing.
-    """
-    if not _STATE:
-        raise ValueError("Horovod has not been initialized; use hvd.init().")
-    return _STATE[0]
-
-
-def engine_of(process_set: ProcessSet) -> Engine:
-    """Return who brings together what the ranks of a set ask for.
-
-    Raises
-    ------
-    InvalidRequestError
-        If the set is not added, or this rank is not in it.
-    """
-    found = state().engines.get(-1 if process_set.process_set_id is None else process_set.process_set_id)
-    if found is None:
-        why = "is not added" if process_set.process_set_id is None else f"does not include rank {state().base.rank}"
-        raise InvalidRequestError(f"{process_set} {why}")
-    return found
 
 
 def init(
@@ -218,10 +32,12 @@ def init(
 
     Examples
     --------
-    >>> import mpiagg.horovod.torch as hvd  # doctest: +SKIP
-    >>> hvd.init()  # doctest: +SKIP
+    >>> import mpiagg.horovod.torch as hvd
+    >>> hvd.init()
+    >>> hvd.size() == size
+    True
     """
-    if _STATE:
+    if STATE:
         return
     if isinstance(process_sets, str) and process_sets != "dynamic":
         raise ValueError(f'process_sets is a list of sets or "dynamic", not {process_sets!r}')
@@ -237,7 +53,7 @@ def init(
         ranks = made = world.Create_group(group)
         group.Free()
     dynamic = process_sets == "dynamic" or os.environ.get(DYNAMIC, "0") not in ("", "0")
-    _STATE.append(WorldState(ranks, dynamic=dynamic))
+    STATE.append(WorldState(ranks, dynamic=dynamic))
     if made is not None:
         made.Free()
     atexit.register(shutdown)
@@ -246,95 +62,205 @@ def init(
 
 
 def shutdown() -> None:
-    """End; collective. What not all ranks have asked for fails."""
-    if _STATE:
+    """End; collective. What not all ranks have asked for fails.
+
+    Examples
+    --------
+    >>> hvd.shutdown()
+    >>> hvd.is_initialized()
+    False
+    >>> hvd.init(process_sets="dynamic")  # one may start again
+    """
+    if STATE:
         atexit.unregister(shutdown)
         try:
-            _STATE[0].end()
+            STATE[0].end()
         finally:
-            _STATE.clear()
+            STATE.clear()
 
 
 def is_initialized() -> bool:
-    """Whether ``init`` was called, and ``shutdown`` was not."""
-    return bool(_STATE)
+    """Whether ``init`` was called, and ``shutdown`` was not.
+
+    Returns
+    -------
+    bool
+        Whether collectives can be called.
+
+    Examples
+    --------
+    >>> hvd.is_initialized()
+    True
+    """
+    return bool(STATE)
 
 
 def rank() -> int:
-    """Return this rank."""
+    """Return this rank.
+
+    Returns
+    -------
+    int
+        From 0 to the number of ranks, without it.
+
+    Raises
+    ------
+    ValueError
+        Before :func:`init`.
+
+    Examples
+    --------
+    >>> hvd.rank() == rank
+    True
+    """
     return state().base.rank
 
 
 def size() -> int:
-    """Return how many ranks there are."""
+    """Return how many ranks there are.
+
+    Returns
+    -------
+    int
+        The number of ranks.
+
+    Raises
+    ------
+    ValueError
+        Before :func:`init`.
+
+    Examples
+    --------
+    >>> hvd.size() == size
+    True
+    """
     return state().base.size
 
 
 def local_rank() -> int:
-    """Return this rank's number on its node."""
+    """Return this rank's number on its node.
+
+    Returns
+    -------
+    int
+        From 0 to :func:`local_size`, without it.
+
+    Raises
+    ------
+    ValueError
+        Before :func:`init`.
+
+    Examples
+    --------
+    >>> hvd.local_rank() in range(hvd.local_size())
+    True
+    """
     return state().local_rank
 
 
 def local_size() -> int:
-    """Return how many ranks there are on this node."""
+    """Return how many ranks there are on this node.
+
+    Returns
+    -------
+    int
+        The number of ranks on this node.
+
+    Raises
+    ------
+    ValueError
+        Before :func:`init`.
+
+    Examples
+    --------
+    >>> 1 <= hvd.local_size() <= size
+    True
+    """
     return state().local_size
 
 
 def cross_rank() -> int:
-    """Return the number of this node among those that have a rank of this number."""
+    """Return the number of this node among those that have a rank of this number.
+
+    Returns
+    -------
+    int
+        From 0 to :func:`cross_size`, without it.
+
+    Raises
+    ------
+    ValueError
+        Before :func:`init`.
+
+    Examples
+    --------
+    >>> hvd.cross_rank() in range(hvd.cross_size())
+    True
+    """
     return state().cross_rank
 
 
 def cross_size() -> int:
-    """Return how many nodes have a rank of this number."""
+    """Return how many nodes have a rank of this number.
+
+    Returns
+    -------
+    int
+        The number of nodes.
+
+    Raises
+    ------
+    ValueError
+        Before :func:`init`.
+
+    Examples
+    --------
+    >>> 1 <= hvd.cross_size() <= size
+    True
+    """
     return state().cross_size
 
 
 def is_homogeneous() -> bool:
-    """Whether all nodes have equally many ranks."""
+    """Whether all nodes have equally many ranks.
+
+    Returns
+    -------
+    bool
+        Whether :func:`local_size` is the same on all ranks.
+
+    Raises
+    ------
+    ValueError
+        Before :func:`init`.
+
+    Examples
+    --------
+    >>> sizes = hvd.allgather_object(hvd.local_size())
+    >>> hvd.is_homogeneous() == (len(set(sizes)) == 1)
+    True
+    """
     return state().homogeneous
 
 
 def mpi_threads_supported() -> bool:
-    """Whether several threads may call the MPI library."""
+    """Whether several threads may call the MPI library.
+
+    Returns
+    -------
+    bool
+        Whether asynchronous operations go on by themselves, in a thread; if not, they do in :func:`poll` and
+        :func:`synchronize`.
+
+    Raises
+    ------
+    ValueError
+        Before :func:`init`.
+
+    Examples
+    --------
+    >>> hvd.mpi_threads_supported() in (True, False)
+    True
+    """
     state()
     return threads_allowed()
-
-
-def add_process_set(process_set: ProcessSet | Sequence[int]) -> ProcessSet:
-    """Add a set of ranks; collective among all ranks.
-
-    Raises
-    ------
-    ValueError
-        If sets cannot be added, or there is one of these ranks.
-    """
-    made = process_set if isinstance(process_set, ProcessSet) else ProcessSet(process_set)
-    _dynamic().add(made)
-    return made
-
-
-def remove_process_set(process_set: ProcessSet) -> bool:
-    """Remove a set of ranks; collective among all ranks. Return whether it was one that can be removed.
-
-    Raises
-    ------
-    ValueError
-        If sets cannot be removed.
-    """
-    found = _dynamic()
-    if process_set.process_set_id in (None, 0):
-        return False
-    found.remove(process_set)
-    return True
-
-
-def _dynamic() -> WorldState:
-    if not state().dynamic:
-        raise ValueError(f'set {DYNAMIC}=1, or call init(process_sets="dynamic"), to add and remove process sets')
-    return state()
-
-
-def get_process_set_ids_and_ranks() -> dict[int, list[int]]:
-    """Return the ranks of each set, by its number."""
-    return {number: list(each.ranks or []) for number, each in state().sets.items()}

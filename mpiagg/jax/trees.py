@@ -51,7 +51,13 @@ def average_gradients(
 
     Examples
     --------
-    >>> gradients = mpiagg.jax.average_gradients(jax.grad(loss)(parameters))  # doctest: +SKIP
+    >>> loss = lambda parameters: (parameters["w"] * rank).sum() + parameters["b"]
+    >>> gradients = jax.grad(loss)({"w": jnp.ones(2), "b": 1.0})
+    >>> gradients = mpiagg.jax.average_gradients(gradients)
+    >>> gradients["w"].tolist() == [(size - 1) / 2] * 2
+    True
+    >>> float(gradients["b"])
+    1.0
     """
     return _in_buckets(gradients, bucket_bytes, lambda x: allreduce(x, op, comm=comm, algorithm=algorithm))
 
@@ -87,7 +93,9 @@ def broadcast_parameters(
 
     Examples
     --------
-    >>> parameters = mpiagg.jax.broadcast_parameters(parameters)  # doctest: +SKIP
+    >>> parameters = mpiagg.jax.broadcast_parameters({"w": jnp.full(2, float(rank)), "b": 0.5})
+    >>> parameters["w"].tolist(), float(parameters["b"])
+    ([0.0, 0.0], 0.5)
     """
     return _in_buckets(parameters, bucket_bytes, lambda x: broadcast(x, root=root, comm=comm, algorithm=algorithm))
 

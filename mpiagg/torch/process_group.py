@@ -32,8 +32,28 @@ from mpiagg.torch.works import Work
 class ProcessGroup(RankGroup):
     """A process group of ``torch.distributed``.
 
-    Its methods are torch's: they take tensors, and torch's options, or a root, an op and a timeout in their place. All
-    return work. A call of other ranks with other tensors is an error, as in all of mpiagg.
+    torch makes one for each group of ranks, and calls its methods. These are torch's: they take tensors, and torch's
+    options, or a root, an op and a timeout in their place. Collectives and messages return work. A call of other ranks
+    with other tensors is an error, as in all of mpiagg.
+
+    Parameters
+    ----------
+    comm : MPI.Intracomm
+        The ranks, in the order of the group; it is duplicated.
+    name : str
+        torch's name of the group.
+    timeout : datetime.timedelta
+        How long a call may wait without progress.
+
+    Examples
+    --------
+    >>> from datetime import timedelta
+    >>> group = mpiagg.torch.ProcessGroup(comm, "all", timedelta(seconds=60))
+    >>> x = torch.ones(3)
+    >>> done = group.allreduce(x).wait()
+    >>> x.tolist() == [size] * 3
+    True
+    >>> group.shutdown()
     """
 
     def _reduce_all(self, tensor: torch.Tensor, reduce_op: Any, timeout: float | None) -> None:

@@ -37,12 +37,15 @@ def init_process_group(timeout: timedelta | None = None) -> None:
 
     Examples
     --------
-    Under ``mpiexec -n 4 python train.py`` or ``srun python train.py``::
+    Under ``mpiexec -n 4 python train.py`` or ``srun python train.py``:
 
-        import mpiagg.torch
-
-        mpiagg.torch.init_process_group()
-        model = torch.nn.parallel.DistributedDataParallel(model)
+    >>> import mpiagg.torch
+    >>> mpiagg.torch.init_process_group()
+    >>> x = torch.ones(3)
+    >>> torch.distributed.all_reduce(x)  # or DistributedDataParallel, FSDP2, ...
+    >>> x.tolist() == [size] * 3
+    True
+    >>> torch.distributed.destroy_process_group()
     """
     world = MPI.COMM_WORLD
     node = world.Split_type(MPI.COMM_TYPE_SHARED, world.rank)

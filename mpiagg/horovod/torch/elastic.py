@@ -12,8 +12,11 @@ import torch
 from torch.utils.data import Dataset, Sampler
 
 from mpiagg.horovod.exceptions import HorovodInternalError, HostsUpdatedInterrupt
+from mpiagg.horovod.process_sets import global_process_set, state
 from mpiagg.horovod.torch.functions import allgather_object, broadcast_object
-from mpiagg.horovod.world import global_process_set, rank, size, state
+from mpiagg.horovod.world import rank, size
+
+__all__ = ["ElasticSampler", "ObjectState", "State", "TorchState", "run"]
 
 
 class State:
@@ -23,7 +26,13 @@ class State:
         self._callbacks: list[Callable[[], object]] = []
 
     def register_reset_callbacks(self, callbacks: list[Callable[[], object]]) -> None:
-        """Have functions called after a failure, before training goes on."""
+        """Have functions called after a failure, before training goes on.
+
+        Parameters
+        ----------
+        callbacks : list of callable
+            Called without arguments, in this order, after those that were registered before.
+        """
         self._callbacks.extend(callbacks)
 
     def on_reset(self) -> None:
@@ -41,15 +50,33 @@ class State:
         """Do nothing: the hosts of an MPI job stay as they are."""
 
     def save(self) -> None:
-        """Keep the state."""
+        """Keep the state.
+
+        Raises
+        ------
+        NotImplementedError
+            In this class: subclasses say how.
+        """
         raise NotImplementedError
 
     def restore(self) -> None:
-        """Take the state that was kept."""
+        """Take the state that was kept.
+
+        Raises
+        ------
+        NotImplementedError
+            In this class: subclasses say how.
+        """
         raise NotImplementedError
 
     def sync(self) -> None:
-        """Take the state of rank 0; collective."""
+        """Take the state of rank 0; collective.
+
+        Raises
+        ------
+        NotImplementedError
+            In this class: subclasses say how.
+        """
         raise NotImplementedError
 
     def reset(self) -> None:
@@ -147,7 +174,9 @@ class ElasticSampler(Sampler):  # type: ignore[misc]  # mypy sees no classes of 
     Parameters
     ----------
     dataset : torch.utils.data.Dataset
+        What the indices are of.
     shuffle : bool
+        Whether they are in a random order, which is another in each epoch.
     seed : int
         The same on all ranks.
     """
@@ -159,29 +188,72 @@ class ElasticSampler(Sampler):  # type: ignore[misc]  # mypy sees no classes of 
         self.reset()
 
     def set_epoch(self, epoch: int) -> None:
-        """Begin an epoch, of which nothing is processed."""
+        """Begin an epoch, of which nothing is processed.
+
+        Parameters
+        ----------
+        epoch : int
+            Its number.
+        """
         self.epoch = epoch
         self.processed_indices = set()
         self.reset()
 
     def record_batch(self, batch_idx: int, batch_size: int) -> None:
-        """Say that a batch was processed."""
+        """Say that a batch was processed.
+
+        Parameters
+        ----------
+        batch_idx : int
+            The number of the batch in what was left when the indices were cut.
+        batch_size : int
+            How many indices a batch of this rank has.
+        """
         self.record_indices(self.get_indices(batch_idx, batch_size))
 
     def record_indices(self, indices: Any) -> None:
-        """Say that some indices were processed."""
+        """Say that some indices were processed.
+
+        Parameters
+        ----------
+        indices : iterable of int
+            Indices of the data set.
+        """
         self.processed_indices.update(indices)
 
     def get_indices(self, batch_idx: int, batch_size: int) -> list[int]:
-        """Return the indices of a batch."""
+        """Return the indices of a batch.
+
+        Parameters
+        ----------
+        batch_idx, batch_size : int
+            As for :meth:`record_batch`.
+
+        Returns
+        -------
+        list of int
+            Indices of the data set, fewer in the last batch.
+        """
         return self.indices[batch_idx * batch_size : (batch_idx + 1) * batch_size]
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the epoch, and what is processed of it."""
+        """Return the epoch, and what is processed of it.
+
+        Returns
+        -------
+        dict
+            What :meth:`load_state_dict` takes.
+        """
         return {"epoch": self.epoch, "processed_indices": self.processed_indices}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Go on from a state."""
+        """Go on from a state.
+
+        Parameters
+        ----------
+        state_dict : dict
+            What :meth:`state_dict` has returned.
+        """
         self.epoch, self.processed_indices = state_dict["epoch"], set(state_dict["processed_indices"])
         self.reset()
 
@@ -218,10 +290,21 @@ def run(func: Callable[..., Any]) -> Callable[..., Any]:
 
     The environment variable HOROVOD_ELASTIC_RESET_LIMIT says how often at most.
 
+    Parameters
+    ----------
+    func : callable
+        Called with a :class:`State`, and with more arguments that it is given.
+
+    Returns
+    -------
+    callable
+        A function of the same arguments, which returns what ``func`` does.
+
     Raises
     ------
     RuntimeError
-        If ranks have died, or do not come: :class:`mpiagg.Loop` goes on without them.
+        If ranks have died, or do not come: :class:`mpiagg.Loop` goes on without them. Also if training was begun anew
+        too often.
     """
 
     @wraps(func)

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import torch
 
+from mpiagg.horovod.process_sets import ProcessSet, engine_of, global_process_set
+from mpiagg.horovod.torch.handles import synchronize
 from mpiagg.horovod.torch.moving_ops import allgather, broadcast_, broadcast_async_
-from mpiagg.horovod.torch.mpi_ops import synchronize
-from mpiagg.horovod.world import ProcessSet, engine_of, global_process_set
 
 
 def broadcast_parameters(
@@ -19,12 +19,29 @@ def broadcast_parameters(
     root_rank: int,
     process_set: ProcessSet = global_process_set,
 ) -> None:
-    """Take the root's parameters: those of ``model.state_dict()`` or ``model.named_parameters()``.
+    """Take the root's parameters.
+
+    Parameters
+    ----------
+    params : mapping or iterable of (str, torch.Tensor)
+        ``model.state_dict()`` or ``model.named_parameters()``; its tensors are overwritten on the other ranks.
+    root_rank, process_set
+        See :mod:`mpiagg.horovod.torch`.
 
     Raises
     ------
+    HorovodInternalError
+        As :func:`allreduce`.
     ValueError
-        If they are none of these.
+        If ``params`` is none of these.
+
+    Examples
+    --------
+    >>> model = torch.nn.Linear(3, 1)
+    >>> hvd.broadcast_parameters(model.state_dict(), root_rank=0)
+    >>> weights = hvd.allgather_object(model.weight.tolist())
+    >>> weights == weights[:1] * size
+    True
     """
     if isinstance(params, Mapping):
         pairs = sorted(params.items())
@@ -45,10 +62,29 @@ def broadcast_optimizer_state(
 ) -> None:
     """Take the root's state of an optimizer, and its options.
 
+    Parameters
+    ----------
+    optimizer : torch.optim.Optimizer
+        One of the same class and the same parameters on all ranks.
+    root_rank, process_set
+        See :mod:`mpiagg.horovod.torch`.
+    model : torch.nn.Module, optional
+        Ignored.
+
     Raises
     ------
+    HorovodInternalError
+        As :func:`allreduce`.
     ValueError
         For LBFGS, whose state is of one rank.
+
+    Examples
+    --------
+    >>> model = torch.nn.Linear(3, 1)
+    >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1 * (rank + 1))
+    >>> hvd.broadcast_optimizer_state(optimizer, root_rank=0)
+    >>> optimizer.param_groups[0]["lr"]
+    0.1
     """
     del model
     if isinstance(optimizer, torch.optim.LBFGS):
@@ -62,7 +98,30 @@ def broadcast_optimizer_state(
 def broadcast_object(
     obj: object, root_rank: int = 0, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> Any:
-    """Return the root's object, by way of pickle: from ranks of this job, which run this program."""
+    """Give the root's object to all ranks, by way of pickle: from ranks of this job, which run this program.
+
+    Parameters
+    ----------
+    obj : object
+        On the root the object to give; ignored elsewhere.
+    root_rank, name, process_set
+        See :mod:`mpiagg.horovod.torch`.
+
+    Returns
+    -------
+    object
+        On the root its own object; elsewhere a copy.
+
+    Raises
+    ------
+    HorovodInternalError, ValueError
+        As :func:`allreduce`.
+
+    Examples
+    --------
+    >>> hvd.broadcast_object({"rank": rank}, root_rank=0)
+    {'rank': 0}
+    """
     name = name or "object"
     ranks = process_set.ranks or []
     root = ranks[engine_of(process_set).rank] == root_rank
@@ -76,7 +135,30 @@ def broadcast_object(
 
 
 def allgather_object(obj: object, name: str | None = None, process_set: ProcessSet = global_process_set) -> list[Any]:
-    """Return the objects of all ranks, by way of pickle: from ranks of this job, which run this program."""
+    """Give the objects of all ranks to all ranks, by way of pickle: from ranks of this job, which run this program.
+
+    Parameters
+    ----------
+    obj : object
+        This rank's object.
+    name, process_set
+        See :mod:`mpiagg.horovod.torch`.
+
+    Returns
+    -------
+    list
+        A copy of each rank's object, in the order of the ranks.
+
+    Raises
+    ------
+    HorovodInternalError, ValueError
+        As :func:`allreduce`.
+
+    Examples
+    --------
+    >>> hvd.allgather_object("x" * rank) == ["x" * each for each in range(size)]
+    True
+    """
     name = name or "object"
     content = _bytes_of(obj)
     lengths = allgather(torch.tensor([len(content)]), f"{name}.length", process_set).tolist()

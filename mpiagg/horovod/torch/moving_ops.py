@@ -1,90 +1,281 @@
-"""All-gather, broadcast, all-to-all and reduce-scatter, with their gradients."""
-
-# ruff: noqa: PLR0917 - Horovod's arguments
+"""All-gather, broadcast and all-to-all, with their gradients."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 
 from mpiagg.horovod.exceptions import InvalidRequestError
-from mpiagg.horovod.torch import mpi_ops as ops
-from mpiagg.horovod.torch.compression import Compression, Compressor
-from mpiagg.horovod.world import ProcessSet, engine_of, global_process_set
-
-Tensors = Sequence[torch.Tensor]
+from mpiagg.horovod.process_sets import ProcessSet, engine_of, global_process_set
+from mpiagg.horovod.torch.handles import Average, Tensors, root_of, submit, synchronize, with_gradient
+from mpiagg.horovod.torch.mpi_ops import allreduce, grouped_allreduce
 
 
 def allgather_async(tensor: torch.Tensor, name: str | None = None, process_set: ProcessSet = global_process_set) -> int:
-    """Start :func:`allgather`; return a handle."""
-    return ops.submit("allgather", tensor, name, process_set, own_rows=True)
+    """Start :func:`allgather`.
+
+    Parameters
+    ----------
+    tensor : torch.Tensor
+        Of the same dtype on all ranks, and the same shape apart from the number of rows.
+    name, process_set
+        See :mod:`mpiagg.horovod.torch`.
+
+    Returns
+    -------
+    int
+        A handle; its result is the rows, which have no gradient.
+
+    Raises
+    ------
+    ValueError
+        As :func:`allreduce_async`.
+
+    Examples
+    --------
+    >>> handle = hvd.allgather_async(torch.full((1, 3), float(rank)))
+    >>> hvd.synchronize(handle).shape == (size, 3)
+    True
+    """
+    return submit("allgather", tensor, name, process_set, own_rows=True)
 
 
 def grouped_allgather_async(
     tensors: Tensors, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> int:
-    """Start :func:`grouped_allgather`; return a handle."""
-    return ops.submit("allgather", tensors, name, process_set, own_rows=True)
+    """Start :func:`grouped_allgather`.
+
+    Parameters
+    ----------
+    tensors : sequence of torch.Tensor
+        As many as on the other ranks, each as for :func:`allgather`.
+    name, process_set
+        See :mod:`mpiagg.horovod.torch`.
+
+    Returns
+    -------
+    int
+        A handle; its result is a list of the rows, which have no gradients.
+
+    Raises
+    ------
+    ValueError
+        As :func:`allreduce_async`.
+
+    Examples
+    --------
+    >>> handle = hvd.grouped_allgather_async([torch.ones(1, 3), torch.ones(2)])
+    >>> [len(rows) for rows in hvd.synchronize(handle)] == [size, 2 * size]
+    True
+    """
+    return submit("allgather", tensors, name, process_set, own_rows=True)
 
 
 def allgather(
     tensor: torch.Tensor, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> torch.Tensor:
-    """Return the rows of all ranks' tensors, which may be of different numbers; its gradient is averaged."""
+    """Give the rows of all ranks' tensors to all ranks.
+
+    Parameters
+    ----------
+    tensor : torch.Tensor
+        Of the same dtype on all ranks, and the same shape apart from the number of rows.
+    name, process_set
+        See :mod:`mpiagg.horovod.torch`.
+
+    Returns
+    -------
+    torch.Tensor
+        The rows of rank 0, then those of rank 1, and so on; its gradient is averaged over the ranks.
+
+    Raises
+    ------
+    HorovodInternalError, ValueError
+        As :func:`allreduce`.
+
+    Examples
+    --------
+    >>> rows = hvd.allgather(torch.full((rank + 1, 2), float(rank)))
+    >>> rows[-1].tolist() == [size - 1] * 2
+    True
+    >>> len(rows) == sum(range(1, size + 1))
+    True
+    """
     return grouped_allgather([tensor], name, process_set)[0]
 
 
 def grouped_allgather(
     tensors: Tensors, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> list[torch.Tensor]:
-    """Return the rows of all ranks' tensors, of each of several."""
-    results = ops.synchronize(grouped_allgather_async(tensors, name, process_set))
+    """Give the rows of all ranks' tensors to all ranks, of each of several.
+
+    Parameters
+    ----------
+    tensors : sequence of torch.Tensor
+        As many as on the other ranks, each as for :func:`allgather`.
+    name, process_set
+        See :mod:`mpiagg.horovod.torch`.
+
+    Returns
+    -------
+    list of torch.Tensor
+        The rows for each, as :func:`allgather` returns them.
+
+    Raises
+    ------
+    HorovodInternalError, ValueError
+        As :func:`allreduce`.
+
+    Examples
+    --------
+    >>> first, second = hvd.grouped_allgather([torch.ones(1, 3), torch.ones(2)])
+    >>> len(first) == size and len(second) == 2 * size
+    True
+    """
+    results = synchronize(grouped_allgather_async(tensors, name, process_set))
     rows = [len(x) for x in tensors]
 
     def back(gradients: Tensors) -> Tensors:
-        means = ops.grouped_allreduce(gradients, op=ops.Average, process_set=process_set)
+        means = grouped_allreduce(gradients, op=Average, process_set=process_set)
         counts = allgather(torch.tensor([rows]), process_set=process_set)
         starts = counts[: engine_of(process_set).rank].sum(0).tolist()
         return [mean[start : start + many] for mean, start, many in zip(means, starts, rows, strict=True)]
 
-    return ops.with_gradient(results, back, tensors)
+    return with_gradient(results, back, tensors)
 
 
 def broadcast_async(
     tensor: torch.Tensor, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> int:
-    """Start :func:`broadcast`; return a handle."""
-    return ops.submit("broadcast", tensor, name, process_set, root=ops.root_of(root_rank, process_set))
+    """Start :func:`broadcast`.
+
+    Parameters
+    ----------
+    tensor : torch.Tensor
+        Of the same shape and dtype on all ranks.
+    root_rank, name, process_set
+        See :mod:`mpiagg.horovod.torch`.
+
+    Returns
+    -------
+    int
+        A handle; its result is a tensor with the root's values, which has no gradient.
+
+    Raises
+    ------
+    ValueError
+        As :func:`allreduce_async`.
+
+    Examples
+    --------
+    >>> handle = hvd.broadcast_async(torch.tensor([float(rank)]), root_rank=size - 1)
+    >>> hvd.synchronize(handle).item() == size - 1
+    True
+    """
+    return submit("broadcast", tensor, name, process_set, root=root_of(root_rank, process_set))
 
 
 def broadcast_async_(
     tensor: torch.Tensor, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> int:
-    """Start :func:`broadcast_`; return a handle."""
-    root = ops.root_of(root_rank, process_set)
-    return ops.submit("broadcast", tensor, name, process_set, root=root, in_place=True)
+    """Start :func:`broadcast_`.
+
+    Parameters
+    ----------
+    tensor : torch.Tensor
+        Of the same shape and dtype on all ranks.
+    root_rank, name, process_set
+        See :mod:`mpiagg.horovod.torch`.
+
+    Returns
+    -------
+    int
+        A handle; its result is the tensor.
+
+    Raises
+    ------
+    ValueError
+        As :func:`allreduce_async`.
+
+    Examples
+    --------
+    >>> x = torch.tensor([float(rank)])
+    >>> hvd.synchronize(hvd.broadcast_async_(x, root_rank=0)) is x
+    True
+    """
+    root = root_of(root_rank, process_set)
+    return submit("broadcast", tensor, name, process_set, root=root, in_place=True)
 
 
 def broadcast(
     tensor: torch.Tensor, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> torch.Tensor:
-    """Return the root's tensor; the root is a rank of the job."""
-    result = ops.synchronize(broadcast_async(tensor, root_rank, name, process_set))
+    """Give the root's tensor to all ranks.
+
+    Parameters
+    ----------
+    tensor : torch.Tensor
+        Of the same shape and dtype on all ranks.
+    root_rank, name, process_set
+        See :mod:`mpiagg.horovod.torch`.
+
+    Returns
+    -------
+    torch.Tensor
+        The root's values; the root's gradient is the average over the ranks, zeros elsewhere.
+
+    Raises
+    ------
+    HorovodInternalError, ValueError
+        As :func:`allreduce`.
+
+    Examples
+    --------
+    >>> hvd.broadcast(torch.tensor([float(rank)]), root_rank=size - 1).item() == size - 1
+    True
+    """
+    result = synchronize(broadcast_async(tensor, root_rank, name, process_set))
 
     def back(gradients: Tensors) -> Tensors:
-        mean = ops.allreduce(gradients[0], op=ops.Average, process_set=process_set)
-        return [mean if engine_of(process_set).rank == ops.root_of(root_rank, process_set) else torch.zeros_like(mean)]
+        mean = allreduce(gradients[0], op=Average, process_set=process_set)
+        return [mean if engine_of(process_set).rank == root_of(root_rank, process_set) else torch.zeros_like(mean)]
 
-    return ops.with_gradient([result], back, [tensor])[0]
+    return with_gradient([result], back, [tensor])[0]
 
 
 def broadcast_(
     tensor: torch.Tensor, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> Any:
-    """Take the root's values into a tensor."""
-    return ops.synchronize(broadcast_async_(tensor, root_rank, name, process_set))
+    """Give the root's values to all ranks, in place.
+
+    Parameters
+    ----------
+    tensor : torch.Tensor
+        Of the same shape and dtype on all ranks.
+    root_rank, name, process_set
+        See :mod:`mpiagg.horovod.torch`.
+
+    Returns
+    -------
+    torch.Tensor
+        The tensor that was given.
+
+    Raises
+    ------
+    HorovodInternalError, ValueError
+        As :func:`allreduce`.
+
+    Examples
+    --------
+    >>> x = torch.tensor([float(rank)])
+    >>> hvd.broadcast_(x, root_rank=0) is x
+    True
+    >>> x
+    tensor([0.])
+    """
+    return synchronize(broadcast_async_(tensor, root_rank, name, process_set))
 
 
 def _splits(tensor: torch.Tensor, splits: torch.Tensor | Sequence[int] | None, process_set: ProcessSet) -> list[int]:
@@ -110,11 +301,37 @@ def alltoall_async(
     name: str | None = None,
     process_set: ProcessSet = global_process_set,
 ) -> int:
-    """Start :func:`alltoall`; return a handle."""
+    """Start :func:`alltoall`.
+
+    Parameters
+    ----------
+    tensor : torch.Tensor
+        Of the same dtype on all ranks, and the same shape apart from the number of rows.
+    splits : torch.Tensor or sequence of int, optional
+        As for :func:`alltoall`.
+    name, process_set
+        See :mod:`mpiagg.horovod.torch`.
+
+    Returns
+    -------
+    int
+        A handle; its result is as :func:`alltoall` returns it, without a gradient.
+
+    Raises
+    ------
+    ValueError
+        As :func:`allreduce_async`, and if the splits do not fit.
+
+    Examples
+    --------
+    >>> handle = hvd.alltoall_async(torch.full((size,), float(rank)))
+    >>> hvd.synchronize(handle).tolist() == list(range(size))
+    True
+    """
     counts = _splits(tensor, splits, process_set)
     # Of a group there are all results: the rows, and how many have come from each rank.
     given = tensor if splits is None else [tensor]
-    return ops.submit("alltoall", given, name, process_set, own_rows=True, splits=counts)
+    return submit("alltoall", given, name, process_set, own_rows=True, splits=counts)
 
 
 def alltoall(
@@ -127,8 +344,12 @@ def alltoall(
 
     Parameters
     ----------
+    tensor : torch.Tensor
+        Of the same dtype on all ranks, and the same shape apart from the number of rows.
     splits : torch.Tensor or sequence of int, optional
         How many rows go to each rank; equally many by default.
+    name, process_set
+        See :mod:`mpiagg.horovod.torch`.
 
     Returns
     -------
@@ -137,94 +358,24 @@ def alltoall(
 
     Raises
     ------
+    HorovodInternalError
+        As :func:`allreduce`.
     ValueError
-        If the splits do not fit.
+        As :func:`allreduce_async`, and if the splits do not fit.
+
+    Examples
+    --------
+    >>> hvd.alltoall(torch.full((size,), float(rank))).tolist() == list(range(size))
+    True
+    >>> rows, received = hvd.alltoall(torch.ones(2 * size), splits=[2] * size)
+    >>> received.tolist() == [2] * size
+    True
     """
     counts = _splits(tensor, splits, process_set)
-    rows, received = ops.synchronize(alltoall_async(tensor, counts, name, process_set))
+    rows, received = synchronize(alltoall_async(tensor, counts, name, process_set))
 
     def back(gradients: Tensors) -> Tensors:
         return [alltoall(gradients[0], received, None, process_set)[0]]
 
-    (rows,) = ops.with_gradient([rows], back, [tensor])
+    (rows,) = with_gradient([rows], back, [tensor])
     return rows if splits is None else (rows, received)
-
-
-def reducescatter_async(
-    tensor: torch.Tensor,
-    name: str | None = None,
-    op: int = ops.Average,
-    process_set: ProcessSet = global_process_set,
-    prescale_factor: float = 1.0,
-    postscale_factor: float = 1.0,
-) -> int:
-    """Start :func:`reducescatter`; return a handle."""
-    factors = (prescale_factor, postscale_factor)
-    return ops.reduction("reducescatter", tensor, name, ops.op_of(op, None), factors, process_set)
-
-
-def grouped_reducescatter_async(
-    tensors: Tensors,
-    name: str | None = None,
-    op: int = ops.Average,
-    process_set: ProcessSet = global_process_set,
-    prescale_factor: float = 1.0,
-    postscale_factor: float = 1.0,
-) -> int:
-    """Start :func:`grouped_reducescatter`; return a handle."""
-    factors = (prescale_factor, postscale_factor)
-    return ops.reduction("reducescatter", tensors, name, ops.op_of(op, None), factors, process_set)
-
-
-def reducescatter(
-    tensor: torch.Tensor,
-    name: str | None = None,
-    compression: type[Compressor] = Compression.none,
-    op: int = ops.Average,
-    process_set: ProcessSet = global_process_set,
-    prescale_factor: float = 1.0,
-    postscale_factor: float = 1.0,
-) -> torch.Tensor:
-    """Reduce a tensor over the ranks; return this rank's rows: the first ranks have one more where they do not fit."""
-    factors = (prescale_factor, postscale_factor)
-    return grouped_reducescatter([tensor], name, compression, op, process_set, *factors)[0]
-
-
-def grouped_reducescatter(
-    tensors: Tensors,
-    name: str | None = None,
-    compression: type[Compressor] = Compression.none,
-    op: int = ops.Average,
-    process_set: ProcessSet = global_process_set,
-    prescale_factor: float = 1.0,
-    postscale_factor: float = 1.0,
-) -> list[torch.Tensor]:
-    """Reduce several tensors over the ranks, and return this rank's rows of each."""
-    factors = (prescale_factor, postscale_factor)
-    pairs = [compression.compress(x) for x in tensors]
-    small = [x for x, _ in pairs]
-
-    def back(gradients: Tensors) -> Tensors:
-        factor = prescale_factor * postscale_factor * (engine_of(process_set).size if op == ops.Sum else 1)
-        return grouped_allgather([x * factor for x in gradients], process_set=process_set)
-
-    results = ops.synchronize(grouped_reducescatter_async(small, name, op, process_set, *factors))
-    results = ops.with_gradient(results, back, small)
-    return [compression.decompress(x, kept) for x, (_, kept) in zip(results, pairs, strict=True)]
-
-
-def sparse_allreduce_async(
-    tensor: torch.Tensor, name: str, op: int, process_set: ProcessSet = global_process_set
-) -> Callable[[], torch.Tensor]:
-    """Start to add up sparse tensors; return a handle, whose result is a sparse tensor."""
-    own = tensor.detach().coalesce()
-    parts = [own.indices().t().contiguous(), own.values()]
-    handle = grouped_allgather_async(parts, f"{name}.sparse", process_set)
-
-    def result() -> torch.Tensor:
-        indices, values = ops.synchronize(handle)
-        if op == ops.Average:
-            values = values / engine_of(process_set).size
-        return torch.sparse_coo_tensor(indices.t(), values, tensor.shape, check_invariants=True).coalesce()
-
-    return result

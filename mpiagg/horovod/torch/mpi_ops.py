@@ -1,138 +1,53 @@
-"""Horovod's all-reduces, at once, asynchronous, in place and grouped; handles, barrier and join."""
+"""Horovod's all-reduces, at once, asynchronous, in place and grouped."""
 
 # ruff: noqa: PLR0917 - Horovod's arguments
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from itertools import count
-from typing import Any, Final
+from typing import Any
 
 import torch
 
-from mpiagg.horovod.engine import Engine
-from mpiagg.horovod.exceptions import InvalidRequestError
-from mpiagg.horovod.requests import TensorRequest, Terms
+from mpiagg.horovod.process_sets import ProcessSet, global_process_set
 from mpiagg.horovod.torch.compression import Compression, Compressor
-from mpiagg.horovod.world import ProcessSet, engine_of, global_process_set, state
+from mpiagg.horovod.torch.handles import (
+    Adasum,
+    Average,
+    Max,
+    Min,
+    Product,
+    Sum,
+    Tensors,
+    barrier,
+    join,
+    op_of,
+    poll,
+    reduction,
+    synchronize,
+    with_gradient,
+)
 
-Average: Final = 0
-Sum: Final = 1
-Adasum: Final = 2
-Min: Final = 3
-Max: Final = 4
-Product: Final = 5
-
-Tensors = Sequence[torch.Tensor]
-Handle = int | Callable[[], torch.Tensor]
-
-_COUNT = count(1)
-_UNDER_WAY: dict[int, tuple[Engine, TensorRequest, Callable[[Any], Any]]] = {}
-
-
-def op_of(op: int | None, average: bool | None) -> int:
-    """Return the op that two arguments ask for; ValueError if they contradict."""
-    if op is not None and average is not None:
-        raise ValueError("The op parameter supersedes average. Please provide only one of them.")
-    if op is not None:
-        if op not in range(6):
-            raise ValueError(f"op must be Average, Sum, Adasum, Min, Max or Product, not {op!r}")
-        return op
-    return Sum if average is False else Average
-
-
-def submit(
-    kind: str,
-    given: torch.Tensor | Tensors,
-    name: str | None,
-    process_set: ProcessSet,
-    *,
-    own_rows: bool = False,
-    in_place: bool = False,
-    splits: Sequence[int] = (),
-    **terms: Any,
-) -> int:
-    """Ask for a collective of a tensor, or of several at once; return the handle of as many results."""
-    engine = engine_of(process_set)
-    tensors = [given] if isinstance(given, torch.Tensor) else given
-    bare = [x.detach() for x in tensors]
-    if kind in ("allgather", "alltoall", "reducescatter") and any(not x.dim() for x in bare):
-        raise InvalidRequestError(f"{kind} is of tensors with at least one dimension")
-    if name is None:
-        numbers, key = state().numbers, (process_set.process_set_id or 0, kind)
-        numbers[key] = numbers.get(key, 0) + 1
-        name = f"noname.{numbers[key]}"
-    shapes = tuple((0, *x.shape[1:]) if own_rows else tuple(x.shape) for x in bare)
-    asked = Terms(f"{kind}.{name}", kind, tuple(str(x.dtype) for x in bare), shapes, **terms)
-    request = engine.submit(TensorRequest(asked, bare, in_place=in_place, splits=splits))
-
-    def result(found: Any) -> Any:
-        if in_place:
-            return given
-        return found if given is tensors else found[0]
-
-    number = next(_COUNT)
-    _UNDER_WAY[number] = engine, request, result
-    return number
-
-
-def root_of(root_rank: int, process_set: ProcessSet) -> int:
-    """Return which rank of a set a rank of the job is; InvalidRequestError if it is none."""
-    engine_of(process_set)
-    ranks = process_set.ranks or []
-    if root_rank not in ranks:
-        raise InvalidRequestError(f"the root {root_rank} is none of the ranks {ranks}")
-    return ranks.index(root_rank)
-
-
-def poll(handle: Handle) -> bool:
-    """Whether an asynchronous operation is done, so that :func:`synchronize` does not wait.
-
-    Raises
-    ------
-    ValueError
-        If there is no such operation under way.
-    """
-    if not isinstance(handle, int):
-        return False
-    if handle not in _UNDER_WAY:
-        raise ValueError(f"{handle} is no operation that is under way")
-    engine, request, _ = _UNDER_WAY[handle]
-    return engine.is_over(request)
-
-
-def synchronize(handle: Handle) -> Any:
-    """Wait until an asynchronous operation is done; return its result: None for one whose result was had already.
-
-    Raises
-    ------
-    HorovodInternalError
-        If it has failed.
-    """
-    if not isinstance(handle, int):
-        return handle()
-    if handle not in _UNDER_WAY:
-        return None
-    engine, request, result = _UNDER_WAY.pop(handle)
-    return result(engine.wait(request))
-
-
-# -- all-reduce
-
-
-def reduction(
-    kind: str,
-    given: torch.Tensor | Tensors,
-    name: str | None,
-    op: int,
-    factors: tuple[float, float],
-    process_set: ProcessSet,
-    *,
-    in_place: bool = False,
-) -> int:
-    """Ask for a collective that reduces, of values times the first factor; its results are times the second."""
-    prescale, postscale = map(float, factors)
-    return submit(kind, given, name, process_set, in_place=in_place, op=op, prescale=prescale, postscale=postscale)
+# Horovod's module of this name has these, too.
+__all__ = [
+    "Adasum",
+    "Average",
+    "Max",
+    "Min",
+    "Product",
+    "Sum",
+    "allreduce",
+    "allreduce_",
+    "allreduce_async",
+    "allreduce_async_",
+    "barrier",
+    "grouped_allreduce",
+    "grouped_allreduce_",
+    "grouped_allreduce_async",
+    "grouped_allreduce_async_",
+    "join",
+    "poll",
+    "synchronize",
+]
 
 
 def allreduce_async(
@@ -144,7 +59,32 @@ def allreduce_async(
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
 ) -> int:
-    """Start :func:`allreduce`; return a handle for :func:`poll` and :func:`synchronize`."""
+    """Start :func:`allreduce`.
+
+    Parameters
+    ----------
+    tensor : torch.Tensor
+        Of the same shape and dtype on all ranks.
+    average, name, op, prescale_factor, postscale_factor, process_set
+        See :mod:`mpiagg.horovod.torch`.
+
+    Returns
+    -------
+    int
+        A handle for :func:`poll` and :func:`synchronize`; its result is the reduction, which has no gradient.
+
+    Raises
+    ------
+    ValueError
+        If an operation of this name is under way, this rank is not in the process set, or both ``op`` and
+        ``average`` are given.
+
+    Examples
+    --------
+    >>> handle = hvd.allreduce_async(torch.ones(2), op=hvd.Sum, name="ones")
+    >>> hvd.synchronize(handle).tolist() == [size] * 2
+    True
+    """
     factors = (prescale_factor, postscale_factor)
     return reduction("allreduce", tensor, name, op_of(op, average), factors, process_set)
 
@@ -158,7 +98,34 @@ def allreduce_async_(
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
 ) -> int:
-    """Start :func:`allreduce_`; return a handle."""
+    """Start :func:`allreduce_`.
+
+    Parameters
+    ----------
+    tensor : torch.Tensor
+        Of the same shape and dtype on all ranks.
+    average, name, op, prescale_factor, postscale_factor, process_set
+        See :mod:`mpiagg.horovod.torch`.
+
+    Returns
+    -------
+    int
+        A handle; its result is the tensor.
+
+    Raises
+    ------
+    ValueError
+        As :func:`allreduce_async`.
+
+    Examples
+    --------
+    >>> x = torch.ones(2)
+    >>> handle = hvd.allreduce_async_(x, op=hvd.Sum)
+    >>> hvd.synchronize(handle) is x
+    True
+    >>> x.tolist() == [size] * 2
+    True
+    """
     factors = (prescale_factor, postscale_factor)
     return reduction("allreduce", tensor, name, op_of(op, average), factors, process_set, in_place=True)
 
@@ -172,7 +139,31 @@ def grouped_allreduce_async(
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
 ) -> int:
-    """Start :func:`grouped_allreduce`; return a handle."""
+    """Start :func:`grouped_allreduce`.
+
+    Parameters
+    ----------
+    tensors : sequence of torch.Tensor
+        As many as on the other ranks, each of the same shape and dtype on all ranks.
+    average, name, op, prescale_factor, postscale_factor, process_set
+        See :mod:`mpiagg.horovod.torch`.
+
+    Returns
+    -------
+    int
+        A handle; its result is a list of the reductions, which have no gradients.
+
+    Raises
+    ------
+    ValueError
+        As :func:`allreduce_async`.
+
+    Examples
+    --------
+    >>> handle = hvd.grouped_allreduce_async([torch.ones(2), torch.ones(3)], op=hvd.Sum)
+    >>> [x.tolist() for x in hvd.synchronize(handle)] == [[size] * 2, [size] * 3]
+    True
+    """
     factors = (prescale_factor, postscale_factor)
     return reduction("allreduce", tensors, name, op_of(op, average), factors, process_set)
 
@@ -186,25 +177,34 @@ def grouped_allreduce_async_(
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
 ) -> int:
-    """Start :func:`grouped_allreduce_`; return a handle."""
+    """Start :func:`grouped_allreduce_`.
+
+    Parameters
+    ----------
+    tensors : sequence of torch.Tensor
+        As many as on the other ranks, each of the same shape and dtype on all ranks.
+    average, name, op, prescale_factor, postscale_factor, process_set
+        See :mod:`mpiagg.horovod.torch`.
+
+    Returns
+    -------
+    int
+        A handle; its result is the tensors.
+
+    Raises
+    ------
+    ValueError
+        As :func:`allreduce_async`.
+
+    Examples
+    --------
+    >>> tensors = [torch.ones(2), torch.ones(3)]
+    >>> handle = hvd.grouped_allreduce_async_(tensors, op=hvd.Sum)
+    >>> hvd.synchronize(handle) is tensors
+    True
+    """
     factors = (prescale_factor, postscale_factor)
     return reduction("allreduce", tensors, name, op_of(op, average), factors, process_set, in_place=True)
-
-
-class _WithGradient(torch.autograd.Function):  # type: ignore[misc]  # mypy sees no classes of torch's
-    @staticmethod
-    def forward(ctx: Any, results: Tensors, back: Callable[[Tensors], Tensors], *_: torch.Tensor) -> Any:
-        ctx.back = back
-        return tuple(results)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
-        return None, None, *ctx.back(gradients)
-
-
-def with_gradient(results: Tensors, back: Callable[[Tensors], Tensors], tensors: Tensors) -> list[torch.Tensor]:
-    """Return results of a collective of ``tensors``, whose gradients ``back`` makes of those of the results."""
-    return list(_WithGradient.apply(results, back, *tensors))
 
 
 def allreduce(
@@ -224,11 +224,11 @@ def allreduce(
     tensor : torch.Tensor
         Of the same shape and dtype on all ranks.
     average : bool, optional
-        The old form of ``op``.
+        The old form of ``op``: Average if it is true, Sum if it is false.
     name : str, optional
         By which the ranks know the operation; a running number by default.
     compression : Compressor
-        How the tensor travels.
+        How the tensor travels: a member of :class:`Compression`.
     op : {Average, Sum, Adasum, Min, Max, Product}, optional
         How values are combined; Average by default.
     prescale_factor, postscale_factor : float
@@ -244,11 +244,16 @@ def allreduce(
     Raises
     ------
     HorovodInternalError
-        On every rank, if they ask for different things.
+        On every rank, if they ask for different things, or if a rank was waited for in vain.
+    ValueError
+        As :func:`allreduce_async`.
 
     Examples
     --------
-    >>> loss = hvd.allreduce(loss)  # doctest: +SKIP
+    >>> hvd.allreduce(torch.tensor(float(rank))).item() == (size - 1) / 2
+    True
+    >>> hvd.allreduce(torch.ones(3), op=hvd.Sum).tolist() == [size] * 3
+    True
     """
     factors = (prescale_factor, postscale_factor)
     return grouped_allreduce([tensor], average, name, compression, op, *factors, process_set)[0]
@@ -263,7 +268,33 @@ def allreduce_(
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
 ) -> Any:
-    """Reduce a tensor over the ranks in place; see :func:`allreduce`."""
+    """Reduce a tensor over the ranks, in place.
+
+    Parameters
+    ----------
+    tensor : torch.Tensor
+        Of the same shape and dtype on all ranks.
+    average, name, op, prescale_factor, postscale_factor, process_set
+        See :mod:`mpiagg.horovod.torch`.
+
+    Returns
+    -------
+    torch.Tensor
+        The tensor that was given.
+
+    Raises
+    ------
+    HorovodInternalError, ValueError
+        As :func:`allreduce`.
+
+    Examples
+    --------
+    >>> x = torch.full((2,), float(rank))
+    >>> hvd.allreduce_(x, op=hvd.Max) is x
+    True
+    >>> x.tolist() == [size - 1] * 2
+    True
+    """
     return synchronize(allreduce_async_(tensor, average, name, op, prescale_factor, postscale_factor, process_set))
 
 
@@ -277,7 +308,31 @@ def grouped_allreduce(
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
 ) -> list[torch.Tensor]:
-    """Reduce several tensors over the ranks, those of a dtype as one; see :func:`allreduce`."""
+    """Reduce several tensors over the ranks, those of a dtype as one.
+
+    Parameters
+    ----------
+    tensors : sequence of torch.Tensor
+        As many as on the other ranks, each of the same shape and dtype on all ranks.
+    average, name, compression, op, prescale_factor, postscale_factor, process_set
+        See :mod:`mpiagg.horovod.torch`.
+
+    Returns
+    -------
+    list of torch.Tensor
+        The reductions; their gradients are all-reduces of the same op.
+
+    Raises
+    ------
+    HorovodInternalError, ValueError
+        As :func:`allreduce`.
+
+    Examples
+    --------
+    >>> first, second = hvd.grouped_allreduce([torch.ones(2), torch.ones(3)], op=hvd.Sum)
+    >>> second.tolist() == [size] * 3
+    True
+    """
     factors = (prescale_factor, postscale_factor)
     pairs = [compression.compress(x) for x in tensors]
     small = [x for x, _ in pairs]
@@ -299,22 +354,32 @@ def grouped_allreduce_(
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
 ) -> Any:
-    """Reduce several tensors over the ranks in place; see :func:`grouped_allreduce`."""
+    """Reduce several tensors over the ranks, those of a dtype as one, in place.
+
+    Parameters
+    ----------
+    tensors : sequence of torch.Tensor
+        As many as on the other ranks, each of the same shape and dtype on all ranks.
+    average, name, op, prescale_factor, postscale_factor, process_set
+        See :mod:`mpiagg.horovod.torch`.
+
+    Returns
+    -------
+    sequence of torch.Tensor
+        The tensors that were given.
+
+    Raises
+    ------
+    HorovodInternalError, ValueError
+        As :func:`allreduce`.
+
+    Examples
+    --------
+    >>> tensors = [torch.ones(2), torch.ones(3)]
+    >>> hvd.grouped_allreduce_(tensors, op=hvd.Sum) is tensors
+    True
+    >>> tensors[1].tolist() == [size] * 3
+    True
+    """
     factors = (prescale_factor, postscale_factor)
     return synchronize(grouped_allreduce_async_(tensors, average, name, op, *factors, process_set))
-
-
-def barrier(process_set: ProcessSet = global_process_set) -> None:
-    """Wait for all ranks."""
-    synchronize(submit("barrier", [], None, process_set))
-
-
-def join(device: int = -1) -> int:
-    """Take part in what the other ranks ask for, with zeros, until all have called this; return the last that has."""
-    del device
-    engine = engine_of(global_process_set)
-    last = engine.wait(engine.join())
-    # Ranks that have joined early have numbered fewer operations.
-    state().numbers.clear()
-    assert isinstance(last, int)
-    return last

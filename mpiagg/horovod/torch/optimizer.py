@@ -13,17 +13,11 @@ from typing import Any
 
 import torch
 
+from mpiagg.horovod.process_sets import ProcessSet, global_process_set
 from mpiagg.horovod.torch.compression import Compression, Compressor
-from mpiagg.horovod.torch.moving_ops import sparse_allreduce_async
-from mpiagg.horovod.torch.mpi_ops import (
-    Adasum,
-    Average,
-    allreduce,
-    allreduce_async_,
-    grouped_allreduce_async_,
-    synchronize,
-)
-from mpiagg.horovod.world import ProcessSet, global_process_set
+from mpiagg.horovod.torch.handles import Adasum, Average, synchronize
+from mpiagg.horovod.torch.mpi_ops import allreduce, allreduce_async_, grouped_allreduce_async_
+from mpiagg.horovod.torch.reducing_ops import sparse_allreduce_async
 
 Named = Iterable[tuple[str, torch.Tensor]]
 
@@ -49,7 +43,13 @@ class _Distributed(torch.optim.Optimizer):  # type: ignore[misc]  # mypy sees no
                 p.register_post_accumulate_grad_hook(self._gradient_is_there)
 
     def set_backward_passes_per_step(self, passes: int) -> None:
-        """Let gradients be of so many backward passes, added up."""
+        """Let gradients be of so many backward passes, added up.
+
+        Parameters
+        ----------
+        passes : int
+            How many.
+        """
         self._passes = dict.fromkeys(self._names, passes)
         self._left = dict(self._passes)
 
@@ -124,7 +124,18 @@ class _Distributed(torch.optim.Optimizer):  # type: ignore[misc]  # mypy sees no
             self._should_synchronize = True
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Wait for the gradients of all ranks, and take a step."""
+        """Wait for the gradients of all ranks, and take a step.
+
+        Parameters
+        ----------
+        closure : callable, optional
+            As for the optimizer's own class.
+
+        Returns
+        -------
+        object
+            What the closure returns; None without one.
+        """
         if self._how["op"] == Adasum:
             return self._step_by_adasum(closure)
         if self._should_synchronize:
@@ -236,6 +247,12 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
     process_set : ProcessSet
         The ranks.
 
+    Returns
+    -------
+    torch.optim.Optimizer
+        One of the same class, whose ``step`` waits for the gradients of all ranks. Its method ``synchronize`` waits
+        for them before, and ``step`` does not wait inside ``with optimizer.skip_synchronize()``.
+
     Raises
     ------
     ValueError
@@ -243,7 +260,12 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
 
     Examples
     --------
-    >>> optimizer = hvd.DistributedOptimizer(optimizer, model.named_parameters())  # doctest: +SKIP
+    >>> model = torch.nn.Linear(3, 1)
+    >>> hvd.broadcast_parameters(model.state_dict(), root_rank=0)
+    >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1 * hvd.size())
+    >>> optimizer = hvd.DistributedOptimizer(optimizer, model.named_parameters())
+    >>> model(torch.ones(8, 3)).square().mean().backward()
+    >>> optimizer.step()
     """
     if gradient_predivide_factor != 1.0 and op != Average:
         raise ValueError("gradient_predivide_factor not supported with op != Average")

@@ -9,9 +9,10 @@ from typing import Any
 import torch
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from mpiagg.horovod.process_sets import ProcessSet, global_process_set
+from mpiagg.horovod.torch.handles import Sum
 from mpiagg.horovod.torch.moving_ops import allgather
-from mpiagg.horovod.torch.mpi_ops import Sum, allreduce
-from mpiagg.horovod.world import ProcessSet, global_process_set
+from mpiagg.horovod.torch.mpi_ops import allreduce
 
 
 class SyncBatchNorm(_BatchNorm):  # type: ignore[misc]  # mypy sees no classes of torch's
@@ -28,6 +29,14 @@ class SyncBatchNorm(_BatchNorm):  # type: ignore[misc]  # mypy sees no classes o
     ------
     ValueError
         For an input of fewer than 2 dimensions, or a batch with no more than one value a channel in all.
+
+    Examples
+    --------
+    >>> layer = hvd.SyncBatchNorm(2)
+    >>> normalised = layer(torch.full((4, 2), float(rank)))
+    >>> means = hvd.allreduce(normalised.detach().mean(0))
+    >>> bool(means.abs().max() < 1e-5)
+    True
     """
 
     def __init__(
@@ -47,7 +56,23 @@ class SyncBatchNorm(_BatchNorm):  # type: ignore[misc]  # mypy sees no classes o
             raise ValueError(f"expected at least 2D input (got {x.dim()}D input)")
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Normalise."""
+        """Normalise a batch, by the means and variances of all ranks' batches while training.
+
+        Parameters
+        ----------
+        x : torch.Tensor
+            This rank's batch, of any length; channels are the second dimension.
+
+        Returns
+        -------
+        torch.Tensor
+            The normalised batch, of the same shape and dtype.
+
+        Raises
+        ------
+        ValueError
+            As the class says.
+        """
         self._check_input_dim(x)
         alone = self.process_set.size() in (None, 1)
         if alone or not (self.training or self.running_mean is None):

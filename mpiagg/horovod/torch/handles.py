@@ -1,0 +1,246 @@
+"""What all operations have in common: their ops, names and handles; barrier and join."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from itertools import count
+from typing import Any, Final
+
+import torch
+
+from mpiagg.horovod.engine import Engine
+from mpiagg.horovod.exceptions import InvalidRequestError
+from mpiagg.horovod.process_sets import ProcessSet, engine_of, global_process_set, state
+from mpiagg.horovod.requests import TensorRequest, Terms
+
+Average: Final = 0
+"""The sum divided by the number of ranks; of integers, rounded toward zero."""
+
+Sum: Final = 1
+"""The sum."""
+
+Adasum: Final = 2
+"""A sum in which what two ranks' tensors have in common counts once."""
+
+Min: Final = 3
+"""The least of the ranks' values."""
+
+Max: Final = 4
+"""The greatest of the ranks' values."""
+
+Product: Final = 5
+"""The product."""
+
+Tensors = Sequence[torch.Tensor]
+Handle = int | Callable[[], torch.Tensor]
+
+_COUNT = count(1)
+_UNDER_WAY: dict[int, tuple[Engine, TensorRequest, Callable[[Any], Any]]] = {}
+
+
+def op_of(op: int | None, average: bool | None) -> int:
+    """Return the op that two arguments ask for; ValueError if they contradict."""
+    if op is not None and average is not None:
+        raise ValueError("The op parameter supersedes average. Please provide only one of them.")
+    if op is not None:
+        if op not in range(6):
+            raise ValueError(f"op must be Average, Sum, Adasum, Min, Max or Product, not {op!r}")
+        return op
+    return Sum if average is False else Average
+
+
+def submit(
+    kind: str,
+    given: torch.Tensor | Tensors,
+    name: str | None,
+    process_set: ProcessSet,
+    *,
+    own_rows: bool = False,
+    in_place: bool = False,
+    splits: Sequence[int] = (),
+    **terms: Any,
+) -> int:
+    """Ask for a collective of a tensor, or of several at once; return the handle of as many results."""
+    engine = engine_of(process_set)
+    tensors = [given] if isinstance(given, torch.Tensor) else given
+    bare = [x.detach() for x in tensors]
+    if kind in ("allgather", "alltoall", "reducescatter") and any(not x.dim() for x in bare):
+        raise InvalidRequestError(f"{kind} is of tensors with at least one dimension")
+    if name is None:
+        numbers, key = state().numbers, (process_set.process_set_id or 0, kind)
+        numbers[key] = numbers.get(key, 0) + 1
+        name = f"noname.{numbers[key]}"
+    shapes = tuple((0, *x.shape[1:]) if own_rows else tuple(x.shape) for x in bare)
+    asked = Terms(f"{kind}.{name}", kind, tuple(str(x.dtype) for x in bare), shapes, **terms)
+    request = engine.submit(TensorRequest(asked, bare, in_place=in_place, splits=splits))
+
+    def result(found: Any) -> Any:
+        if in_place:
+            return given
+        return found if given is tensors else found[0]
+
+    number = next(_COUNT)
+    _UNDER_WAY[number] = engine, request, result
+    return number
+
+
+def root_of(root_rank: int, process_set: ProcessSet) -> int:
+    """Return which rank of a set a rank of the job is; InvalidRequestError if it is none."""
+    engine_of(process_set)
+    ranks = process_set.ranks or []
+    if root_rank not in ranks:
+        raise InvalidRequestError(f"the root {root_rank} is none of the ranks {ranks}")
+    return ranks.index(root_rank)
+
+
+def poll(handle: Handle) -> bool:
+    """Whether an asynchronous operation is done, so that :func:`synchronize` does not wait.
+
+    Parameters
+    ----------
+    handle : int
+        What a function whose name ends in ``_async`` or ``_async_`` has returned.
+
+    Returns
+    -------
+    bool
+        Whether it is done; False for a handle of :func:`sparse_allreduce_async`.
+
+    Raises
+    ------
+    ValueError
+        If there is no such operation under way.
+
+    Examples
+    --------
+    >>> handle = hvd.allreduce_async(torch.ones(2))
+    >>> while not hvd.poll(handle):
+    ...     pass  # something else
+    >>> hvd.synchronize(handle).tolist()
+    [1.0, 1.0]
+    """
+    if not isinstance(handle, int):
+        return False
+    if handle not in _UNDER_WAY:
+        raise ValueError(f"{handle} is no operation that is under way")
+    engine, request, _ = _UNDER_WAY[handle]
+    return engine.is_over(request)
+
+
+def synchronize(handle: Handle) -> Any:
+    """Wait until an asynchronous operation is done.
+
+    Parameters
+    ----------
+    handle : int
+        As for :func:`poll`.
+
+    Returns
+    -------
+    torch.Tensor, list of torch.Tensor, tuple or None
+        The operation's result; None if it was returned before.
+
+    Raises
+    ------
+    HorovodInternalError
+        If it has failed.
+
+    Examples
+    --------
+    >>> handle = hvd.broadcast_async(torch.tensor([float(rank)]), root_rank=0)
+    >>> hvd.synchronize(handle)
+    tensor([0.])
+    """
+    if not isinstance(handle, int):
+        return handle()
+    if handle not in _UNDER_WAY:
+        return None
+    engine, request, result = _UNDER_WAY.pop(handle)
+    return result(engine.wait(request))
+
+
+def reduction(  # noqa: PLR0917 - a call in full
+    kind: str,
+    given: torch.Tensor | Tensors,
+    name: str | None,
+    op: int,
+    factors: tuple[float, float],
+    process_set: ProcessSet,
+    *,
+    in_place: bool = False,
+) -> int:
+    """Ask for a collective that reduces, of values times the first factor; its results are times the second."""
+    prescale, postscale = map(float, factors)
+    return submit(kind, given, name, process_set, in_place=in_place, op=op, prescale=prescale, postscale=postscale)
+
+
+class _WithGradient(torch.autograd.Function):  # type: ignore[misc]  # mypy sees no classes of torch's
+    @staticmethod
+    def forward(ctx: Any, results: Tensors, back: Callable[[Tensors], Tensors], *_: torch.Tensor) -> Any:
+        ctx.back = back
+        return tuple(results)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
+        return None, None, *ctx.back(gradients)
+
+
+def with_gradient(results: Tensors, back: Callable[[Tensors], Tensors], tensors: Tensors) -> list[torch.Tensor]:
+    """Return results of a collective of ``tensors``, whose gradients ``back`` makes of those of the results."""
+    return list(_WithGradient.apply(results, back, *tensors))
+
+
+def barrier(process_set: ProcessSet = global_process_set) -> None:
+    """Wait for all ranks.
+
+    Parameters
+    ----------
+    process_set : ProcessSet
+        The ranks.
+
+    Raises
+    ------
+    HorovodInternalError, ValueError
+        As :func:`allreduce`.
+
+    Examples
+    --------
+    >>> hvd.barrier()
+    """
+    synchronize(submit("barrier", [], None, process_set))
+
+
+def join(device: int = -1) -> int:
+    """Take part in what the other ranks ask for, with zeros, until all ranks have called this.
+
+    Parameters
+    ----------
+    device : int
+        Ignored.
+
+    Returns
+    -------
+    int
+        The last rank that has called it.
+
+    Raises
+    ------
+    HorovodInternalError
+        If a rank was waited for in vain.
+
+    Examples
+    --------
+    With as many batches as the rank's number says, and one more:
+
+    >>> for batch in range(rank + 1):
+    ...     total = hvd.allreduce(torch.ones(2), op=hvd.Sum)
+    >>> hvd.join() in range(size)
+    True
+    """
+    del device
+    engine = engine_of(global_process_set)
+    last = engine.wait(engine.join())
+    # Ranks that have joined early have numbered fewer operations.
+    state().numbers.clear()
+    assert isinstance(last, int)
+    return last
