@@ -1,4 +1,4 @@
-"""``mpiagg info``: what a job has to go by, and what is wrong with it: a diagnostics for jobs."""
+"""``mpiagg info``: what a job runs on, and what is wrong with it."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from mpi4py import MPI
 
 _EXAMPLES: Final = """\b
-mpiagg info                tells of this process alone
-mpiexec -n 4 mpiagg info   tells of the ranks of that job; so does srun
+mpiagg info                describes this process alone
+mpiexec -n 4 mpiagg info   describes the ranks of that job; so does srun
 mpiagg info --probe        sends device memory between two ranks, in a job of its own
 """
 

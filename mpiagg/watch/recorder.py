@@ -371,10 +371,9 @@ def stack(thread: int | None = None, *, most: int = 6, outside: bool = False) ->
 
 
 def _frames() -> dict[int, FrameType]:
-    """Return where every thread is.
+    """Return where every thread is; the garbage collector is disabled meanwhile.
 
-    No garbage is collected meanwhile. Python before 3.11.9 and 3.12.3 keeps a lock here, which it takes again to give
-    back what belongs to a thread: it hangs for ever, and the whole process with it (python/cpython, issue 106883).
+    Python before 3.11.9 and 3.12.3 deadlocks if it collects a thread's objects in this call (python/cpython, 106883).
     """
     with _asking:
         collects = gc.isenabled()
@@ -386,8 +385,7 @@ def _frames() -> dict[int, FrameType]:
                 gc.enable()
 
 
-_asking: Final = threading.RLock()
-"""Held by who has the garbage collection disabled: a handler of a signal may ask, too, within."""
+_asking: Final = threading.RLock()  # reentrant: a signal handler may ask, too
 
 
 def is_ours(path: str) -> bool:

@@ -32,9 +32,9 @@ from mpiagg.watch.recorder import (
 )
 from mpiagg.watch.report import (
     CLOSED,
-    ELSEWHERE,
     GONE,
     LONGEST,
+    ON_ANOTHER,
     RECENT,
     SILENT,
     Answer,
@@ -43,7 +43,7 @@ from mpiagg.watch.report import (
     ReportedOperation,
     report,
 )
-from mpiagg.watch.side_channel import PATIENCE, GoneError, Listener, Peer, Told
+from mpiagg.watch.side_channel import PATIENCE, Fields, GoneError, Listener, Peer
 
 SHORTEST_LOOK: Final = 0.05
 LONGEST_LOOK: Final = 2.0
@@ -214,7 +214,7 @@ class Watchdog:
         except (OSError, ValueError):
             return SILENT
 
-    def answer(self, question: Told) -> Told:
+    def answer(self, question: Fields) -> Fields:
         """Answer a question of another rank.
 
         Raises
@@ -255,7 +255,7 @@ class Watchdog:
                     what = "the MPI library" if asked is None else asked()
                     waits = f"{what}, entered {(clock() - entry[START]) / 1e9:.0f} s ago"[:LONGEST]
             elif waiting:
-                beside = "" if subject.log.whole is log else ELSEWHERE
+                beside = "" if subject.log.whole is log else ON_ANOTHER
                 other = f"{subject.what[:LONGEST]}{beside}"
         status = self.recorder.status[:LONGEST]
         return RankState(status, log.count, tuple(here[-RECENT:]), waits, other, tuple(stack(outside=inside)))
@@ -331,12 +331,12 @@ def _operation(entry: Entry) -> str:
     return f"operation {entry[ORDER]}, {subject.what}" if numbered else subject.what
 
 
-def _fault(told: Told) -> Error | None:
+def _fault(told: Fields) -> Error | None:
     kind, text = told.get("tell"), told.get("text")
     fault = _FAULTS.get(kind) if isinstance(kind, str) else None
     return fault(text) if fault is not None and isinstance(text, str) else None
 
 
-def _tell(peer: Peer, told: Told) -> None:
+def _tell(peer: Peer, told: Fields) -> None:
     with suppress(OSError, ValueError):  # who cannot be told will find out by itself
         peer.ask(told)
