@@ -34,7 +34,7 @@ mpiagg info --probe        sends device memory between two ranks, in a job of it
 MOST_HOSTS: Final = 8
 """How many nodes are told by their names."""
 
-SICK: Final = 1
+PROBLEM_FOUND: Final = 1
 """The exit status where a problem is an error."""
 
 _PRINTED: Final = "-"
@@ -82,7 +82,7 @@ def info(*, json_file: Path | None, probe: bool, memory: str) -> None:
             sys.exit(0)
         facts.of_mpi(mine, fault)
         _tell(JobReport(_standard(), [mine]), json_file=json_file)
-        sys.exit(SICK)
+        sys.exit(PROBLEM_FOUND)
 
     def work(world: MPI.Intracomm) -> int:
         facts.of_mpi(mine, None)
@@ -90,7 +90,7 @@ def info(*, json_file: Path | None, probe: bool, memory: str) -> None:
         _check_table(report)
         if world.rank == 0:
             _tell(report, json_file=json_file)
-        return SICK * any(problem.level == "error" for problem in problems(report))
+        return PROBLEM_FOUND * any(problem.level == "error" for problem in problems(report))
 
     from mpi4py import MPI  # noqa: PLC0415 - only a process that is a rank may load MPI
 
