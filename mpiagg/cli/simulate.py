@@ -158,7 +158,7 @@ mpiagg simulate all -n 512 --network torus:8x8x8 --jitter 1us --stragglers 1:1ms
 @click.option(
     "--plot",
     type=job.OutputFile(),
-    help="Draw time against size and ranks, of all algorithms, into a PNG; without what comes by chance.",
+    help="Draw time against size and ranks, of all algorithms, into a PNG, without jitter and stragglers.",
 )
 @click.option("--json", "json_file", type=job.OutputFile(), help="Save the numbers.")
 def simulate(plot: Path | None, json_file: Path | None, **options: Any) -> None:

@@ -88,7 +88,7 @@ def check(
 def prove(
     programs: Sequence[Sequence[Round]], collective: Collective, chunks: int, root: int = 0, *, rounded: bool = False
 ) -> None:
-    """Prove that the schedules of all ranks together carry out a collective.
+    """Check that the schedules of all ranks together carry out a collective.
 
     Parameters
     ----------
