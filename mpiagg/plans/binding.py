@@ -286,7 +286,7 @@ class _WireBinder(_Binder):
     """Binds a schedule to one lane; encoded values travel.
 
     Who sends values goes on with what the receiver gets, and who finishes a chunk goes on with what it will
-    send. So a schedule that leaves all ranks with the same values does so with encoded values, too: ``prove`` checks it.
+    send. So a schedule that leaves all ranks with the same values does so with encoded values: ``prove`` checks it.
     An encoded buffer that was received, or is there of values that have not changed, is sent as it is.
     """
 
