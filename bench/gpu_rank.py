@@ -91,7 +91,7 @@ class Setting:
         from mpiagg.benchmarks.on_device import DeviceWatch  # noqa: PLC0415 - needs MPI
 
         pace = timing.Pace(1000, 3, seconds / 20 if self.quick else seconds)
-        entries = [timing.Entry(call) for call in calls.values()]
+        entries = [timing.TimedContender(call) for call in calls.values()]
         results = timing.run(self.comm, entries, pace, partial(DeviceWatch, self.device))
         found = {}
         for name, (taken, repeats, by_device) in zip(calls, results, strict=True):

@@ -71,7 +71,7 @@ def pieces(send: MPI.Prequest, receive: MPI.Prequest) -> dict[str, Callable[[], 
 
     return {
         "a Python call that does nothing": lambda: None,
-        "the frame of a plan: a straight line without rounds": lambda: nothing(waiting),
+        "the compiled program of a plan without rounds": lambda: nothing(waiting),
         "copy of 64 bytes into a mailbox": copy,
         "counting at a barrier": count,
         "looking at a counter": look,

@@ -17,7 +17,7 @@ PAGE = Path(__file__).with_name("aggregations.md")
 SAVED = Path(__file__).parents[1] / "bench" / "results" / "convergence-n4.json"
 PLACE = re.compile(r"(?<=<!-- begin: written by docs/make_aggregations.py -->\n).*(?=<!-- end -->)", re.DOTALL)
 LEARNED = SAVED.with_name("learning-mpich.json")
-HARDER = re.compile(r"(?<=<!-- begin: harder ground -->\n).*(?=<!-- end: harder ground -->)", re.DOTALL)
+HARDER = re.compile(r"(?<=<!-- begin: harder tasks -->\n).*(?=<!-- end: harder tasks -->)", re.DOTALL)
 
 
 def page() -> str:

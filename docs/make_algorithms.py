@@ -35,7 +35,7 @@ HEAD = """\
 # The algorithms
 
 This page is written by `docs/make_algorithms.py` from the modules in `mpiagg/schedules`: the words are their
-docstrings, the pictures are drawn from the schedules themselves. Each schedule is proved right for every number of
+docstrings, the pictures are drawn from the schedules themselves. Each schedule is model-checked for every number of
 ranks up to 64 by the tests, and for 256, 1000 and 1024 in the slow lane.
 
 ## How to read the pictures

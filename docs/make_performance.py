@@ -26,7 +26,7 @@ UNITS = {2**20: "MiB", 2**10: "KiB", 1: "B"}
 def page() -> str:
     """Return the text of the page, with its tables."""
     text = PAGE.read_text()
-    tables = [_calls, _call_goals, _auto, _ddp, _node, _elsewhere, _network, _others, _exact, _goals, _overhead]
+    tables = [_calls, _call_goals, _auto, _ddp, _node, _cache_sharing, _network, _others, _exact, _goals, _overhead]
     for name, table in ((make.__name__.removeprefix("_"), make()) for make in tables):
         # Once: after an empty place the pattern would match again, up to the end of the next.
         text = re.sub(PLACE.format(name), lambda _, table=table: table + "\n", text, count=1, flags=re.DOTALL)
@@ -172,9 +172,9 @@ def _node() -> str:
     return "\n".join(lines)
 
 
-def _elsewhere() -> str:
+def _cache_sharing() -> str:
     lines = []
-    for path in sorted((BENCH / "results").glob("elsewhere-*.json")):
+    for path in sorted((BENCH / "results").glob("cache_sharing-*.json")):
         rows = json.loads(path.read_text())["rows"]
         sizes = [row["size"] for row in rows]
         for how in ("together", "apart"):

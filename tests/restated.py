@@ -56,9 +56,9 @@ def result(collective, vectors, rank, *, cuts=None, op="sum", root=0):
 
 def through(wire, values):
     """Return what is left of values that have been encoded together."""
-    image, after = np.zeros(codec(wire).nbytes(len(values)), np.uint8), np.empty_like(values)
-    codec(wire).encode(values, image)
-    codec(wire).decode(image, after)
+    encoded, after = np.zeros(codec(wire).nbytes(len(values)), np.uint8), np.empty_like(values)
+    codec(wire).encode(values, encoded)
+    codec(wire).decode(encoded, after)
     return after
 
 

@@ -150,6 +150,30 @@ def test_links_of_the_readme_work_on_pypi():
     assert [link for link in re.findall(r"\]\(([^)]*)\)", README) if not link.startswith("https://")] == []
 
 
+UNPUBLISHED = r"pip install [^`;&|#\n]*?(?<![\w/.-])['\"]?mpiagg(?=[\s\[=<>~'\"`]|$)"
+"""The package is not on PyPI yet: until then pages install it from the source tree, ``pip install '.[extra]'``."""
+
+
+def installs_of_the_unpublished(text):
+    """Return the commands that would ask PyPI for the package."""
+    return [match[0] for match in re.finditer(UNPUBLISHED, text, re.MULTILINE)]
+
+
+@pytest.mark.parametrize("path", [each for each in snippets.PAGES if each.exists()], ids=lambda path: path.stem)
+def test_pages_do_not_install_the_package_from_pypi(path):
+    assert installs_of_the_unpublished(path.read_text()) == []
+
+
+@pytest.mark.parametrize(
+    "command",
+    ["pip install mpiagg", "pip install 'mpiagg[plot]'", 'pip install -U "mpiagg[demo]"', "pip install mpiagg==0.1"],
+)
+def test_an_install_of_the_unpublished_package_is_found(command):
+    assert installs_of_the_unpublished(f"Run `{command}` first.") != []
+    others = "`pip install '.[plot]'`, `pip install ./mpiagg`, pip install mpi4py; mpiagg info"
+    assert installs_of_the_unpublished(others) == []
+
+
 def wrong_in(command):
     """Return what is wrong with the form of a shell snippet: syntax, options, extras, files of this repository."""
     checked = subprocess.run([shutil.which("bash"), "-n"], input=command, capture_output=True, text=True, check=False)

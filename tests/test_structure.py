@@ -331,6 +331,53 @@ def code_lines(function):
     return function.body[-1].end_lineno - first.lineno + 1
 
 
+SAME_NAMES = {
+    "ErrorFeedback": "in power_sgd.py a name for the type checker alone: there it stands for the class, imported late",
+}
+"""Names of classes that other modules may use, and why."""
+
+
+def classes_of(tree):
+    """Return the names of the classes and of the aliases of types that a module defines."""
+    names = {node.name for node in ast.walk(tree) if isinstance(node, ast.ClassDef)}
+    aliases = {
+        target.id
+        for node in tree.body
+        if isinstance(node, ast.Assign) and isinstance(node.value, ast.Subscript | ast.BinOp | ast.Name)
+        for target in node.targets
+        if isinstance(target, ast.Name) and re.match(r"_?[A-Z].*[a-z]", target.id)
+    }
+    return names, aliases
+
+
+def same_names(trees):
+    """Return the names of classes that another module gives to a class or an alias, with the modules."""
+    classes, users = set(), {}
+    for module, tree in trees.items():
+        names, aliases = classes_of(tree)
+        classes |= names
+        for name in names | aliases:
+            users.setdefault(name, []).append(module)
+    return {name: users[name] for name in sorted(classes) if len(users[name]) > 1}
+
+
+def test_a_class_name_has_one_meaning_in_the_package():
+    found = same_names({name_of(path): tree_of(path) for path in MODULES})
+    assert {name: modules for name, modules in found.items() if name not in SAME_NAMES} == {}
+    assert set(SAME_NAMES) <= set(found), "an exception that is not needed any more"
+
+
+def test_a_class_name_with_two_meanings_is_found():
+    texts = {
+        "a": "class Layout: pass\nclass Own:\n    class Inner: pass",
+        "b": "Layout = tuple[int, ...]",
+        "c": "class Inner: pass\nLIMIT = 3\nOther = list[int]",
+        "d": "Other = set[int]",
+    }
+    found = same_names({module: ast.parse(text) for module, text in texts.items()})
+    assert found == {"Inner": ["a", "c"], "Layout": ["a", "b"]}
+
+
 def test_the_package_is_typed():
     assert (PACKAGE / "py.typed").exists()
     assert 'mpiagg = ["py.typed"' in (TOP / "pyproject.toml").read_text()

@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Literal, TypeVar
 import numpy as np
 from mpi4py import MPI
 
-from mpiagg.aggregation.packing import Layout, check_tensors, describe_layout, layout_of
+from mpiagg.aggregation.packing import TensorLayout, check_tensors, describe_layout, layout_of
 from mpiagg.arrays import Array, Reduction, reduction
 from mpiagg.collectives.mpi_ops import mpi_op
 from mpiagg.errors import PlanError
@@ -177,7 +177,7 @@ class Aggregation(ABC):
 
     def _agree_on_tensors(
         self, tensors: Sequence[Array], check_dtype: Callable[[np.dtype[Any]], object] | None = None
-    ) -> Layout:
+    ) -> TensorLayout:
         """Return the layout of tensors, once all ranks have found theirs good and the same."""
         self._require_open()
         layout = layout_of(tensors)

@@ -13,7 +13,7 @@ from mpiagg.aggregation.base import expect_keys
 from mpiagg.aggregation.cosines import CosineTransform
 from mpiagg.aggregation.exchanges import Gather
 from mpiagg.aggregation.memory import Remembering, check_arrays
-from mpiagg.aggregation.packing import Group, Layout, Packing
+from mpiagg.aggregation.packing import Group, Packing, TensorLayout
 from mpiagg.aggregation.selection import top_k
 from mpiagg.arrays import INDEX, Array, check_wire_dtype, codec_of, load, reduction, to_host
 from mpiagg.common.arguments import check_flag, check_integer, check_number
@@ -111,7 +111,7 @@ class DeMo(Remembering["_Momentum"]):
             raise TypeError(f"DeMo is for real numbers, not for {dtype}")
         check_wire_dtype(self.wire, dtype)
 
-    def _new_memory(self, layout: Layout, tensors: Sequence[Array]) -> _Momentum:
+    def _new_memory(self, layout: TensorLayout, tensors: Sequence[Array]) -> _Momentum:
         return _Momentum(self, self._channel, layout, tensors, self._plan)
 
 
@@ -122,22 +122,22 @@ class _Momentum:
         self,
         owner: DeMo,
         channel: Channel,
-        layout: Layout,
+        layout: TensorLayout,
         tensors: Sequence[Array],
         plan: Callable[[Program], Plan[None]],
     ) -> None:
         self.tensors = tensors
-        self._parts = [_Part(owner, channel, group) for group in Packing(layout, in_place=False).groups]
+        self._parts = [_MomentumPart(owner, channel, group) for group in Packing(layout, in_place=False).groups]
         programs = [
             in_turn(partial(self._load, part), part.exchange.program, partial(self._store, part))
             for part in self._parts
         ]
         self.plan = plan(in_turn(*programs))
 
-    def _load(self, part: _Part) -> None:
+    def _load(self, part: _MomentumPart) -> None:
         part.load(self.tensors)
 
-    def _store(self, part: _Part) -> None:
+    def _store(self, part: _MomentumPart) -> None:
         part.store(self.tensors)
 
     def state(self) -> dict[str, Any]:
@@ -155,7 +155,7 @@ class _Momentum:
             load(part.kept, kept)
 
 
-class _Part:
+class _MomentumPart:
     """The tensors of one dtype in a row: their momentum, and its coefficients."""
 
     def __init__(self, owner: DeMo, channel: Channel, group: Group) -> None:

@@ -11,7 +11,7 @@ import numpy as np
 from mpiagg.aggregation.all_reduce import AllReduce
 from mpiagg.aggregation.base import expect_keys
 from mpiagg.aggregation.memory import Remembering, check_arrays
-from mpiagg.aggregation.packing import Layout, Packing
+from mpiagg.aggregation.packing import Packing, TensorLayout
 from mpiagg.arrays import Array, codec_of, load, to_host
 from mpiagg.plans.choices import ENCODING_ONCE
 from mpiagg.plans.plan import Plan
@@ -136,7 +136,7 @@ class ErrorFeedback(Remembering[Residuals]):
         self._channel.agree_on(partial(check_reduction, reduction))
         self.op, self.denom = reduction.op, reduction.denom
 
-    def _new_memory(self, layout: Layout, tensors: Sequence[Array]) -> Residuals:
+    def _new_memory(self, layout: TensorLayout, tensors: Sequence[Array]) -> Residuals:
         packing = Packing(layout, in_place=False, by_layer=self.reduction.by_layer)
 
         def bind(vector: Array, residual: Array) -> Program:

@@ -12,7 +12,7 @@ from mpi4py import MPI
 from mpiagg.aggregation.all_reduce import AllReduce
 from mpiagg.aggregation.error_feedback import check_reduction
 from mpiagg.aggregation.local_steps import Anchor, Fragment, LocalSteps
-from mpiagg.aggregation.packing import Layout, layout_of
+from mpiagg.aggregation.packing import TensorLayout, layout_of
 from mpiagg.aggregation.participation import Members, Participation
 from mpiagg.arrays import Array, check_wire_dtype, settle
 from mpiagg.collectives.moving_plans import broadcast_init
@@ -222,7 +222,7 @@ class LocalSGD(LocalSteps):
                 final = members.final
             memory.tensors = ()
 
-    def _new_memory(self, layout: Layout, tensors: Sequence[Array]) -> Anchor:
+    def _new_memory(self, layout: TensorLayout, tensors: Sequence[Array]) -> Anchor:
         memory = super()._new_memory(layout, tensors)
         if self.patience is not None:
             memory.participation = Participation(self.comm)

@@ -16,7 +16,7 @@ from mpi4py import MPI
 from mpiagg.aggregation.all_reduce import AllReduce
 from mpiagg.aggregation.base import expect_keys
 from mpiagg.aggregation.memory import Remembering, check_arrays
-from mpiagg.aggregation.packing import Layout, Packing
+from mpiagg.aggregation.packing import Packing, TensorLayout
 from mpiagg.aggregation.participation import Participation
 from mpiagg.arrays import Array, load, settle, to_host
 from mpiagg.common.arguments import check_flag, check_integer, check_number
@@ -40,7 +40,7 @@ class Fragment:
     def __init__(
         self,
         members: Sequence[int],
-        layout: Layout,
+        layout: TensorLayout,
         tensors: Sequence[Array],
         average: Callable[[Sequence[Array], Sequence[Array], Sequence[Sequence[int]]], Plan[None]],
         *,
@@ -202,7 +202,7 @@ class Anchor:
             load(x, loaded)
 
 
-def divided(layout: Layout, parts: int) -> list[list[int]]:
+def divided(layout: TensorLayout, parts: int) -> list[list[int]]:
     """Return which tensors of a layout are in which of some parts, each about as long: runs of the list."""
     lengths = [int(np.prod(form.shape)) for form in layout]
     total = max(1, sum(lengths))
@@ -291,7 +291,7 @@ class LocalSteps(Remembering[Anchor]):
         super().free()
         self._weights.free()
 
-    def _new_memory(self, layout: Layout, tensors: Sequence[Array]) -> Anchor:
+    def _new_memory(self, layout: TensorLayout, tensors: Sequence[Array]) -> Anchor:
         fragments = [
             Fragment(
                 members,

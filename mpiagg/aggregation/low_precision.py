@@ -14,7 +14,7 @@ from mpiagg.aggregation.base import expect_keys
 from mpiagg.aggregation.decentralized import nodes_of
 from mpiagg.aggregation.gossip import Nodes, among
 from mpiagg.aggregation.memory import Remembering, check_arrays
-from mpiagg.aggregation.packing import Group, Layout, Packing
+from mpiagg.aggregation.packing import Group, Packing, TensorLayout
 from mpiagg.aggregation.resharding import with_each
 from mpiagg.arrays import CODECS, Array, Reduction, check_wire_dtype, even_ranges, load, reduction, settle, to_host
 from mpiagg.checkpoints import PerRank
@@ -41,7 +41,7 @@ def ring_weights(own: int, sizes: Sequence[int]) -> dict[int, Fraction]:
     return weights
 
 
-class _Place:
+class _NodePlace:
     """Where a rank stands: its node, whether it leads that, and the leaders of the nodes beside it."""
 
     def __init__(self, channel: Channel, nodes: Nodes) -> None:
@@ -91,7 +91,7 @@ class _Vector:
         that does not lead its node has none.
     """
 
-    def __init__(self, place: _Place, group: Group, tensors: Sequence[Array], codec: str) -> None:
+    def __init__(self, place: _NodePlace, group: Group, tensors: Sequence[Array], codec: str) -> None:
         self.group, self._place = group, place
         self.x = group.pack(tensors)
         rows = 1 + len(place.neighbors) if place.leads else 0
@@ -164,8 +164,8 @@ class Replicas:
 
     def __init__(
         self,
-        place: _Place,
-        layout: Layout,
+        place: _NodePlace,
+        layout: TensorLayout,
         tensors: Sequence[Array],
         codec: str,
         plan: Callable[[Program], Plan[None]],
@@ -313,7 +313,7 @@ class LowPrecisionDecentralized(Remembering[Replicas]):
         self._channel.agree_on(check)
         size = self._channel.size
         nodes = nodes_of(self._channel.comm) if self.hierarchical else tuple((rank,) for rank in range(size))
-        self._place = _Place(self._channel, nodes)
+        self._place = _NodePlace(self._channel, nodes)
         self._faults = Flags(self.comm)
 
     def free(self) -> None:
@@ -324,7 +324,7 @@ class LowPrecisionDecentralized(Remembering[Replicas]):
     def _check_dtype(self, dtype: np.dtype[Any]) -> None:
         check_wire_dtype(self.codec, dtype)
 
-    def _new_memory(self, layout: Layout, tensors: Sequence[Array]) -> Replicas:
+    def _new_memory(self, layout: TensorLayout, tensors: Sequence[Array]) -> Replicas:
         return Replicas(self._place, layout, tensors, self.codec, self._plan)
 
     def _plan_of(self, memory: Replicas, tensors: Sequence[Array]) -> Plan[None]:

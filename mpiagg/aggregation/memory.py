@@ -12,7 +12,7 @@ from typing import Any, ClassVar, Generic, Protocol, TypeVar
 from mpi4py import MPI
 
 from mpiagg.aggregation.base import Aggregation, expect_keys
-from mpiagg.aggregation.packing import Layout, describe_layout, layout_of
+from mpiagg.aggregation.packing import TensorLayout, describe_layout, layout_of
 from mpiagg.aggregation.resharding import resharded
 from mpiagg.arrays import HOST, Array, settle
 from mpiagg.errors import PlanError
@@ -53,7 +53,7 @@ M = TypeVar("M", bound=AggregationMemory)
 class _Entry(Generic[M]):
     """A memory, and the plan by which callers use it."""
 
-    layout: Layout
+    layout: TensorLayout
     memory: M
     plan: Plan[None]
 
@@ -77,11 +77,11 @@ class Remembering(Aggregation, Generic[M]):
     def __init__(self, comm: MPI.Intracomm | None = None) -> None:
         super().__init__(comm)
         self._entries: list[_Entry[M]] = []
-        self._by_layout: dict[Layout, M] = {}
+        self._by_layout: dict[TensorLayout, M] = {}
         self._pending: list[Mapping[str, Any]] = []
 
     @abstractmethod
-    def _new_memory(self, layout: Layout, tensors: Sequence[Array]) -> M:
+    def _new_memory(self, layout: TensorLayout, tensors: Sequence[Array]) -> M:
         """Return an empty memory for tensors of a layout on which the ranks have agreed; all ranks do so together."""
 
     def aggregate(self, tensors: Sequence[Array]) -> None:
@@ -223,7 +223,7 @@ def check_arrays(name: str, given: object, wanted: Sequence[Array]) -> None:
         raise ValueError(f"{name} must be {describe_layout(ours)}, not {describe_layout(theirs)}")
 
 
-def _checked(memory: AggregationMemory, layout: Layout, each: Mapping[str, Any]) -> str:
+def _checked(memory: AggregationMemory, layout: TensorLayout, each: Mapping[str, Any]) -> str:
     words = describe_layout(layout)
     if each["layout"] != words:
         raise ValueError(f"the memory is of {each['layout']}, not of {words}")

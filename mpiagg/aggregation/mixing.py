@@ -278,9 +278,9 @@ def bind_row(channel: Channel, row: MixingRow, vector: Array, pieces: Lane, *, l
         own = vector[start:stop]
         operands = {**{peer: spare[: own.size] for peer, spare in arrived.items()}, channel.rank: own}
         summands = [operands[peer] for peer, _ in row.weights]
-        fold = partial(weighted_mean, own, summands, factors, float(1 / largest))
+        reduction = partial(weighted_mean, own, summands, factors, float(1 / largest))
         received = [(peer, operands[peer]) for peer in sources]
-        exchanges.append(NeighborExchange(received, [(peer, own) for peer in row.targets], fold))
+        exchanges.append(NeighborExchange(received, [(peer, own) for peer in row.targets], reduction))
     program = bind_exchanges(channel, exchanges, vector, label=label, tag=tag)
     return replace(program, nbytes=program.nbytes + sum(spare.nbytes for spare in arrived.values()))
 

@@ -32,11 +32,11 @@ KEPT_PLANS: Final = 64
 """How many plans are kept for one layout: a tensor that is not packed needs one for each place where it lies."""
 
 
-Layout = tuple[Form, ...]
+TensorLayout = tuple[Form, ...]
 """The form of every array of a list."""
 
 
-def layout_of(tensors: object) -> Layout:
+def layout_of(tensors: object) -> TensorLayout:
     """Return the layout of a list of arrays."""
     if not isinstance(tensors, Sequence):
         return (Form(type(tensors).__name__),)
@@ -56,7 +56,7 @@ def _form_of(x: Any) -> Form:
     return form_of(x) if is_array(x) else Form(type(x).__name__)
 
 
-def describe_layout(layout: Layout) -> str:
+def describe_layout(layout: TensorLayout) -> str:
     """Return a layout as people read it."""
     each = ", ".join(map(str, layout))
     return f"{len(layout)} tensors: {each}" if layout else "no tensors"
@@ -171,7 +171,7 @@ class Packing:
     There is a group for each dtype on each device; or, by layer, for each tensor.
     """
 
-    def __init__(self, layout: Layout, *, in_place: bool = True, by_layer: bool = False) -> None:
+    def __init__(self, layout: TensorLayout, *, in_place: bool = True, by_layer: bool = False) -> None:
         members: dict[Hashable, dict[int, tuple[int, ...]]] = {}
         for index, (dtype, shape, device) in enumerate(layout):
             members.setdefault(index if by_layer else (dtype, device), {})[index] = shape

@@ -14,7 +14,7 @@ from mpi4py import MPI
 from mpiagg.aggregation.base import expect_keys
 from mpiagg.aggregation.low_rank import LowRank
 from mpiagg.aggregation.memory import Remembering, check_arrays
-from mpiagg.aggregation.packing import Layout
+from mpiagg.aggregation.packing import TensorLayout
 from mpiagg.arrays import Array, Device, device_of, load, reduction, to_host, working_dtype
 from mpiagg.common.arguments import check_flag, check_integer, check_number
 from mpiagg.plans.choices import choose
@@ -139,7 +139,7 @@ class PowerSGD(Remembering["_PowerSGDState"]):
         if working_dtype(dtype) not in DTYPES:
             raise TypeError(f"PowerSGD is for float16, bfloat16, float32 and float64, not for {dtype}")
 
-    def _new_memory(self, layout: Layout, tensors: Sequence[Array]) -> _PowerSGDState:
+    def _new_memory(self, layout: TensorLayout, tensors: Sequence[Array]) -> _PowerSGDState:
         shapes: dict[tuple[np.dtype[Any], Device], dict[int, tuple[int, ...]]] = {}
         for index, (dtype, shape, device) in enumerate(layout):
             shapes.setdefault((working_dtype(dtype), device), {})[index] = shape

@@ -22,10 +22,10 @@ from mpiagg.collectives.functions import allreduce
 from mpiagg.common.arguments import check_number
 from mpiagg.transport import channel_of
 
-State = Mapping[str, Any]
+AggregationState = Mapping[str, Any]
 
 
-class _Part(NamedTuple):
+class _PartOfMean(NamedTuple):
     """Part of a mean over the ranks that there were: the sum over some, how many there are in all, and the dtype."""
 
     total: Array
@@ -33,7 +33,7 @@ class _Part(NamedTuple):
     dtype: np.dtype[Any]
 
 
-def with_each(state: State, change: Callable[[State], State]) -> State:
+def with_each(state: AggregationState, change: Callable[[AggregationState], AggregationState]) -> AggregationState:
     """Return an aggregation's state with the state of each memory changed; what is malformed is left to be refused."""
     if not isinstance(state, Mapping) or not isinstance(state.get("memories"), list):
         return state
@@ -45,7 +45,9 @@ def with_each(state: State, change: Callable[[State], State]) -> State:
     return {**state, "memories": [changed(each) for each in state["memories"]]}
 
 
-def resharded(state: State, name: str, averaged: Collection[str], worth: float, comm: MPI.Intracomm) -> State:
+def resharded(
+    state: AggregationState, name: str, averaged: Collection[str], worth: float, comm: MPI.Intracomm
+) -> AggregationState:
     """Return an aggregation's state for these ranks; collective.
 
     Parameters
@@ -68,9 +70,9 @@ def resharded(state: State, name: str, averaged: Collection[str], worth: float, 
     MismatchError
         On the other ranks then, and on all, if the means differ in number or shape.
     """
-    channel, parts = channel_of(comm), list[_Part]()
+    channel, parts = channel_of(comm), list[_PartOfMean]()
 
-    def take(own: State) -> State:
+    def take(own: AggregationState) -> AggregationState:
         taken = {key: _mapped(value, partial(part, key)) for key, value in own.items()}
         if "worth" in own:
             check_number("worth", taken["worth"], "a finite number other than zero", lambda x: x != 0)
@@ -93,7 +95,7 @@ def resharded(state: State, name: str, averaged: Collection[str], worth: float, 
         means = ", ".join(f"{x.dtype} {x.total.shape} of {x.ranks} ranks" for x in parts)
         return f"{name} with means of {means or 'nothing'}"
 
-    def give(own: State) -> State:
+    def give(own: AggregationState) -> AggregationState:
         factor = own.get("worth", worth) / worth
         given = {key: _mapped(value, lambda x: _mean(x, comm)) for key, value in own.items()}
         if factor != 1:
@@ -109,7 +111,7 @@ def _mapped(value: Any, call: Callable[[Any], Any]) -> Any:
     return [call(each) for each in value] if isinstance(value, list) else call(value)
 
 
-def _part_of(key: str, value: PerRank, rank: int, size: int) -> _Part:
+def _part_of(key: str, value: PerRank, rank: int, size: int) -> _PartOfMean:
     """Return the sum of what every ``size``-th rank had: so all ranks together read everything once."""
     first = value[rank % len(value)]
     if not isinstance(first, np.ndarray) or first.dtype.kind not in "fc":
@@ -120,11 +122,11 @@ def _part_of(key: str, value: PerRank, rank: int, size: int) -> _Part:
         if layout_of([each]) != layout_of([first]):
             raise ValueError(f"{key} must be {describe_layout(layout_of([first]))} of all ranks")
         total += each
-    return _Part(total, len(value), first.dtype)
+    return _PartOfMean(total, len(value), first.dtype)
 
 
 def _mean(part: Any, comm: MPI.Intracomm) -> Any:
-    if not isinstance(part, _Part):
+    if not isinstance(part, _PartOfMean):
         return part
     mean = allreduce(part.total, comm=comm) / part.ranks
     return np.asarray(mean, part.dtype)

@@ -12,7 +12,7 @@ from mpi4py import MPI
 from mpiagg.aggregation.base import expect_keys
 from mpiagg.aggregation.exchanges import CountedGather, Exchange, Gather, Reduce
 from mpiagg.aggregation.memory import Remembering, check_arrays
-from mpiagg.aggregation.packing import Group, Layout, Packing
+from mpiagg.aggregation.packing import Group, Packing, TensorLayout
 from mpiagg.aggregation.selection import Selection, at_least, how_many, random_block, random_k, top_k
 from mpiagg.arrays import INDEX, Array, cuts_of, load, ranges, reduction, to_host
 from mpiagg.common.arguments import check_integer, check_number
@@ -145,7 +145,7 @@ class Sparsified(Remembering["_SparsifiedState"]):
         self.seed = check_integer("seed", self.seed, 0)
         self.momentum = check_number("momentum", self.momentum, "a number from 0 to less than 1", lambda x: 0 <= x < 1)
 
-    def _new_memory(self, layout: Layout, tensors: Sequence[Array]) -> _SparsifiedState:
+    def _new_memory(self, layout: TensorLayout, tensors: Sequence[Array]) -> _SparsifiedState:
         return _SparsifiedState(
             self, self._channel, layout, tensors, self._plan, place=len(self._entries), worth=self._worth()
         )
@@ -161,7 +161,7 @@ class _SparsifiedState:
         self,
         owner: Sparsified,
         channel: Channel,
-        layout: Layout,
+        layout: TensorLayout,
         tensors: Sequence[Array],
         plan: Callable[[Program], Plan[None]],
         *,
@@ -169,9 +169,9 @@ class _SparsifiedState:
         worth: float,
     ) -> None:
         self.tensors, self.step, self._worth = tensors, 0, worth
-        self._parts: list[_Part] = []
+        self._parts: list[_SparsifiedPart] = []
         for number, group in enumerate(Packing(layout, in_place=False).groups):
-            self._parts.append(_Part(owner, channel, group, (place, number)))
+            self._parts.append(_SparsifiedPart(owner, channel, group, (place, number)))
         programs = [
             in_turn(partial(self._load, part), part.exchange.program, partial(self._store, part))
             for part in self._parts
@@ -179,10 +179,10 @@ class _SparsifiedState:
         self.plan = plan(in_turn(*programs, self._finish))
         self._fixed_bytes = self.plan.sent_bytes
 
-    def _load(self, part: _Part) -> None:
+    def _load(self, part: _SparsifiedPart) -> None:
         part.load(self.tensors, self.step)
 
-    def _store(self, part: _Part) -> None:
+    def _store(self, part: _SparsifiedPart) -> None:
         part.store(self.tensors)
 
     def _finish(self) -> None:
@@ -218,7 +218,7 @@ class _SparsifiedState:
             load(own, velocity)
 
 
-class _Part:
+class _SparsifiedPart:
     """The tensors of one dtype in a row: what is kept of them, and what is chosen of that.
 
     ``key`` tells this part's random choices from those of other parts.

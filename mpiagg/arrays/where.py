@@ -73,7 +73,7 @@ def _cuda_device(ordinal: int | None) -> Device:
     except Exception as error:
         raise DeviceError(
             f"CUDA devices need CuPy, which cannot be imported ({type(error).__name__}: {error}); "
-            "install mpiagg[cuda12] or mpiagg[cuda13], whichever the driver is for"
+            "install it with pip install cupy-cuda12x, or cupy-cuda13x for drivers from CUDA 13 on"
         ) from error
     found: Device = cuda.device(ordinal)
     return found

@@ -21,7 +21,7 @@ from mpiagg.schedules import Collective
 PERIOD: Final = 251
 """Test data repeats after so many elements: a prime, so that chunks that are mixed up do not look alike."""
 
-Call = Callable[[], object]
+TimedCall = Callable[[], object]
 
 
 LARGEST_VALUE: Final = 4
@@ -45,8 +45,8 @@ class Contender(NamedTuple):
     """
 
     name: str
-    call: Call
-    free: Call = lambda: None
+    call: TimedCall
+    free: TimedCall = lambda: None
     off: float = 0.0
     task: Task | None = None
 
@@ -172,7 +172,7 @@ class Task:
 
         return Contender(name, plan, free, off)
 
-    def copy(self) -> Call:
+    def copy(self) -> TimedCall:
         """Return a plain copy of the vector to other memory: what it costs only to read it and to write as much."""
         return partial(np.copyto, np.zeros_like(self.vector), self.vector)
 
@@ -181,10 +181,10 @@ class Task:
         """Whether MPI has the operator and the dtype; it has no averages and no half precision."""
         return self.op != "avg" and working_dtype(self.dtype) == self.dtype
 
-    def library_call(self) -> Call:
+    def library_call(self) -> TimedCall:
         """Return the MPI library's blocking collective on the arrays as they are."""
         comm, op, root, out = self.comm, mpi_op(self.op, self.dtype), self.root, self.out
-        made: dict[Collective, Callable[[], Call]] = {
+        made: dict[Collective, Callable[[], TimedCall]] = {
             Collective.ALLREDUCE: lambda: partial(comm.Allreduce, MPI.IN_PLACE, out, op),
             Collective.REDUCE: lambda: partial(comm.Reduce, self.x if out is None else MPI.IN_PLACE, out, op, root),
             Collective.BROADCAST: lambda: partial(comm.Bcast, out, root),
@@ -200,7 +200,7 @@ class Task:
 
     # -- test data: small integers, whose sums and products are exact in every dtype
 
-    def check(self, call: Call, off: float = 0.0) -> int:
+    def check(self, call: TimedCall, off: float = 0.0) -> int:
         """Run ``call`` on test data and return how many elements of this rank's output are wrong, by more than ``off``.
 
         Afterwards the memory is zero, so that calls in place, one upon another, stay within every dtype's range.

@@ -17,7 +17,7 @@ import torch.distributed
 from mpi4py import MPI
 
 from mpiagg.arrays import Array
-from mpiagg.benchmarks.contenders import Call, Contender, Task
+from mpiagg.benchmarks.contenders import Contender, Task, TimedCall
 from mpiagg.schedules import Collective, Layout
 
 INTERFACE: Final = "GLOO_SOCKET_IFNAME"
@@ -86,7 +86,7 @@ _DTYPES: Final = (
 )
 
 
-def _call(task: Task) -> Call:
+def _call(task: Task) -> TimedCall:
     group = torch.distributed
     x = _tensor(task.x)
     if task.collective is Collective.BROADCAST:
@@ -108,7 +108,7 @@ def _call(task: Task) -> Call:
     return partial(_average, call, out, task.comm.size) if task.op == "avg" else call
 
 
-def _average(call: Call, out: Any, size: int) -> None:
+def _average(call: TimedCall, out: Any, size: int) -> None:
     """Divide the sum, for Gloo knows no average."""
     call()
     out.div_(size)

@@ -12,7 +12,7 @@ import numpy.typing as npt
 from mpi4py import MPI
 
 from mpiagg.arrays import HOST, Accelerator, Array, Device, convert, find_device
-from mpiagg.benchmarks.contenders import Call, Contender, Task, cleared
+from mpiagg.benchmarks.contenders import Contender, Task, TimedCall, cleared
 from mpiagg.benchmarks.flags import CUDA
 from mpiagg.benchmarks.timing import Watch
 from mpiagg.collectives.mpi_ops import mpi_op
@@ -145,7 +145,7 @@ class DeviceTask(Task):
             raise ValueError("MPI has no averages and no half precision")
         return mpi_op(self.op, self.dtype)
 
-    def copy(self) -> Call:
+    def copy(self) -> TimedCall:
         """Return a plain copy of the vector to other memory of the device."""
         other, vector = (x.view(np.uint8) for x in (self.zeros(self.count), self.vector))
 

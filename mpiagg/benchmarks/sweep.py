@@ -16,7 +16,7 @@ from mpi4py import MPI
 from mpiagg.arrays import HOST, Array
 from mpiagg.benchmarks import machine, timing
 from mpiagg.benchmarks.columns import ResultRow, bus_factor, header, line, link_seconds
-from mpiagg.benchmarks.contenders import Call, Contender, Task, registered_zeros
+from mpiagg.benchmarks.contenders import Contender, Task, TimedCall, registered_zeros
 from mpiagg.benchmarks.flags import MLBENCH_CALLS, BenchFlags, dtype_of
 from mpiagg.benchmarks.on_device import DeviceTask, DeviceWatch, facts, take_device, title
 from mpiagg.errors import DeviceError
@@ -80,7 +80,7 @@ class Sweep:
         self._memory = self._shared_memory() if flags.buffer == "registered" else None
         self._optional = {*flags.beside, BY_HAND, REGISTERED, *(() if flags.algorithm else names)}
         self._left_out: set[str] = set()
-        self._frees: list[Call] = []
+        self._frees: list[TimedCall] = []
         self._builders: dict[str, Builder] = {NATIVE: methodcaller("native")}
         for name in names:
             self._builders[name] = partial(Task.ours, algorithm=name, lanes=flags.lanes, planned=flags.planned)
@@ -197,7 +197,7 @@ class Sweep:
         contenders = self._contenders(task)
         entries = {contender.name: self._entry(task, contender) for contender in contenders}
         if self.flags.link_rate is None:
-            entries[COPY] = timing.Entry(task.copy())
+            entries[COPY] = timing.TimedContender(task.copy())
         wrong = self._wrong(task, contenders)
         watch = timing.Watch if self.device is None else partial(DeviceWatch, self.device)
         results = timing.run(task.comm, list(entries.values()), self._pace(), watch)
@@ -232,14 +232,14 @@ class Sweep:
             found.append(contender)
         return found
 
-    def _entry(self, task: Task, contender: Contender) -> timing.Entry:
+    def _entry(self, task: Task, contender: Contender) -> timing.TimedContender:
         """Return what is timed of a contender.
 
         mlbench's calls all find new random values, and where any memory will do, in new memory.
         """
         call = contender.call
         if self.flags.protocol != "mlbench":
-            return timing.Entry(call)
+            return timing.TimedContender(call)
 
         def before() -> None:
             nonlocal call
@@ -247,7 +247,7 @@ class Sweep:
             new.x[...] = np.random.default_rng().random(new.x.shape, np.float32)
             call = self._builders[contender.name](new).call
 
-        return timing.Entry(lambda: call(), before)  # noqa: PLW0108 - another call each time
+        return timing.TimedContender(lambda: call(), before)  # noqa: PLW0108 - another call each time
 
     def _pace(self) -> timing.Pace:
         flags = self.flags

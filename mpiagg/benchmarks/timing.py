@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 from mpi4py import MPI
 
-Times = npt.NDArray[np.float64]
+SecondsArray = npt.NDArray[np.float64]
 
 Laps = tuple[float, ...]
 """Seconds by the processor's clock, and by a device's where there is one."""
@@ -61,7 +61,7 @@ class Pace(NamedTuple):
         return min(BLOCKS, self.iterations)
 
 
-class Entry(NamedTuple):
+class TimedContender(NamedTuple):
     """A contender: the call to time, and what is done before a barrier and not timed."""
 
     call: Callable[[], object]
@@ -93,9 +93,9 @@ class Result(NamedTuple):
         The same by the device's clock, where that was looked at.
     """
 
-    seconds: Times
+    seconds: SecondsArray
     repeats: int
-    by_device: Times | None = None
+    by_device: SecondsArray | None = None
 
 
 class Turns(NamedTuple):
@@ -106,7 +106,7 @@ class Turns(NamedTuple):
 
 
 def run(
-    comm: MPI.Intracomm, entries: Sequence[Entry], pace: Pace, make_watch: Callable[[], Watch] = Watch
+    comm: MPI.Intracomm, entries: Sequence[TimedContender], pace: Pace, make_watch: Callable[[], Watch] = Watch
 ) -> list[Result]:
     """Time collective calls against each other; collective."""
     watch, share = make_watch(), pace.seconds / len(entries)
@@ -130,7 +130,7 @@ def run(
 
 def medians(comm: MPI.Intracomm, calls: Mapping[str, Callable[[], object]], pace: Pace) -> dict[str, float]:
     """Time named calls against each other, and return the median microseconds of each; collective."""
-    found = run(comm, [Entry(call) for call in calls.values()], pace)
+    found = run(comm, [TimedContender(call) for call in calls.values()], pace)
     return {name: float(np.median(result.seconds)) * 1e6 for name, result in zip(calls, found, strict=True)}
 
 
@@ -146,7 +146,7 @@ def takes_part(turn: int, blocks: int, turns: int) -> bool:
     return turn * blocks % turns < blocks
 
 
-def _seconds_of_a_call(comm: MPI.Intracomm, entry: Entry, pace: Pace, share: float, watch: Watch) -> float:
+def _seconds_of_a_call(comm: MPI.Intracomm, entry: TimedContender, pace: Pace, share: float, watch: Watch) -> float:
     """Make the warm-up calls, as far as a quarter of the time allows, and return how long one of them took."""
     times: list[float] = []
     while len(times) < max(1, pace.warmup) and _worst(comm, sum(times)) < share / 4:
@@ -154,7 +154,7 @@ def _seconds_of_a_call(comm: MPI.Intracomm, entry: Entry, pace: Pace, share: flo
     return max(_worst(comm, float(np.median(times))), 1e-9)
 
 
-def _block(comm: MPI.Intracomm, entry: Entry, repeats: int, watch: Watch, *, singly: bool) -> list[Laps]:
+def _block(comm: MPI.Intracomm, entry: TimedContender, repeats: int, watch: Watch, *, singly: bool) -> list[Laps]:
     """Return this rank's seconds: of each call, or a call's mean."""
     if singly:
         return [_mean(comm, entry, 1, watch) for _ in range(repeats)]
@@ -163,7 +163,7 @@ def _block(comm: MPI.Intracomm, entry: Entry, repeats: int, watch: Watch, *, sin
     return [_mean(comm, entry, repeats, watch)]
 
 
-def _mean(comm: MPI.Intracomm, entry: Entry, repeats: int, watch: Watch) -> Laps:
+def _mean(comm: MPI.Intracomm, entry: TimedContender, repeats: int, watch: Watch) -> Laps:
     entry.before()
     call = entry.call
     comm.Barrier()
@@ -173,7 +173,7 @@ def _mean(comm: MPI.Intracomm, entry: Entry, repeats: int, watch: Watch) -> Laps
     return tuple(seconds / repeats for seconds in watch.stop())
 
 
-def _slowest(comm: MPI.Intracomm, mine: Sequence[float] | Sequence[Laps]) -> Times:
+def _slowest(comm: MPI.Intracomm, mine: Sequence[float] | Sequence[Laps]) -> SecondsArray:
     slowest = np.array(mine)
     comm.Allreduce(MPI.IN_PLACE, slowest, MPI.MAX)
     return slowest

@@ -69,7 +69,7 @@ class Candidate(NamedTuple):
         return f"{self.choice}, registered memory" if self.registered else str(self.choice)
 
 
-Times = dict[Candidate, float]
+MedianTimes = dict[Candidate, float]
 """The median seconds of candidates."""
 
 
@@ -121,7 +121,7 @@ class Tuner:
     def table(self, name: str) -> Table:
         """Measure, and return the table; collective."""
         cost = None if self._device is None else self._piece_cost(self._device, self._seconds / 10)
-        times: dict[Collective, dict[int, Times]] = {}
+        times: dict[Collective, dict[int, MedianTimes]] = {}
         start = time.perf_counter()
         for done, (collective, nbytes) in enumerate(self._cells):
             left = self._left(start)
@@ -177,7 +177,9 @@ class Tuner:
             channel.piece_cost = PIECED // pieces**2  # by which so many are best
             plans.append(task.ours("ring", None, planned=True))
         channel.piece_cost = None
-        found = timing.run(self.comm, [timing.Entry(plan.call) for plan in plans], timing.Pace(1000, 2, seconds))
+        found = timing.run(
+            self.comm, [timing.TimedContender(plan.call) for plan in plans], timing.Pace(1000, 2, seconds)
+        )
         for plan in plans:
             plan.free()
         times = {pieces: float(np.median(result.seconds)) for pieces, result in zip(PIECES, found, strict=True)}
@@ -188,7 +190,7 @@ class Tuner:
 
     # -- one length
 
-    def _measure(self, collective: Collective, nbytes: int, seconds: float) -> Times:
+    def _measure(self, collective: Collective, nbytes: int, seconds: float) -> MedianTimes:
         """Return what candidates take; collective."""
         count = self._count(nbytes)
         task = Task(collective, self.comm, count, self._dtype, "sum", 0)
@@ -207,7 +209,7 @@ class Tuner:
         second.append(Choice(NATIVE))
         return self._hold(tasks, second, timing.Pace(1000, 10, seconds * 3 / 4))
 
-    def _hold(self, tasks: Sequence[Task], choices: Sequence[Choice], pace: timing.Pace) -> Times:
+    def _hold(self, tasks: Sequence[Task], choices: Sequence[Choice], pace: timing.Pace) -> MedianTimes:
         """Return the median seconds of choices: in any memory, and in registered memory where that is another thing."""
         found: dict[Candidate, Contender] = {}
         for choice in choices:
@@ -217,7 +219,7 @@ class Tuner:
             entry = algorithm(choice.algorithm)
             for task in tasks if entry.owned is not None or _in_memory(choice, self.layout) else tasks[:1]:
                 found[Candidate(choice, task.memory is not None)] = plan_of(task, choice)
-        results = timing.run(self.comm, [timing.Entry(one.call) for one in found.values()], pace)
+        results = timing.run(self.comm, [timing.TimedContender(one.call) for one in found.values()], pace)
         for contender in found.values():
             contender.free()
         return {name: float(np.median(result.seconds)) for name, result in zip(found, results, strict=True)}
@@ -269,7 +271,7 @@ def variants(choice: Choice, nbytes: int, layout: Layout) -> Iterator[Choice]:
 
 
 def rows_of(
-    collective: Collective, layout: Layout, times: Mapping[int, Times], library: str | None = None
+    collective: Collective, layout: Layout, times: Mapping[int, MedianTimes], library: str | None = None
 ) -> list[Row]:
     """Return the rows that say what is best by measured times.
 
@@ -320,7 +322,7 @@ def rows_of(
     return rows if library is None else [*native_rows, *rows]
 
 
-def _or_native(choice: Choice, times: Times, able: Times, nbytes: int, spread: Spread) -> Choice:
+def _or_native(choice: Choice, times: MedianTimes, able: MedianTimes, nbytes: int, spread: Spread) -> Choice:
     """Return our choice, or the MPI library's own collective in its place where that was faster in other memory."""
     native = times.get(Candidate(Choice(NATIVE)))
     ours = able.get(Candidate(choice.in_other_memory), able.get(Candidate(choice._replace(unregistered=None))))
@@ -332,7 +334,7 @@ def _or_native(choice: Choice, times: Times, able: Times, nbytes: int, spread: S
     return Choice(NATIVE)
 
 
-def _able(times: Times, memory: Memory, spread: Spread) -> Times:
+def _able(times: MedianTimes, memory: Memory, spread: Spread) -> MedianTimes:
     """Return the times of our own that can be taken with a memory: without any to share, those of messages."""
     ours = {one: taken for one, taken in times.items() if one.choice.algorithm != NATIVE}
     if memory is Memory.TOGETHER:
@@ -345,12 +347,12 @@ def _able(times: Times, memory: Memory, spread: Spread) -> Times:
     }
 
 
-def _fastest(times: Times) -> str:
+def _fastest(times: MedianTimes) -> str:
     best = min(times, key=times.__getitem__)
     return f"{best} {1e6 * times[best]:.1f} us"
 
 
-def chosen(times: Times, before_others: Sequence[Choice], *, apart: bool) -> Choice:
+def chosen(times: MedianTimes, before_others: Sequence[Choice], *, apart: bool) -> Choice:
     """Return the choice to take: for vectors in registered memory and, if ``apart``, by what messages elsewhere."""
     in_registered = {one.choice: taken for one, taken in times.items()}
     in_registered |= {one.choice: taken for one, taken in times.items() if one.registered}

@@ -149,13 +149,13 @@ def text_of(tree: str, arrays: Sequence[Stored]) -> bytes:
 
 
 _Count = Annotated[int, Meta(ge=0, le=MOST_SIDE)]
-_Entry = tuple[str, tuple[_Count, ...], bool, _Count, _Count, str]
+_ArrayEntry = tuple[str, tuple[_Count, ...], bool, _Count, _Count, str]
 
 
-class _Content(Struct, forbid_unknown_fields=True):
+class _TreeText(Struct, forbid_unknown_fields=True):
     """What a text says: of each array what :func:`text_of` writes, and the state."""
 
-    arrays: list[_Entry]
+    arrays: list[_ArrayEntry]
     state: Any
 
 
@@ -174,7 +174,7 @@ def decode(text: bytes, lengths: Mapping[int, int]) -> tuple[Tree, list[Stored]]
     ValueError
         If it says none: every array must lie in a file, beside the others, and be in the state once.
     """
-    content = documents.made(documents.parsed(text), _Content)
+    content = documents.made(documents.parsed(text), _TreeText)
     arrays = [_stored(entry, lengths) for entry in content.arrays]
     _check_apart(arrays)
     left = iter(enumerate(arrays))
@@ -201,7 +201,7 @@ def decode(text: bytes, lengths: Mapping[int, int]) -> tuple[Tree, list[Stored]]
     return tree, arrays
 
 
-def _stored(entry: _Entry, lengths: Mapping[int, int]) -> Stored:
+def _stored(entry: _ArrayEntry, lengths: Mapping[int, int]) -> Stored:
     name, shape, scalar, file, offset, digest = entry
     if file not in lengths:
         raise ValueError(f"an array must be in one of the files {sorted(lengths)}")

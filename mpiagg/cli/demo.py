@@ -11,7 +11,7 @@ import click
 from mpiagg.cli.aggregators import AGGREGATORS
 from mpiagg.cli.progress import progress
 from mpiagg.cli.quantities import POSITIVE
-from mpiagg.cli.settings import Settings
+from mpiagg.cli.settings import DemoSettings
 from mpiagg.launch import job
 from mpiagg.launch import start as launch
 from mpiagg.schedules import Collective, algorithm
@@ -96,12 +96,12 @@ def demo(
     """
     if find_spec("sklearn") is None:
         raise click.ClickException(
-            "the demo learns scikit-learn's digits; install them with: pip install 'mpiagg[demo]'"
+            "the demo trains on the digits of scikit-learn; install it with: pip install scikit-learn"
         )
     if len(aggregators) > (MOST if kill_rank is None else 1):
         raise click.UsageError(f"--aggregator can be given {MOST} times, and with --kill-rank once")
     every = [
-        Settings(aggregator=name, learning_rate=learning_rate or AGGREGATORS[name].learning_rate, **options)  # type: ignore[arg-type]  # as declared above
+        DemoSettings(aggregator=name, learning_rate=learning_rate or AGGREGATORS[name].learning_rate, **options)  # type: ignore[arg-type]  # as declared above
         for name in dict.fromkeys(aggregators)
     ]
     for settings in every:

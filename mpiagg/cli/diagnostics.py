@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import Final, TypeVar
 
-from mpiagg.cli.facts import SHM, Level, Problem, Rank
+from mpiagg.cli.facts import SHM, Problem, Rank, Severity
 from mpiagg.cli.probe import Probed
 from mpiagg.cli.variables import REFUSED, VARIABLES, should_say
 from mpiagg.cuda import placement
@@ -303,7 +303,7 @@ def versions(report: JobReport) -> Iterator[Problem]:
 
 
 def _differing(
-    level: Level, name: str, what: str, ranks: Sequence[Rank], of: Callable[[Rank], str]
+    level: Severity, name: str, what: str, ranks: Sequence[Rank], of: Callable[[Rank], str]
 ) -> Iterator[Problem]:
     """Whether ranks say different things."""
     if len({of(rank) for rank in ranks}) > 1:
@@ -330,7 +330,7 @@ def settings(report: JobReport) -> Iterator[Problem]:
         for ranks in together(wrong, lambda rank: rank.environment[name]):  # noqa: B023 - called here and now
             wants = should_say(name, ranks[0].environment)
             what = f"{name}={ranks[0].environment[name]} on {said(ranks)} is not {wants}"
-            level: Level = "error" if name in REFUSED else "warning"
+            level: Severity = "error" if name in REFUSED else "warning"
             yield Problem(level, "settings", what, f"make it {wants}, or unset it")
 
 

@@ -42,7 +42,7 @@ _SILENT: Final = re.compile(
 )
 """Those among them that launchers set for themselves."""
 
-Level = Literal["error", "warning", "note"]
+Severity = Literal["error", "warning", "note"]
 
 
 class Problem(NamedTuple):
@@ -58,7 +58,7 @@ class Problem(NamedTuple):
         In words, without a full stop.
     """
 
-    level: Level
+    level: Severity
     name: str
     what: str
     remedy: str

@@ -1,4 +1,4 @@
-"""``mpiagg info``: what a job has to go by, and what is wrong with it: a diagnostics for jobs."""
+"""``mpiagg info``: what a job runs on, and what is wrong with it."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ if TYPE_CHECKING:
     from mpi4py import MPI
 
 _EXAMPLES: Final = """\b
-mpiagg info                tells of this process alone
-mpiexec -n 4 mpiagg info   tells of the ranks of that job; so does srun
+mpiagg info                describes this process alone
+mpiexec -n 4 mpiagg info   describes the ranks of that job; so does srun
 mpiagg info --probe        sends device memory between two ranks, in a job of its own
 """
 
 MOST_HOSTS: Final = 8
 """How many nodes are told by their names."""
 
-SICK: Final = 1
+PROBLEM_FOUND: Final = 1
 """The exit status where a problem is an error."""
 
 _PRINTED: Final = "-"
@@ -82,7 +82,7 @@ def info(*, json_file: Path | None, probe: bool, memory: str) -> None:
             sys.exit(0)
         facts.of_mpi(mine, fault)
         _tell(JobReport(_standard(), [mine]), json_file=json_file)
-        sys.exit(SICK)
+        sys.exit(PROBLEM_FOUND)
 
     def work(world: MPI.Intracomm) -> int:
         facts.of_mpi(mine, None)
@@ -90,7 +90,7 @@ def info(*, json_file: Path | None, probe: bool, memory: str) -> None:
         _check_table(report)
         if world.rank == 0:
             _tell(report, json_file=json_file)
-        return SICK * any(problem.level == "error" for problem in problems(report))
+        return PROBLEM_FOUND * any(problem.level == "error" for problem in problems(report))
 
     from mpi4py import MPI  # noqa: PLC0415 - only a process that is a rank may load MPI
 

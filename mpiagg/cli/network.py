@@ -44,7 +44,7 @@ class Network:
         return np.concatenate([parameter.data.ravel() for parameter in self.parameters()])
 
     def accuracy(self, images: Values, labels: Labels) -> float:
-        """Return the share of images whose label the network tells."""
+        """Return the share of images whose label the network predicts."""
         _, scores = self._forward(images)
         return float(np.mean(scores.argmax(axis=1) == labels))
 

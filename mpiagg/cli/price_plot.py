@@ -40,7 +40,7 @@ def figure() -> Any:
     try:
         from matplotlib.figure import Figure  # noqa: PLC0415 - an extra that need not be installed
     except ImportError:
-        raise click.ClickException('--plot needs matplotlib: pip install "mpiagg[plot]"') from None
+        raise click.ClickException("--plot needs matplotlib: pip install matplotlib") from None
     return Figure(figsize=(13, 5.5), layout="constrained")
 
 

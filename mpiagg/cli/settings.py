@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
-class Settings:
+class DemoSettings:
     """What the user can choose of the training."""
 
     aggregator: str

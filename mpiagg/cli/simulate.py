@@ -1,4 +1,4 @@
-"""``mpiagg simulate``: what collectives cost on a cluster that need not be there, by the model of the schedules."""
+"""``mpiagg simulate``: what collectives cost on a described cluster, by the model of the schedules."""
 
 from __future__ import annotations
 
@@ -158,11 +158,11 @@ mpiagg simulate all -n 512 --network torus:8x8x8 --jitter 1us --stragglers 1:1ms
 @click.option(
     "--plot",
     type=job.OutputFile(),
-    help="Draw time against size and ranks, of all algorithms, into a PNG; without what comes by chance.",
+    help="Draw time against size and ranks, of all algorithms, into a PNG, without jitter and stragglers.",
 )
 @click.option("--json", "json_file", type=job.OutputFile(), help="Save the numbers.")
 def simulate(plot: Path | None, json_file: Path | None, **options: Any) -> None:
-    """Price collectives on a cluster that need not be there.
+    """Price collectives on a described cluster.
 
     A message takes a latency, and its bytes over the bandwidth; messages that use a link in the same round share it.
     Reductions take their bytes over a rate. The table says how long each ALGORITHM takes, in how many rounds that

@@ -110,7 +110,7 @@ def draw(results: Sequence[TrainingResult], plot: Path) -> str:
         from matplotlib.figure import Figure  # noqa: PLC0415 - an extra that need not be installed
         from matplotlib.ticker import MaxNLocator  # noqa: PLC0415
     except ImportError:
-        return 'For the loss curve install matplotlib: pip install "mpiagg[plot]"'
+        return "For the loss curve install matplotlib: pip install matplotlib"
     figure = Figure(figsize=(7, 4.5), layout="constrained")
     axes = figure.subplots()
     first = results[0]

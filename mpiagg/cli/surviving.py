@@ -13,7 +13,7 @@ import numpy as np
 
 import mpiagg
 from mpiagg.cli.aggregators import AGGREGATORS
-from mpiagg.cli.settings import Settings
+from mpiagg.cli.settings import DemoSettings
 from mpiagg.cli.training import Trainer, TrainingResult, load, together
 from mpiagg.transport.failures import NEEDED, active
 
@@ -71,7 +71,7 @@ class _Training:
 
 
 def work(
-    settings: Settings, world: MPI.Intracomm, death: Death, after_epoch: Callable[[], object]
+    settings: DemoSettings, world: MPI.Intracomm, death: Death, after_epoch: Callable[[], object]
 ) -> TrainingResult | None:
     """Train while a rank dies, then serially, and compare; collective.
 

@@ -14,7 +14,7 @@ from sklearn.datasets import load_digits
 import mpiagg
 from mpiagg.cli.aggregators import AGGREGATORS
 from mpiagg.cli.network import Labels, Momentum, Network, Values
-from mpiagg.cli.settings import Settings
+from mpiagg.cli.settings import DemoSettings
 from mpiagg.transport import channel_of
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ class TrainingResult:
 
     Attributes
     ----------
-    settings : Settings
+    settings : DemoSettings
     test_accuracy : float
         On the held-out digits, of the rank that does worst.
     difference_from_serial, difference_between_ranks : float
@@ -66,7 +66,7 @@ class TrainingResult:
         Whether more ranks than processors were on rank 0's node.
     """
 
-    settings: Settings
+    settings: DemoSettings
     test_accuracy: float
     difference_from_serial: float
     difference_between_ranks: float
@@ -114,7 +114,7 @@ class Trainer:
 
     Parameters
     ----------
-    settings : Settings
+    settings : DemoSettings
     digits : Digits
     rank, size : int
         Which share is this rank's.
@@ -124,7 +124,7 @@ class Trainer:
 
     def __init__(
         self,
-        settings: Settings,
+        settings: DemoSettings,
         digits: Digits,
         rank: int = 0,
         size: int = 1,
@@ -209,7 +209,7 @@ class Trainer:
         self.communicating += time.perf_counter() - start
 
 
-def work(settings: Settings, comm: MPI.Intracomm, after_epoch: Callable[[], object]) -> TrainingResult | None:
+def work(settings: DemoSettings, comm: MPI.Intracomm, after_epoch: Callable[[], object]) -> TrainingResult | None:
     """Train on all ranks, then serially on rank 0, and compare; collective.
 
     Returns
@@ -285,7 +285,7 @@ def _train_together(trainer: Trainer, comm: MPI.Intracomm) -> None:
             trainer.train(before_step=ddp.sync_gradients, bytes_sent=bytes_sent)
 
 
-def _compare(settings: Settings, digits: Digits, everyone: Values, count: int) -> TrainingResult:
+def _compare(settings: DemoSettings, digits: Digits, everyone: Values, count: int) -> TrainingResult:
     """Train serially and return how that and all ranks differ; ``everyone`` has a row of weights and facts a rank."""
     serial = Trainer(settings, digits)
     serial.train()

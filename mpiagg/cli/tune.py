@@ -45,7 +45,7 @@ mpiexec -n 64 mpiagg tune -o tuning.json  is a rank of that job
 mpiexec -n 64 mpiagg tune --quick         keeps a table for your jobs on this cluster
 mpiexec -n 8 mpiagg tune -d cuda -o FILE  measures staged messages of GPU memory, too
 MPIAGG_TUNING=tuning.json mpiexec ...     uses the table
-mpiagg tune --show -n 64 --nodes 8        tells what is chosen, and why
+mpiagg tune --show -n 64 --nodes 8        shows what is chosen, and why
 """
 
 

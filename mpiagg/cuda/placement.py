@@ -27,7 +27,7 @@ _DRIVER: Final = Path("/proc/driver/nvidia/gpus")
 """Where the driver lists the devices of the node, also those that this process may not use."""
 
 
-class _Launcher(NamedTuple):
+class _LocalVariables(NamedTuple):
     """Where a launcher tells a rank its number among those of its node, and how many these are."""
 
     rank: str
@@ -35,13 +35,13 @@ class _Launcher(NamedTuple):
 
 
 _LAUNCHERS: Final = (
-    _Launcher("OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE"),  # Open MPI
-    _Launcher("MPI_LOCALRANKID", "MPI_LOCALNRANKS"),  # Hydra: MPICH, Intel MPI
-    _Launcher("MV2_COMM_WORLD_LOCAL_RANK", "MV2_COMM_WORLD_LOCAL_SIZE"),  # MVAPICH
-    _Launcher("PALS_LOCAL_RANKID", "PALS_LOCAL_SIZE"),  # PALS
-    _Launcher("PMI_LOCAL_RANK", "PMI_LOCAL_SIZE"),  # Cray's PMI
+    _LocalVariables("OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE"),  # Open MPI
+    _LocalVariables("MPI_LOCALRANKID", "MPI_LOCALNRANKS"),  # Hydra: MPICH, Intel MPI
+    _LocalVariables("MV2_COMM_WORLD_LOCAL_RANK", "MV2_COMM_WORLD_LOCAL_SIZE"),  # MVAPICH
+    _LocalVariables("PALS_LOCAL_RANKID", "PALS_LOCAL_SIZE"),  # PALS
+    _LocalVariables("PMI_LOCAL_RANK", "PMI_LOCAL_SIZE"),  # Cray's PMI
     # Slurm is last: where another launcher runs inside of an allocation, Slurm's rank is that of the launcher.
-    _Launcher("SLURM_LOCALID", "SLURM_STEP_TASKS_PER_NODE"),
+    _LocalVariables("SLURM_LOCALID", "SLURM_STEP_TASKS_PER_NODE"),
 )
 
 _RANKS: Final = ("PMI_RANK", "PMIX_RANK")
@@ -223,7 +223,7 @@ def runtime() -> Runtime:
     except Exception as error:
         raise DeviceError(
             f"CUDA devices need CuPy, which cannot be imported ({type(error).__name__}: {error}); "
-            "install mpiagg[cuda12] or mpiagg[cuda13], whichever the driver is for"
+            "install it with pip install cupy-cuda12x, or cupy-cuda13x for drivers from CUDA 13 on"
         ) from error
 
 
@@ -280,7 +280,7 @@ def _version(number: int) -> str:
     return f"{number // 1000}.{number % 1000 // 10}"
 
 
-def _launcher(environment: Mapping[str, str]) -> _Launcher | None:
+def _launcher(environment: Mapping[str, str]) -> _LocalVariables | None:
     return next((one for one in _LAUNCHERS if environment.get(one.rank, "").isdecimal()), None)
 
 

@@ -11,7 +11,7 @@ from weakref import WeakMethod, finalize, ref
 from mpi4py import MPI
 
 from mpiagg.aggregation import Aggregation, AllReduce
-from mpiagg.aggregation.packing import Layout, layout_of
+from mpiagg.aggregation.packing import TensorLayout, layout_of
 from mpiagg.arrays import HOST, Array, device_of, settle
 from mpiagg.collectives.moving_functions import broadcast
 from mpiagg.common.arguments import check_flag, check_integer
@@ -19,7 +19,7 @@ from mpiagg.ddp.adapters import Adapter, ArrayParameter, adapt, check_gradient, 
 from mpiagg.ddp.finite import FiniteCheck, asked_for
 from mpiagg.ddp.hooks import Hooks, under_way
 from mpiagg.ddp.join import JoinState, check_join, joined
-from mpiagg.ddp.steps import Copied, Gradients, Steps
+from mpiagg.ddp.steps import Copied, GradientList, Steps
 from mpiagg.errors import PlanError
 from mpiagg.transport import Channel, channel_of
 
@@ -189,12 +189,12 @@ class DDP:
         kind, op = type(self.aggregation).__name__, getattr(self.aggregation, "op", None)
         return FiniteCheck(tell, self._adapter.names(), kind, op)
 
-    def _forms(self) -> Layout:
+    def _forms(self) -> TensorLayout:
         return layout_of([parameter.data for parameter in self._adapter.parameters])
 
     # -- gradients
 
-    def sync_gradients(self, gradients: Gradients | list[Array] | None = None) -> None:
+    def sync_gradients(self, gradients: GradientList | list[Array] | None = None) -> None:
         """Aggregate the gradients of all ranks, in place, bucket after bucket; collective.
 
         With a module of torch's and ``overlap``, send the buckets that are not on their way yet, and wait for all.
@@ -226,7 +226,7 @@ class DDP:
         """
         self._sync(gradients, overlapped=False)
 
-    def overlapped_sync_gradients(self, gradients: Gradients | list[Array] | None = None) -> None:
+    def overlapped_sync_gradients(self, gradients: GradientList | list[Array] | None = None) -> None:
         """Do as :meth:`sync_gradients`, with the same bits, but with all buckets on their way at the same time.
 
         Parameters
@@ -342,14 +342,14 @@ class DDP:
 
     # -- the way of the gradients
 
-    def _sync(self, given: Gradients | list[Array] | None, *, overlapped: bool) -> None:
+    def _sync(self, given: GradientList | list[Array] | None, *, overlapped: bool) -> None:
         self._require_open()
         if not self._syncing:
             return
         with self._channel.one_thread, self._adapter.stream():
             self._sync_in_stream(given, overlapped=overlapped)
 
-    def _sync_in_stream(self, given: Gradients | list[Array] | None, *, overlapped: bool) -> None:
+    def _sync_in_stream(self, given: GradientList | list[Array] | None, *, overlapped: bool) -> None:
         if self._unsynced is not None:
             self._unsynced.clear()
         gradients, present = self._steps.run(partial(self._take, given), overlapped=overlapped)
@@ -369,7 +369,7 @@ class DDP:
                 else:
                     given[index] = received
 
-    def _take(self, given: Gradients | list[Array] | None) -> tuple[Gradients, Copied]:
+    def _take(self, given: GradientList | list[Array] | None) -> tuple[GradientList, Copied]:
         """Return this rank's gradients, found good, and which are copied; a torch module's are brought in."""
         self._adapter.check()
         if self._steps.launcher.fault is not None:

@@ -11,7 +11,7 @@ from mpi4py import MPI
 from mpiagg.aggregation import Aggregation
 from mpiagg.collectives.flags import Flags
 from mpiagg.common.arguments import check_flag
-from mpiagg.ddp.steps import Copied, Gradients, Steps
+from mpiagg.ddp.steps import Copied, GradientList, Steps
 from mpiagg.errors import PlanError
 
 
@@ -102,7 +102,7 @@ def _shadow(steps: Steps) -> None:
 def _report(steps: Steps, error: Exception) -> None:
     """Let the other ranks know of an error in their next step, or in the one that this rank has begun."""
 
-    def refuse() -> tuple[Gradients, Copied]:
+    def refuse() -> tuple[GradientList, Copied]:
         raise error
 
     with suppress(Exception):  # they have all been told, or none can be

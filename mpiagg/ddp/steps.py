@@ -22,7 +22,7 @@ from mpiagg.plans.background import InBackground
 from mpiagg.plans.plan import Plan
 from mpiagg.transport import channel_of
 
-Gradients = list[Array | None]
+GradientList = list[Array | None]
 Copied = Collection[int] | None
 """Which gradients of a list must be copied to the buckets and back, where that is known: see :class:`Settled`."""
 
@@ -107,8 +107,8 @@ class Steps:
         return self.begun
 
     def run(
-        self, take: Callable[[], tuple[Gradients, Copied]], *, overlapped: bool = True
-    ) -> tuple[Gradients, Array | None]:
+        self, take: Callable[[], tuple[GradientList, Copied]], *, overlapped: bool = True
+    ) -> tuple[GradientList, Array | None]:
         """Aggregate once, with all ranks.
 
         Parameters
@@ -178,11 +178,11 @@ class Steps:
         if self.begun:
             raise PlanError("the last backward pass was not followed by sync_gradients()")
 
-    def no_gradients(self) -> Gradients:
+    def no_gradients(self) -> GradientList:
         """Return the gradients of a rank that has none."""
         return [None] * len(self.views)
 
-    def pack(self, gradients: Gradients) -> Gradients:
+    def pack(self, gradients: GradientList) -> GradientList:
         """Bring gradients into the buckets, and return the views that have taken their place."""
         for bucket in self._buckets:
             bucket.pack(gradients)
@@ -199,7 +199,7 @@ class Steps:
         check.require(given=given, made=made)
         return np.array(present, flags.dtype)
 
-    def _exchange(self, gradients: Gradients, copied: Copied, *, overlapped: bool) -> None:
+    def _exchange(self, gradients: GradientList, copied: Copied, *, overlapped: bool) -> None:
         """Send the buckets, and bring what comes back to the gradients."""
         with unwarned(self._check):
             for bucket in self._arriving(gradients, copied, overlapped=overlapped):
@@ -209,7 +209,7 @@ class Steps:
                     self._check.look_at_result(bucket)
                 bucket.unpack(gradients, copied)
 
-    def _arriving(self, gradients: Gradients, copied: Copied, *, overlapped: bool) -> Iterator[Bucket]:
+    def _arriving(self, gradients: GradientList, copied: Copied, *, overlapped: bool) -> Iterator[Bucket]:
         """Send the buckets, and yield each when it is back."""
         if overlapped:
             self.launcher.place_rest(gradients, copied)

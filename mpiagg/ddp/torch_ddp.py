@@ -18,10 +18,10 @@ from mpiagg.collectives.moving_functions import broadcast
 from mpiagg.ddp.comm_hooks import CommHook, GradBucket, HookFlight
 from mpiagg.ddp.ddp import BUCKET_BYTES, DDP
 from mpiagg.ddp.sparse import average_sparse
-from mpiagg.ddp.steps import Gradients
+from mpiagg.ddp.steps import GradientList
 from mpiagg.ddp.torch_copies import SavedModule
 from mpiagg.ddp.torch_keywords import TorchKeywords
-from mpiagg.ddp.torch_modules import TorchAdapter, Unsynced, array_of, require_threads
+from mpiagg.ddp.torch_modules import TorchAdapter, UnsyncedParameters, array_of, require_threads
 from mpiagg.errors import PlanError
 from mpiagg.transport import channel_of
 
@@ -93,7 +93,7 @@ class TorchDDP(SavedModule, DDP):
     """
 
     _adapter: TorchAdapter
-    _unsynced: Unsynced
+    _unsynced: UnsyncedParameters
 
     def __init__(
         self,
@@ -238,7 +238,7 @@ class TorchDDP(SavedModule, DDP):
 
     # -- gradients
 
-    def _sync(self, given: Gradients | list[Array] | None, *, overlapped: bool) -> None:
+    def _sync(self, given: GradientList | list[Array] | None, *, overlapped: bool) -> None:
         self._require_open()
         if self._synced and self._syncing and given is None and not self._unsynced.found:
             self._synced = False  # the backward pass has done it
@@ -246,7 +246,7 @@ class TorchDDP(SavedModule, DDP):
         super()._sync(given, overlapped=overlapped)
         self._synced = False
 
-    def _sync_in_stream(self, given: Gradients | list[Array] | None, *, overlapped: bool) -> None:
+    def _sync_in_stream(self, given: GradientList | list[Array] | None, *, overlapped: bool) -> None:
         self._queued = self._expected = False
         super()._sync_in_stream(given, overlapped=overlapped)
         average_sparse(self._adapter.sparse, self.comm, self._divisor)

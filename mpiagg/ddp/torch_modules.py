@@ -158,7 +158,7 @@ class TorchParameter:
         return end
 
 
-class Unsynced:
+class UnsyncedParameters:
     """The parameters that got a gradient since the last :meth:`clear`; no optimizer of torch's may step with them.
 
     Parameters
@@ -291,9 +291,9 @@ class TorchAdapter:
         sparse = set(map(id, self.sparse))
         return [name for name, x, *_, trained in self._known if trained and id(x) not in sparse]
 
-    def unsynced(self, under_way: Callable[[], bool | None]) -> Unsynced:
+    def unsynced(self, under_way: Callable[[], bool | None]) -> UnsyncedParameters:
         """Return what keeps optimizers from steps with gradients that are not aggregated."""
-        return Unsynced([x for _, x, *_, trained in self._known if trained], under_way)
+        return UnsyncedParameters([x for _, x, *_, trained in self._known if trained], under_way)
 
     def stream(self) -> AbstractContextManager[object]:
         """Return a block in which devices are asked in torch's present streams."""

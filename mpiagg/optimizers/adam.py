@@ -12,7 +12,7 @@ from mpiagg.arrays import Array
 from mpiagg.optimizers.base import (
     Item,
     Optimizer,
-    State,
+    OptimizerState,
     Total,
     alone,
     blocks,
@@ -43,14 +43,14 @@ class _Moments(Optimizer):
         self.eps = check_not_negative("eps", eps)
         self.weight_decay = check_not_negative("weight_decay", weight_decay)
 
-    def _take_in(self, g: Array, state: State) -> None:
+    def _take_in(self, g: Array, state: OptimizerState) -> None:
         """Bring a gradient into the moments."""
         m, v = state["exp_avg"], state["exp_avg_sq"]
         m += (g - m) * (1 - self.beta1)
         v *= self.beta2
         v += g * (1 - self.beta2) * g
 
-    def _denominator(self, state: State, step: int) -> Any:
+    def _denominator(self, state: OptimizerState, step: int) -> Any:
         """Return the root of the second moment without its bias, and eps."""
         found = np.sqrt(state["exp_avg_sq"])
         found /= math.sqrt(1 - self.beta2**step)
@@ -221,6 +221,6 @@ class LAMB(_Moments):
             for x, _, state in blocks(item):
                 np.subtract(x, self._direction(x, state, step) * (self.lr * trust), out=x)
 
-    def _direction(self, x: Array, state: State, step: int) -> Any:
+    def _direction(self, x: Array, state: OptimizerState, step: int) -> Any:
         found = state["exp_avg"] / (1 - self.beta1**step) / self._denominator(state, step)
         return found + x * self.weight_decay if self.weight_decay else found

@@ -14,7 +14,7 @@ from mpiagg.common.arguments import check_number
 BLOCK: Final = 2**15
 """Elements that are updated at a time: what is computed on the way stays in the cache, and memory stays small."""
 
-State = dict[str, Array]
+OptimizerState = dict[str, Array]
 Total = Callable[[Array], Array]
 """Takes an array of numbers of this rank, and returns their sums over all ranks that have a part of the tensors."""
 
@@ -43,7 +43,7 @@ class Item(NamedTuple):
 
     values: Array
     gradient: Array
-    state: State
+    state: OptimizerState
 
 
 def alone(numbers: Array) -> Array:
@@ -90,7 +90,7 @@ class Optimizer(ABC):
 
     def __init__(self, lr: float) -> None:
         self.lr = lr
-        self._states: list[State] = []
+        self._states: list[OptimizerState] = []
 
     @property
     def lr(self) -> float:
@@ -102,7 +102,7 @@ class Optimizer(ABC):
         """Set the learning rate."""
         self._lr = check_not_negative("lr", value)
 
-    def new_state(self, values: Array) -> State:
+    def new_state(self, values: Array) -> OptimizerState:
         """Return the state of a tensor, or part of one, that has not been stepped: zeros, and a count of steps.
 
         Parameters
@@ -193,7 +193,7 @@ def count_step(item: Item) -> int:
     return int(item.state["step"])
 
 
-def blocks(item: Item) -> Iterator[tuple[Array, Array, State]]:
+def blocks(item: Item) -> Iterator[tuple[Array, Array, OptimizerState]]:
     """Yield values, gradient and state arrays of an item block by block, as views."""
     vectors = {name: x.reshape(-1) for name, x in item.state.items() if name != "step"}
     values, gradient = item.values.reshape(-1), item.gradient.reshape(-1)

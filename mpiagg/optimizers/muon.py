@@ -11,7 +11,16 @@ import numpy as np
 from mpiagg.arrays import Array
 from mpiagg.common.arguments import check_flag, check_integer
 from mpiagg.optimizers.adam import AdamW
-from mpiagg.optimizers.base import Item, Optimizer, State, Total, alone, check_not_negative, check_share, count_step
+from mpiagg.optimizers.base import (
+    Item,
+    Optimizer,
+    OptimizerState,
+    Total,
+    alone,
+    check_not_negative,
+    check_share,
+    count_step,
+)
 
 COEFFICIENTS: Final = (3.4445, -4.7750, 2.0315)
 """Of the quintic whose iteration brings singular values near 1, from the paper."""
@@ -94,7 +103,7 @@ class Muon(Optimizer):
             raise TypeError(f"others must be an optimizer of mpiagg.optimizers, not {type(others).__name__}")
         self.others = AdamW() if others is None else others
 
-    def new_state(self, values: Array) -> State:
+    def new_state(self, values: Array) -> OptimizerState:
         """Return the state of a tensor that has not been stepped.
 
         Parameters

@@ -114,7 +114,7 @@ def bind(
     for endpoint, track in zip(endpoints, tracks, strict=True):
         rounds: list[BoundRound] = []
         for lane in track:
-            place = _Place(endpoint, vector, lane, reduction, label)
+            place = _LaneBinding(endpoint, vector, lane, reduction, label)
             binders.append(_Binder(place) if wire is None else _WireBinder(place, wire))
             rounds += binders[-1].bind(schedule)
         bound.append(endpoint.whole(rounds))
@@ -174,7 +174,7 @@ def _runs(lane: Chunks, step: Step) -> Iterator[Run]:
         yield start, stop
 
 
-class _Place(NamedTuple):
+class _LaneBinding(NamedTuple):
     """Where a lane of a schedule runs."""
 
     endpoint: Endpoint
@@ -211,7 +211,7 @@ class _Draft(Draft):
 class _Binder:
     """Binds a schedule to one lane; values travel as they are."""
 
-    def __init__(self, place: _Place) -> None:
+    def __init__(self, place: _LaneBinding) -> None:
         self.place = place
         self.spare = place.device.empty(0, place.dtype)
 
@@ -286,11 +286,11 @@ class _WireBinder(_Binder):
     """Binds a schedule to one lane; encoded values travel.
 
     Who sends values goes on with what the receiver gets, and who finishes a chunk goes on with what it will
-    send. So a schedule that leaves all ranks with the same values does so with encoded values, too: ``prove`` shows it.
+    send. So a schedule that leaves all ranks with the same values does so with encoded values: ``prove`` checks it.
     An encoded buffer that was received, or is there of values that have not changed, is sent as it is.
     """
 
-    def __init__(self, place: _Place, wire: Wire) -> None:
+    def __init__(self, place: _LaneBinding, wire: Wire) -> None:
         super().__init__(place)
         self.wire = wire
         self.spare = place.device.empty(0, np.uint8)

@@ -18,7 +18,7 @@ from mpiagg.errors import MismatchError
 from mpiagg.plans.choices import SHARED
 from mpiagg.plans.one_shot import box_of
 from mpiagg.plans.operation import Operation
-from mpiagg.plans.program import BoundRound, Call, Deferred, Once, Program, in_turn
+from mpiagg.plans.program import BoundRound, Callback, Deferred, Once, Program, in_turn
 from mpiagg.plans.sharing import barrier_round
 from mpiagg.schedules import Collective
 from mpiagg.transport import LINE, NOWHERE, Block, Channel, NodeBarrier, Position, SharedMemory, SignedBarrier
@@ -105,12 +105,12 @@ class Told:
                 f"which takes {received[target, source]} from it"
             )
 
-    def copies(self, memory: SharedMemory, operation: Operation, out: Array) -> tuple[Call, ...]:
+    def copies(self, memory: SharedMemory, operation: Operation, out: Array) -> tuple[Callback, ...]:
         """Return the calls that copy the blocks for this rank from the inputs of all, which are in reach."""
         o, rank = operation, operation.rank
         dtype, cuts = o.reduction.dtype, cuts_of(o.received)
         target = out.reshape(-1) if (within := flat(out)) is None else within
-        calls: list[Call] = []
+        calls: list[Callback] = []
         # It begins with its own, and goes on with the rank after it, so that the ranks read from different ones.
         for peer in [*range(rank, o.size), *range(rank)]:
             start, count = int(self.sent[peer, :rank].sum()), int(self.sent[peer, rank])

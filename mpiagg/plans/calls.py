@@ -232,7 +232,7 @@ class _Copied(Call):
         if o.choice.algorithm == NATIVE:
             self._inner = _Native(channel, o, self._source, self._target)
         else:
-            self._inner = _Place(self, self._source, self._target, own=True)
+            self._inner = _PlanAtAddress(self, self._source, self._target, own=True)
         self.plan = self._inner.plan
         self._nbytes = whole.nbytes
 
@@ -290,7 +290,7 @@ class _Placed(Call):
         key = (self, _place_of(x), x is out or _place_of(out), mapped)
         found: Any = self.channel.calls.get(key)
         if found is None:
-            found = self.channel.calls.find(key, partial(_Place, self, x, out))
+            found = self.channel.calls.find(key, partial(_PlanAtAddress, self, x, out))
         found.used = True
         found.run(None, None, timeout)
 
@@ -311,7 +311,7 @@ class _Placed(Call):
             kept.pop(key).free()
 
 
-class _Place(_WithPlan):
+class _PlanAtAddress(_WithPlan):
     """The plan of one place in memory.
 
     It outlives the caller's arrays and must not keep them alive. It only touches their memory again when a call comes

@@ -55,8 +55,8 @@ def _one_by_one(rounds: Sequence[BoundRound], waiting: Waiting) -> None:
         for test, message in zip(tests, awaited, strict=True):
             if not test():
                 waiting.wait_for(test, message)
-        for fold in reductions:
-            fold()
+        for reduction in reductions:
+            reduction()
 
 
 def _deferred(a_round: BoundRound) -> Deferred | None:

@@ -11,7 +11,7 @@ import numpy as np
 from mpi4py import MPI
 
 from mpiagg.arrays import Accelerator, Array, Stream, accelerator_of, device_of
-from mpiagg.plans.program import Awaited, BoundRound, Call, Computing
+from mpiagg.plans.program import Awaited, BoundRound, Callback, Computing
 from mpiagg.schedules import Action, Step
 from mpiagg.transport import Channel, signature
 
@@ -63,9 +63,9 @@ class Draft:
         self.pieces: dict[tuple[bool, int], list[tuple[Step, Piece]]] = {}
         self.receives: list[tuple[MPI.Prequest, Awaited]] = []
         self.sends: list[tuple[MPI.Prequest, Awaited]] = []
-        self.encodings: list[Call] = []
-        self.arrivals: list[Call] = []
-        self.reductions: list[Call] = []
+        self.encodings: list[Callback] = []
+        self.arrivals: list[Callback] = []
+        self.reductions: list[Callback] = []
 
     def add(self, step: Step, memory: Array, start: int = 0, stop: int | None = None) -> None:
         """Add a range of memory that is sent, or received."""
@@ -105,7 +105,7 @@ class Endpoint:
         self._rooms: dict[tuple[object, ...], Array] = {}
 
     @property
-    def releases(self) -> tuple[Call, ...]:
+    def releases(self) -> tuple[Callback, ...]:
         """What frees the requests of all messages."""
         return tuple(request.Free for request in self._requests)
 
@@ -213,7 +213,7 @@ class DeviceEndpoint(Endpoint):
         done = BoundRound((), (self._stream.done,), (), (self._computing,))
         return (after, *(a_round for a_round in rounds if a_round.starts or a_round.tests), done)
 
-    def _asked(self, calls: Sequence[Call]) -> tuple[Call, ...]:
+    def _asked(self, calls: Sequence[Callback]) -> tuple[Callback, ...]:
         return (partial(ask, self._stream, tuple(calls)),) if calls else ()
 
 
@@ -264,7 +264,7 @@ class Asking:
         """Return the round that waits for what was asked for here."""
         return BoundRound((), (self._stream.done,), (), (self._computing,))
 
-    def ask(self, *calls: Call) -> Call:
+    def ask(self, *calls: Callback) -> Callback:
         """Return the call that makes some calls, whose work goes to the stream."""
         return partial(ask, self._stream, calls)
 

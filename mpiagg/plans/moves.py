@@ -29,7 +29,7 @@ from mpiagg.plans.binding import Run, Segments, bind
 from mpiagg.plans.choices import Choice
 from mpiagg.plans.endpoints import Tag, by_length
 from mpiagg.plans.operation import Operation
-from mpiagg.plans.program import Call, Once, Program, in_turn
+from mpiagg.plans.program import Callback, Once, Program, in_turn
 from mpiagg.schedules import Collective, Round, forwards
 from mpiagg.transport import Channel
 
@@ -49,8 +49,8 @@ class MovedVectors(NamedTuple):
 
     x: Array | None
     out: Array | None
-    load: Call | None
-    store: Call | None
+    load: Callback | None
+    store: Callback | None
     nbytes: int
 
     def around(self, program: Program) -> Program:
@@ -88,7 +88,7 @@ def _stays(o: Operation | None, source: Any, target: Any) -> bool:
 
 def _kept(
     source: Array | None, target: Array | None, before: Mapping[int, Run], after: Mapping[int, Run]
-) -> Call | None:
+) -> Callback | None:
     """Return the call that copies what this rank has before and after from the input to the output."""
     if source is None or target is None:  # of a scatter the root's chunk may stay where it is
         return None

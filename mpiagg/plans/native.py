@@ -11,7 +11,7 @@ from mpi4py import MPI
 
 from mpiagg.arrays import Array, same_memory
 from mpiagg.plans.operation import Operation
-from mpiagg.plans.program import BoundRound, Call, Computing, Program
+from mpiagg.plans.program import BoundRound, Callback, Computing, Program
 from mpiagg.schedules import Collective
 from mpiagg.transport import Channel
 
@@ -57,7 +57,7 @@ class NativeCall(NamedTuple):
 
     method: str
     given: tuple[Any, ...]
-    before: Call | None = None
+    before: Callback | None = None
 
 
 def native_call(o: Operation, x: Array | None, out: Array | None) -> NativeCall:
@@ -122,7 +122,7 @@ def _parted(o: Operation, method: str, array: Any, counts: Sequence[int]) -> Any
     return [sent, [count * scale for count in counts]]
 
 
-def _apart(o: Operation, x: Any, out: Array | None) -> tuple[Any, Call | None]:
+def _apart(o: Operation, x: Any, out: Array | None) -> tuple[Any, Callback | None]:
     """Return the input as MPI takes it, and what brings it there: not the memory of the output, but for IN_PLACE."""
     if out is None or x is None or not np.may_share_memory(x, out):
         return x, None

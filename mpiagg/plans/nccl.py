@@ -21,7 +21,7 @@ from mpiagg.arrays.devices import Nccl
 from mpiagg.cuda.placement import shared_devices
 from mpiagg.errors import DeviceError
 from mpiagg.plans.operation import Operation
-from mpiagg.plans.program import BoundRound, Call, Program
+from mpiagg.plans.program import BoundRound, Callback, Program
 from mpiagg.schedules import Collective
 from mpiagg.transport import Channel
 
@@ -46,7 +46,7 @@ def bind_nccl(channel: Channel, operation: Operation, buffer: Array) -> Program:
     assert device is not None
     dtype = _travels_as(o)
     nccl = connection(channel, device)
-    calls: list[Call] = []
+    calls: list[Callback] = []
     if o.length:
         calls.append(partial(_ask, nccl, o, buffer.view(dtype), buffer.itemsize // dtype.itemsize))
         if o.collective.reduces and o.target is not None:

@@ -22,7 +22,7 @@ from mpiagg.errors import MismatchError
 from mpiagg.plans.binding import Run
 from mpiagg.plans.endpoints import Draft, Tag, endpoint_of
 from mpiagg.plans.moves import vectors_of
-from mpiagg.plans.program import BoundRound, Call, Program, in_turn
+from mpiagg.plans.program import BoundRound, Callback, Program, in_turn
 from mpiagg.schedules import receive, send
 from mpiagg.transport import Channel
 
@@ -158,13 +158,13 @@ class NeighborExchange(NamedTuple):
     ----------
     received, sent : sequence of (int, numpy.ndarray)
         The other rank, and the vector that comes from there, or goes there.
-    fold : callable or None
+    reduction : callable or None
         What is done when all of it has come and gone.
     """
 
     received: Sequence[tuple[int, Array]]
     sent: Sequence[tuple[int, Array]]
-    fold: Call | None = None
+    reduction: Callback | None = None
 
 
 def bind_exchanges(
@@ -179,8 +179,8 @@ def bind_exchanges(
             draft.add(receive(peer, number), vector)
         for peer, vector in exchange.sent:
             draft.add(send(peer, number), vector)
-        if exchange.fold is not None:
-            draft.reductions.append(exchange.fold)
+        if exchange.reduction is not None:
+            draft.reductions.append(exchange.reduction)
         rounds += endpoint.rounds(draft, number)
     return Program(endpoint.whole(rounds), endpoint.releases, endpoint.nbytes, endpoint.sent_bytes, endpoint.device)
 

@@ -14,16 +14,16 @@ from mpiagg.plans.moves import bind_moves
 from mpiagg.plans.native import bind_native, called_at_once
 from mpiagg.plans.one_shot import ONE_SHOT, at_once, box_of
 from mpiagg.plans.operation import Operation
-from mpiagg.plans.places import Found, Places, told_by_all
-from mpiagg.plans.program import Arrival, Call, Copying, Deferred, Program, in_turn
+from mpiagg.plans.places import AnnouncedProgram, Places, told_by_all
+from mpiagg.plans.program import Arrival, Callback, Copying, Deferred, Program, in_turn
 from mpiagg.plans.sharing import (
     InTurn,
-    Mail,
+    Mailboxes,
     NodeTask,
     Vectors,
     barrier_round,
     exchange_work,
-    mail_rounds,
+    mailbox_rounds,
     owner_work,
     rounds_in_place,
 )
@@ -114,7 +114,7 @@ class OnNode:
         one_stage = self.all_here and o.choice.algorithm == SHARED
         self._buffer = buffer
         self._made: Copying | None = None
-        self.store: Call | None = None
+        self.store: Callback | None = None
         if one_stage:
             self.places = Places(o, self.node, shared, x, out, in_place=False)
             self.first = self.places.bring
@@ -208,7 +208,7 @@ class OnNode:
         met = barrier_round(barrier, self.operation.label, 0)
         announced = barrier.in_short(self._positions)
         announce = met._replace(starts=(partial(barrier.announce, announced), *met.starts))
-        found = Found(barrier, partial(self._where_they_lie, barrier, block))
+        found = AnnouncedProgram(barrier, partial(self._where_they_lie, barrier, block))
         if self.device is not None:
             self.channel.memory.users.add(found)
         program = self._within(barrier, Program((announce, Deferred(found.program).as_round()), (), 0))
@@ -290,9 +290,9 @@ class OnNode:
             {rank: part[start : start + box] for rank, part in zip(self.node.ranks, block.parts, strict=True)}
             for start in (LINE, LINE + box)
         )
-        mail = Mail(barrier, (first[o.rank], second[o.rank]), (first, second))
+        mailboxes = Mailboxes(barrier, (first[o.rank], second[o.rank]), (first, second))
         task = NodeTask(made.buffer, lanes, o.reduction)
-        rounds = mail_rounds(o.schedule(), task, mail, self.operation.label)
+        rounds = mailbox_rounds(o.schedule(), task, mailboxes, self.operation.label)
         return made.around(Program(tuple(rounds), (), 0))
 
     def through_slots(self, barrier: NodeBarrier, slots: Block, *, brought: bool = False) -> Program:
@@ -353,7 +353,7 @@ class OnNode:
             return in_turn(self.first)
         return replace(in_turn(self.first, Program((self.asking.follow(),), (), 0)), device=self.device)
 
-    def _work(self, rounds: Sequence[Round], owned: range, vectors: Vectors, lanes: Sequence[Lane]) -> Call:
+    def _work(self, rounds: Sequence[Round], owned: range, vectors: Vectors, lanes: Sequence[Lane]) -> Callback:
         """Return the call that does an owner's part of some rounds, on some lanes of vectors in reach."""
         o = self.operation
         if o.collective is Collective.ALLTOALL:

@@ -87,7 +87,7 @@ class Operation:
 
     @property
     def signature(self) -> int:
-        """A number that is another for an operation on which ranks do not agree, but for bad luck."""
+        """A number that is another for an operation on which ranks do not agree, except for collisions."""
         return signature(self.description)
 
     def subject(self, log: OperationLog) -> Subject:

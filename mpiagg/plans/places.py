@@ -10,8 +10,8 @@ import numpy as np
 
 from mpiagg.arrays import HOST, Array, accelerator_of, convert, cuts_of, device_of, flat, overlap, same_memory
 from mpiagg.plans.operation import Operation
-from mpiagg.plans.program import Call, Program
-from mpiagg.plans.sharing import Part, Vectors
+from mpiagg.plans.program import Callback, Program
+from mpiagg.plans.sharing import VectorRange, Vectors
 from mpiagg.schedules import Collective
 from mpiagg.transport import NOWHERE, Node, Position, Positions, SharedMemory, SignedBarrier
 
@@ -53,7 +53,7 @@ class Places:
         self._operation, self._node, self._memory, self._in_place = operation, node, memory, in_place
         self.given = _vector(operation, x), _vector(operation, out)
         self.source, self.target = self.given
-        self.bring: Call | None = None
+        self.bring: Callback | None = None
         if not in_place:
             self._settle(x, out)
 
@@ -141,16 +141,16 @@ class Places:
         # Of a gather's input and a scatter's output there is one chunk alone.
         gathers, scatters = {Collective.ALLGATHER, Collective.GATHER}, {Collective.REDUCE_SCATTER, Collective.SCATTER}
         parted = 0 if o.collective in gathers else 1 if o.collective in scatters else None
-        found: list[dict[int, Part]] = [{}, {}]
+        found: list[dict[int, VectorRange]] = [{}, {}]
         for place, (rank, told) in enumerate(zip(self._node.ranks, positions, strict=True)):
             for kind, position in enumerate(told[:2]):
                 start, stop = (0, sum(o.counts)) if kind != parted or self._in_place else (cuts[rank], cuts[rank + 1])
                 own = (self.source, self.target)[kind] if rank == o.rank else None
                 if own is not None:
-                    found[kind][rank] = Part(own, start)
+                    found[kind][rank] = VectorRange(own, start)
                 elif rank != o.rank and position != NOWHERE:
                     view = self._memory.view(place, position, (stop - start) * dtype.itemsize)
-                    found[kind][rank] = Part(view.view(dtype), start)
+                    found[kind][rank] = VectorRange(view.view(dtype), start)
         sources, targets = found
         into = o.root if o.collective is Collective.REDUCE else o.rank
         # By now they are apart, or the input lies where its place in the output is.
@@ -184,7 +184,7 @@ def told_by_all(memory: SharedMemory, mine: Positions) -> tuple[Positions, ...]:
     return tuple(Positions(Position(*words[:2]), Position(*words[2:4]), bool(words[4])) for words in told)
 
 
-class Found:
+class AnnouncedProgram:
     """The program that was made for what ranks announced last; they mostly announce the same again."""
 
     def __init__(self, barrier: SignedBarrier, make: Callable[[tuple[Positions, ...]], Program]) -> None:

@@ -250,7 +250,7 @@ class Plan(Generic[Result]):
         self._channel.failures.raise_for(error)
 
     def _marked(self, rounds: Sequence[BoundRound]) -> Iterator[BoundRound]:
-        """Yield the rounds with the clock read when they begin, have started, have come to folding, and have ended."""
+        """Yield the rounds with the clock read when they begin, have started, have come to reducing, and have ended."""
 
         def mark() -> None:
             stamps.append(clock())

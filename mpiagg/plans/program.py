@@ -11,7 +11,7 @@ from mpiagg.schedules import Action, Step
 from mpiagg.transport import NodeBarrier, Some
 from mpiagg.watch import describe_ranks
 
-Call = Callable[[], object]
+Callback = Callable[[], object]
 
 
 class Awaited(NamedTuple):
@@ -77,9 +77,9 @@ class BoundRound(NamedTuple):
     ``awaited`` says of each of the ``tests`` what it waits for.
     """
 
-    starts: tuple[Call, ...]
+    starts: tuple[Callback, ...]
     tests: tuple[Callable[[], bool], ...]
-    reductions: tuple[Call, ...]
+    reductions: tuple[Callback, ...]
     awaited: tuple[Wait | Interleaved, ...]
 
 
@@ -91,8 +91,8 @@ def run(rounds: Sequence[BoundRound]) -> Iterator[Wait]:
         for test, message in zip(tests, awaited, strict=True):
             while not test():
                 yield message.now
-        for fold in reductions:
-            fold()
+        for reduction in reductions:
+            reduction()
 
 
 def run_in(stream: Stream, rounds: Sequence[BoundRound]) -> Iterator[Wait]:
@@ -178,7 +178,7 @@ class Program:
     """
 
     rounds: tuple[BoundRound, ...]
-    releases: tuple[Call, ...]
+    releases: tuple[Callback, ...]
     nbytes: int
     sent_bytes: int = 0
     device: Accelerator | None = None
@@ -190,7 +190,7 @@ class Once(Deferred):
     def __init__(self, make: Callable[[], Program]) -> None:
         super().__init__(self._made)
         self._make = make
-        self._releases: tuple[Call, ...] = ()
+        self._releases: tuple[Callback, ...] = ()
 
     def _made(self) -> Program:
         program = self._make()
@@ -210,7 +210,7 @@ class Once(Deferred):
 def in_turn(*parts: Program | Callable[[], object] | None) -> Program:
     """Return the program that runs programs one after the other, with calls between them; None is nothing."""
     rounds: list[BoundRound] = []
-    releases: list[Call] = []
+    releases: list[Callback] = []
     nbytes = sent_bytes = 0
     device: Accelerator | None = None
     for part in parts:
@@ -229,8 +229,8 @@ class Copying(NamedTuple):
     """The vector that a program works on, with what copies the input to it and the result out of it, if anything."""
 
     buffer: Array
-    load: Call | None
-    store: Call | None
+    load: Callback | None
+    store: Callback | None
     nbytes: int = 0
     """Those of the vector, if it belongs to the program alone."""
 

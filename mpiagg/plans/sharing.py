@@ -17,12 +17,12 @@ import numpy as np
 
 from mpiagg.arrays import Array, Reduction, cuts_of, device_of, ranges
 from mpiagg.plans.binding import Lane, Run
-from mpiagg.plans.program import Arrival, BoundRound, Call, Program
+from mpiagg.plans.program import Arrival, BoundRound, Callback, Program
 from mpiagg.schedules import Action, Round, Step
 from mpiagg.transport import NodeBarrier, SignedBarrier, Some, signature
 
 
-def barrier_round(barrier: NodeBarrier | Some, label: str, number: int, call: Call | None = None) -> BoundRound:
+def barrier_round(barrier: NodeBarrier | Some, label: str, number: int, call: Callback | None = None) -> BoundRound:
     """Return the round in which the ranks of a node wait for one another, and then make a call."""
     return BoundRound((barrier.come,), (barrier.passed,), (call,) if call else (), (Arrival(label, number, barrier),))
 
@@ -51,7 +51,7 @@ def barrier_program(barrier: SignedBarrier, label: str) -> Program:
     return Program((met._replace(starts=(partial(barrier.enter, signature(label)), *met.starts)),), (), 0)
 
 
-class Part(NamedTuple):
+class VectorRange(NamedTuple):
     """A range of a vector in the memory of one rank: its elements from ``start`` on."""
 
     elements: Array
@@ -67,21 +67,21 @@ class Vectors(NamedTuple):
 
     Attributes
     ----------
-    source, target : Part or None
+    source, target : VectorRange or None
         This rank's input, and where its result goes, or what it reduces if that goes to another rank.
     target_of : int
         Whose memory ``target`` is.
-    sources, targets : mapping of int to Part
+    sources, targets : mapping of int to VectorRange
         Those of the others.
     apart : bool
         Whether this rank's input must be brought to where its result goes.
     """
 
-    source: Part | None
-    target: Part | None
+    source: VectorRange | None
+    target: VectorRange | None
     target_of: int
-    sources: Mapping[int, Part]
-    targets: Mapping[int, Part]
+    sources: Mapping[int, VectorRange]
+    targets: Mapping[int, VectorRange]
     apart: bool = False
 
 
@@ -92,7 +92,7 @@ def owner_work(  # noqa: PLR0917 - what there is to be said of them
     reduction: Reduction,
     vectors: Vectors,
     segment: int,
-) -> Call:
+) -> Callback:
     """Return the call that does an owner's part of some rounds, on vectors that all lie in reach.
 
     Between a barrier before and a barrier after it nobody else touches the chunks that a rank owns, in any vector:
@@ -120,7 +120,7 @@ def owner_work(  # noqa: PLR0917 - what there is to be said of them
     own = vectors.source or vectors.target
     assert own is not None
     aside = _aside(steps, lanes, length, own.elements)
-    calls: list[Call] = []
+    calls: list[Callback] = []
     for lane in lanes:
         start, stop = lane[owned.start][0], lane[owned.stop - 1][1]
         for first in range(start, stop, length):
@@ -128,7 +128,7 @@ def owner_work(  # noqa: PLR0917 - what there is to be said of them
     return InTurn(calls)
 
 
-def exchange_work(vectors: Vectors, counts: Sequence[int], rank: int) -> Call:
+def exchange_work(vectors: Vectors, counts: Sequence[int], rank: int) -> Callback:
     """Return the call that takes what is for this rank from the inputs of all, in an all-to-all."""
     target, own = vectors.target, slice(*ranges(cuts_of(counts))[rank])
     assert target is not None
@@ -136,7 +136,7 @@ def exchange_work(vectors: Vectors, counts: Sequence[int], rank: int) -> Call:
     return taking(blocks, [vectors.sources[source].block(own.start, own.stop) for source in range(len(counts))], rank)
 
 
-def taking(blocks: Sequence[Array], found: Sequence[Array], rank: int) -> Call:
+def taking(blocks: Sequence[Array], found: Sequence[Array], rank: int) -> Callback:
     """Return the call that copies to some blocks, one from each rank, what is found for them.
 
     It begins with its own, and goes on with the rank after it, so that the ranks read from different ones.
@@ -153,7 +153,7 @@ def taking(blocks: Sequence[Array], found: Sequence[Array], rank: int) -> Call:
 
 def _block_work(
     steps: Sequence[Step], reduction: Reduction, vectors: Vectors, block: tuple[int, int], aside: Array
-) -> list[Call]:
+) -> list[Callback]:
     """Return the calls that carry out an owner's steps on one block."""
     target: Any = None if vectors.target is None else vectors.target.block(*block)
     value: Any = target if vectors.source is None else vectors.source.block(*block)
@@ -172,7 +172,7 @@ def _block_work(
     return [*calls, partial(np.copyto, target, value)] if fresh and target is not None else calls
 
 
-class Mail(NamedTuple):
+class Mailboxes(NamedTuple):
     """The mailboxes of the ranks of a node: two for each, used in turn from barrier to barrier.
 
     While the others may still read from one, a rank writes into the other. It comes back to the first after one more
@@ -193,7 +193,7 @@ class Mail(NamedTuple):
     boxes: tuple[Mapping[int, Array], Mapping[int, Array]]
 
 
-def mail_rounds(rounds: Sequence[Round], task: NodeTask, mail: Mail, label: str) -> Iterator[BoundRound]:
+def mailbox_rounds(rounds: Sequence[Round], task: NodeTask, mailboxes: Mailboxes, label: str) -> Iterator[BoundRound]:
     """Yield the rounds that carry a schedule out through mailboxes, lane after lane.
 
     All ranks of the schedule are on this node, and have as many rounds with messages.
@@ -202,9 +202,9 @@ def mail_rounds(rounds: Sequence[Round], task: NodeTask, mail: Mail, label: str)
     aside = _aside(chain(*rounds), task.lanes, task.vector.size, task.vector)
     for lane in task.lanes:
         for number, steps in enumerate(exchanges):
-            mailbox_round = _MailboxRound(steps, lane, task, mail, aside)
-            arrival = Arrival(label, number, mail.barrier)
-            yield BoundRound((mailbox_round.write,), (mail.barrier.passed,), (mailbox_round.read,), (arrival,))
+            mailbox_round = _MailboxRound(steps, lane, task, mailboxes, aside)
+            arrival = Arrival(label, number, mailboxes.barrier)
+            yield BoundRound((mailbox_round.write,), (mailboxes.barrier.passed,), (mailbox_round.read,), (arrival,))
 
 
 class _MailboxRound:
@@ -213,8 +213,8 @@ class _MailboxRound:
     The chunks of a lane lie one after the other in a mailbox, each in its place, whether or not the others are sent.
     """
 
-    def __init__(self, steps: Sequence[Step], lane: Lane, task: NodeTask, mail: Mail, aside: Array) -> None:
-        self._barrier, buffer = mail.barrier, task.vector
+    def __init__(self, steps: Sequence[Step], lane: Lane, task: NodeTask, mailboxes: Mailboxes, aside: Array) -> None:
+        self._barrier, buffer = mailboxes.barrier, task.vector
         places = [0, *accumulate((stop - start) * buffer.itemsize for start, stop in lane)]
         sent = _sent(steps)
         done = [step for step in steps if step.action is not Action.SEND]
@@ -223,16 +223,16 @@ class _MailboxRound:
             chunks = ((box[places[c] : places[c + 1]], buffer[slice(*lane[c])].view(np.uint8)) for c in sorted(sent))
             return [(target.data, source.data) for target, source in chunks if source.size]
 
-        def reads(boxes: Mapping[int, Array]) -> list[Call]:
+        def reads(boxes: Mapping[int, Array]) -> list[Callback]:
             def operands(step: Step) -> Operands:
                 own = buffer[slice(*_run(lane, step))]
-                box = boxes.get(step.peer, mail.own[0])
+                box = boxes.get(step.peer, mailboxes.own[0])
                 return step, own, own, box[places[step.chunk] : places[step.chunk + step.count]].view(buffer.dtype)
 
             return _calls(map(operands, done), task.reduction, aside)
 
-        self._writes = (writes(mail.own[0]), writes(mail.own[1]))
-        self._reads = (reads(mail.boxes[0]), reads(mail.boxes[1]))
+        self._writes = (writes(mailboxes.own[0]), writes(mailboxes.own[1]))
+        self._reads = (reads(mailboxes.boxes[0]), reads(mailboxes.boxes[1]))
 
     def write(self) -> None:
         """Write, and come to the barrier."""
@@ -282,19 +282,19 @@ def rounds_in_place(  # noqa: PLR0917 - what there is to be said of them
         done = [step for step in steps if step.action is not Action.SEND]
         if _sent(steps) & _chunks(done):
             raise AssertionError("a rank changes what others read in the same round")
-        calls: list[Call] = []
+        calls: list[Callback] = []
         for lane in task.lanes:
             for run, together in groupby(done, partial(_run, lane)):
-                fold = list(together)
+                same_run = list(together)
                 for start in range(*run, length):
                     block = start, min(start + length, run[1])
                     own = task.vector[slice(*block)]
                     # What is finished has no peer.
                     others = (
-                        vectors.targets[step.peer].block(*block) if step.action.receives else own for step in fold
+                        vectors.targets[step.peer].block(*block) if step.action.receives else own for step in same_run
                     )
                     calls += _calls(
-                        ((s, own, own, other) for s, other in zip(fold, others, strict=True)), task.reduction, aside
+                        ((s, own, own, other) for s, other in zip(same_run, others, strict=True)), task.reduction, aside
                     )
         sources = {step.peer for step in done if step.action.receives}
         met = barrier.among(sources | readers) if number else barrier
@@ -333,7 +333,7 @@ def _run(lane: Lane, step: Step) -> Run:
 class InTurn:
     """Calls made one after the other."""
 
-    def __init__(self, calls: Sequence[Call]) -> None:
+    def __init__(self, calls: Sequence[Callback]) -> None:
         self._calls = calls
 
     def __call__(self) -> None:
@@ -352,9 +352,9 @@ Operands = tuple[Step, Array, Array, Array]
 """A step, our values, where what it makes of them goes, and the values of its peer, which lie in reach."""
 
 
-def _calls(operands: Iterable[Operands], reduction: Reduction, aside: Array) -> list[Call]:
+def _calls(operands: Iterable[Operands], reduction: Reduction, aside: Array) -> list[Callback]:
     """Return the calls that carry out steps."""
-    calls: list[Call] = []
+    calls: list[Callback] = []
     held: Array | None = None
     for step, value, target, other in operands:
         if not value.size:

@@ -16,8 +16,8 @@ from mpiagg.plans.binding import Lane, Run
 from mpiagg.plans.choices import SHARED
 from mpiagg.plans.endpoints import Asking
 from mpiagg.plans.operation import Operation
-from mpiagg.plans.program import BoundRound, Call
-from mpiagg.plans.sharing import Part, Vectors, barrier_round, taking
+from mpiagg.plans.program import BoundRound, Callback
+from mpiagg.plans.sharing import VectorRange, Vectors, barrier_round, taking
 from mpiagg.schedules import Collective
 from mpiagg.transport import Block, Channel, NodeBarrier, Positions
 
@@ -61,7 +61,7 @@ def slots_for(
     return found
 
 
-Work = Callable[[Vectors, Sequence[Lane]], Call]
+WorkBuilder = Callable[[Vectors, Sequence[Lane]], Callback]
 """Returns the call that does an owner's part of an operation, on vectors in reach, on some lanes of them."""
 
 
@@ -71,7 +71,7 @@ def slot_rounds(  # noqa: PLR0917 - what there is to be said of them
     slots: Mapping[int, Array],
     barrier: NodeBarrier,
     asking: Asking,
-    work: Work,
+    work: WorkBuilder,
 ) -> list[BoundRound]:
     """Return the rounds that carry an operation out through slots, a piece after the other.
 
@@ -118,9 +118,9 @@ def slot_rounds(  # noqa: PLR0917 - what there is to be said of them
 class _Piece(NamedTuple):
     """What is asked of a device for one piece, in three rounds."""
 
-    loads: Sequence[Call]
-    work: Call
-    stores: Sequence[Call]
+    loads: Sequence[Callback]
+    work: Callback
+    stores: Sequence[Callback]
 
 
 def _lanes(o: Operation, room: int) -> list[Lane]:
@@ -138,13 +138,13 @@ def _piece(  # noqa: PLR0917 - what there is to be said of it
     out: Array | None,
     slots: Mapping[int, Array],
     device: Accelerator,
-    work: Work,
+    work: WorkBuilder,
 ) -> _Piece:
     """Return what is asked for a piece; its chunks lie one after the other in a slot, whether or not they are used."""
     cuts = [0, *accumulate(stop - start for start, stop in lane)]
     places = list(pairwise(cuts))
     own = slots[o.rank]
-    loads: list[Call] = []
+    loads: list[Callback] = []
     if x is not None and o.source is not None:
         loads += (
             partial(device.copy, own[slice(*there)], x[slice(*here)])
@@ -154,14 +154,14 @@ def _piece(  # noqa: PLR0917 - what there is to be said of it
         assert out is not None
         found = [slots[rank][slice(*places[o.rank])] for rank in range(o.size)]
         return _Piece(loads, taking([out[slice(*run)] for run in lane], found, o.rank), ())
-    stores: list[Call] = []
+    stores: list[Callback] = []
     if out is not None and o.target is not None:
         chunks = [chunk for chunk in range(len(lane)) if not _stays(o, x, out, lane[chunk])]
         stores += (
             partial(device.copy, out[slice(*here)], own[slice(*there)])
             for here, there in _runs(lane, places, o.target, chunks)
         )
-    parts = {rank: Part(slot) for rank, slot in slots.items()}
+    parts = {rank: VectorRange(slot) for rank, slot in slots.items()}
     return _Piece(loads, work(Vectors(parts[o.rank], parts[o.rank], o.rank, parts, parts), [places]), stores)
 
 

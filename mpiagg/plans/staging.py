@@ -17,7 +17,7 @@ import numpy as np
 
 from mpiagg.arrays import Accelerator, Array, convert, flat
 from mpiagg.plans.endpoints import ask
-from mpiagg.plans.program import BoundRound, Call, Computing, Program, in_turn
+from mpiagg.plans.program import BoundRound, Callback, Computing, Program, in_turn
 
 LEAST_PIECE: Final = 2**20
 MOST_PIECE: Final = 2**23
@@ -64,7 +64,9 @@ def piece_cost(chunk: int, times: Mapping[int, float]) -> int:
     return round(min(max(chunk * each / whole, LEAST_COST), chunk)) if whole > 0 else chunk
 
 
-def by_way_of_host(device: Accelerator, load: Call | None, program: Program, store: Call | None, label: str) -> Program:
+def by_way_of_host(
+    device: Accelerator, load: Callback | None, program: Program, store: Callback | None, label: str
+) -> Program:
     """Return the program that asks for copies to the host, runs a program there, and asks for copies back.
 
     Parameters
@@ -80,7 +82,7 @@ def by_way_of_host(device: Accelerator, load: Call | None, program: Program, sto
     """
     stream, computing = device.stream(), Computing(label)
 
-    def asked(call: Call | None) -> Program:
+    def asked(call: Callback | None) -> Program:
         if call is None:
             return Program((), (), 0)
         starts = (stream.follow, partial(ask, stream, (call,)))

@@ -1,4 +1,4 @@
-"""The proof that schedules are a correct collective, for one number of ranks at a time.
+"""The check that schedules are a correct collective, for one number of ranks at a time.
 
 For every chunk on every rank the walk carries the *expression* that the chunk holds: which
 contributions have been combined, in which order and on which side. Equal expressions mean equal bits, but for those of
@@ -65,7 +65,7 @@ def scratch_chunks(a_round: Round) -> int:
 def check(
     name: str, collective: Collective | str, ranks: Layout | int, root: int = 0, *, rounded: bool = False
 ) -> list[Count]:
-    """Prove an algorithm of the table right for a layout, or a number, of ranks; ``rounded`` as for :func:`prove`.
+    """Check an algorithm of the table for a layout, or a number, of ranks; ``rounded`` as for :func:`prove`.
 
     Returns
     -------
@@ -88,7 +88,7 @@ def check(
 def prove(
     programs: Sequence[Sequence[Round]], collective: Collective, chunks: int, root: int = 0, *, rounded: bool = False
 ) -> None:
-    """Prove that the schedules of all ranks together carry out a collective.
+    """Check that the schedules of all ranks together carry out a collective.
 
     Parameters
     ----------

@@ -12,7 +12,7 @@ from mpiagg.arrays import Array, Form, device_of, form_of, is_array, working_dty
 from mpiagg.collectives.functions import allreduce
 from mpiagg.collectives.moving_functions import broadcast
 from mpiagg.errors import PlanError
-from mpiagg.optimizers.base import Item, Optimizer, State
+from mpiagg.optimizers.base import Item, Optimizer, OptimizerState
 from mpiagg.sharded.division import check_layers
 from mpiagg.sharded.sharded import Sharded, check_split
 from mpiagg.sharded.states import write_shards
@@ -78,7 +78,7 @@ class ArraySharded(Sharded):
         else:
             storage = storage_for(self._traffic, self._units, arrays, self._turns, share=self._share)
             self.module = None  # the caller's arrays are the caller's, and may go
-        self._states: dict[int, State] = {}
+        self._states: dict[int, OptimizerState] = {}
         self._take_up(storage, everything, [str(index) for index in range(len(arrays))])
 
     # -- steps

@@ -14,7 +14,7 @@ from mpiagg.sharded.division import Unit
 from mpiagg.sharded.traffic import Traffic, free_plans
 
 
-class Vectors:
+class NodeVectors:
     """Vectors in memory that the ranks of a node share, which units use in turn.
 
     Parameters
@@ -101,7 +101,7 @@ class Gradients:
         rank = traffic.channel.rank
         order = list(reversed(trained))
         self._trained = list(trained)
-        self.vectors = Vectors(traffic, [units[k] for k in order], [dtypes[k] for k in order], turns)
+        self.vectors = NodeVectors(traffic, [units[k] for k in order], [dtypes[k] for k in order], turns)
         vector = dict(zip(order, self.vectors.of, strict=True))
         self._slot = dict(zip(order, self.vectors.slot, strict=True))
         self.views = {index: view for k in order for index, view in units[k].views(vector[k]).items()}

@@ -23,14 +23,14 @@ from mpiagg.sharded.division import SPLITS, units_of
 from mpiagg.sharded.states import Shard, checked_buffers, checked_state, shard_state, write_shards
 from mpiagg.sharded.storage import copy_out
 from mpiagg.sharded.traffic import Traffic
-from mpiagg.sharded.training import Training
+from mpiagg.sharded.training import ShardedTraining
 from mpiagg.transport import channel_of
 
 Self = TypeVar("Self", bound="Sharded")
 OPS: Final = ("avg", "sum")
 
 
-class Sharded(Training):
+class Sharded(ShardedTraining):
     """Training in which optimizer states, gradients and parameters are divided over the ranks.
 
     That is ZeRO (Rajbhandari et al., "ZeRO: memory optimizations toward training trillion parameter models", SC 2020),

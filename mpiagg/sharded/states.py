@@ -15,7 +15,7 @@ from mpiagg.common.arguments import check_integer
 from mpiagg.sharded.division import Part, Unit
 
 
-class Piece(NamedTuple):
+class SavedPiece(NamedTuple):
     """Elements that some rank has saved.
 
     Attributes
@@ -42,14 +42,14 @@ class Shard(NamedTuple):
 
     Attributes
     ----------
-    values : list of Piece
+    values : list of SavedPiece
         The parameter's.
     kept : callable
         Returns what the optimizer keeps, by name: for each the pieces; or a number or an array without dimensions, or
         with more than one, which is of the whole tensor. ValueError if it is none for this part.
     """
 
-    values: list[Piece]
+    values: list[SavedPiece]
     kept: Callable[[], dict[str, Any]]
 
 
@@ -156,16 +156,16 @@ class _Saved:
         """Return what a rank has saved under a key."""
         return of_rank(self._given[key] if self._each is None else self._each[rank][key], rank)
 
-    def pieces(self, part: Part) -> dict[int, Piece]:
+    def pieces(self, part: Part) -> dict[int, SavedPiece]:
         """Return by rank what makes up a part; raise ValueError if something is missing."""
-        found, length = dict[int, Piece](), 0
+        found, length = dict[int, SavedPiece](), 0
         for rank in range(self._ranks):
             start = check_integer("start", self.of("start", rank), 0)
             stop = check_integer("stop", self.of("stop", rank), start)
             first, last = max(start, part.start), min(stop, part.stop)
             if first < last and part.start + length == first:
                 where, read = slice(first - part.start, last - part.start), partial(self.of, "values", rank)
-                found[rank] = Piece(where, first - start, last - start, stop - start, read)
+                found[rank] = SavedPiece(where, first - start, last - start, stop - start, read)
                 length += last - first
         if length != part.stop - part.start:
             raise ValueError(
@@ -174,7 +174,7 @@ class _Saved:
             )
         return found
 
-    def kept(self, pieces: Mapping[int, Piece], part: Part) -> dict[str, Any]:
+    def kept(self, pieces: Mapping[int, SavedPiece], part: Part) -> dict[str, Any]:
         """Return what the optimizer keeps for a part; raise ValueError if it is none for it."""
         found: dict[str, Any] = {}
         for rank, piece in pieces.items():
@@ -212,7 +212,7 @@ def check_array(name: str, x: Any, length: int) -> None:
         raise ValueError(f"the state of {name} must be {length} real numbers")
 
 
-def write_shards(into: Array, pieces: Sequence[Piece]) -> None:
+def write_shards(into: Array, pieces: Sequence[SavedPiece]) -> None:
     """Write pieces to where they go."""
     for piece in pieces:
         load(into.reshape(-1)[piece.into], piece.read()[piece.start : piece.stop])

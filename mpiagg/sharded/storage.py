@@ -12,7 +12,7 @@ from mpiagg.collectives.registered import shared_vector
 from mpiagg.errors import PlanError
 from mpiagg.plans.background import InBackground
 from mpiagg.sharded.division import Unit
-from mpiagg.sharded.gradients import Vectors
+from mpiagg.sharded.gradients import NodeVectors
 from mpiagg.sharded.traffic import Traffic, free_plans
 
 
@@ -63,7 +63,7 @@ class Scattered:
 
     def __init__(self, traffic: Traffic, units: Sequence[Unit], arrays: Sequence[Array]) -> None:
         self._units, self._arrays, self._rank = units, arrays, traffic.channel.rank
-        vectors = Vectors(traffic, units, [unit.form.dtype for unit in units], 1)
+        vectors = NodeVectors(traffic, units, [unit.form.dtype for unit in units], 1)
         self.nbytes = vectors.nbytes
         self._vectors = vectors.of
         self._flights = flights_in_place(traffic, units, self._vectors)
@@ -138,7 +138,7 @@ class Whole:
         free_plans(self._flights)
 
 
-class Once:
+class OncePerNode:
     """Parameters once in memory that all ranks map, where they are on one node: each changes its part there.
 
     Nothing is gathered: who has seen that all have changed theirs reads them where they are.
@@ -208,7 +208,7 @@ class Divided:
         for unit, own in zip(units, self._own, strict=True):
             fill_part(unit, rank, own, arrays)
         settle(*self._own)
-        vectors = Vectors(traffic, units, dtypes, turns, apart)
+        vectors = NodeVectors(traffic, units, dtypes, turns, apart)
         self._vector, self._slot = vectors.of, vectors.slot
         self._flights = [
             InBackground(traffic.gathering(unit, own, vector))
@@ -302,13 +302,13 @@ def storage_for(
     apart: Sequence[Hashable] | None = None,
     *,
     share: bool,
-) -> Once | Divided:
+) -> OncePerNode | Divided:
     """Return where divided parameters lie: once on the node, if all ranks are there and it has room; collective."""
     channel = traffic.channel
     on_host = all(unit.form.device is HOST for unit in units)
     if share and on_host and channel.node.size == channel.size:
         with suppress(MemoryError):
-            return Once(traffic, units, arrays)
+            return OncePerNode(traffic, units, arrays)
     return Divided(traffic, units, arrays, turns, apart)
 
 

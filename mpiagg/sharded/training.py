@@ -20,7 +20,7 @@ from mpiagg.sharded.traffic import Traffic
 from mpiagg.transport import Channel
 
 
-class Training:
+class ShardedTraining:
     """What sharded training of any kind of module has in common; see :class:`Sharded`."""
 
     comm: MPI.Intracomm

@@ -18,7 +18,7 @@ What the model leaves out is put right here, in words:
 - Vectors that not all lie there must be copied into it and out of it. Up to 1 MiB that was measured to be faster than
   messages. Longer vectors are reduced by messages: where the cores of two ranks share a cache, copies would still take
   0.4 to 0.8 of the time, but where they do not, reading what another core has just written is several times slower
-  than reading what lies in memory, and they take up to 4 times as long (``bench/elsewhere.py``). What is only moved
+  than reading what lies in memory, and they take up to 4 times as long (``bench/cache_sharing.py``). What is only moved
   goes by messages above 64 KiB: the MPI library copies it once.
 
 A row is for ranges of lengths and ranks. It has the algorithm that is at worst the smallest multiple of the best price,

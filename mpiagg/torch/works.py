@@ -20,7 +20,7 @@ from mpiagg.torch.options import NOT_SET
 from mpiagg.torch.versions import KEPT
 from mpiagg.transport import wait_patiently
 
-Task = Callable[[], object]
+WorkFunction = Callable[[], object]
 
 _CALLBACKS: Final = ThreadPoolExecutor(256, "mpiagg futures")
 """Where what comes after work is done: that may wait for other work, which must not be in the same thread."""
@@ -45,7 +45,7 @@ class Work(dist.Work):  # type: ignore[misc]  # mypy sees no classes of torch's 
         What is to be done; without it nothing is left to be.
     """
 
-    def __init__(self, tensors: Sequence[torch.Tensor], task: Task | None = None) -> None:
+    def __init__(self, tensors: Sequence[torch.Tensor], task: WorkFunction | None = None) -> None:
         super().__init__()
         self._tensors, self._task = tensors, task
         self._over = _OVER if task is None else threading.Event()
@@ -150,7 +150,7 @@ class MessageWork(Work):
         request: MPI.Request,
         label: str,
         timeout: float,
-        then: Task | None = None,
+        then: WorkFunction | None = None,
         *,
         under_way: set[MessageWork],
     ) -> None:
@@ -211,7 +211,7 @@ class Line:
         self._thread: threading.Thread | None = None
         self._last: Work | None = None
 
-    def do(self, tensors: Sequence[torch.Tensor], task: Task, *, at_once: bool) -> Work:
+    def do(self, tensors: Sequence[torch.Tensor], task: WorkFunction, *, at_once: bool) -> Work:
         """Do a task after those before it; return the work that it is."""
         if self._last is None or self._last.is_completed():
             self._last = None

@@ -18,7 +18,7 @@ KINDS: Final = 1024
 
 
 def signature(words: str) -> int:
-    """Return a number of ``SIGNATURE_BITS`` bits that is another for other words, but for bad luck."""
+    """Return a number of ``SIGNATURE_BITS`` bits that is another for other words, except for collisions."""
     return crc32(words.encode()) % 2**SIGNATURE_BITS
 
 

@@ -28,7 +28,7 @@ MOST_TEXT: Final = 2**16
 MOST: Final = 2**62
 
 Text = Annotated[str, Meta(max_length=MOST_TEXT)]
-Count = Annotated[int, Meta(ge=0, le=MOST)]
+NotNegative = Annotated[int, Meta(ge=0, le=MOST)]
 ChannelName = Annotated[str, Meta(pattern=r"^[0-9a-f]{16}\Z")]
 
 
@@ -54,10 +54,10 @@ class RecordedRound(_Told, frozen=True, array_like=True):
     """
 
     name: Text
-    began: Count
-    posted: Count | UnsetType = UNSET
-    came: Count | UnsetType = UNSET
-    reduced: Count | UnsetType = UNSET
+    began: NotNegative
+    posted: NotNegative | UnsetType = UNSET
+    came: NotNegative | UnsetType = UNSET
+    reduced: NotNegative | UnsetType = UNSET
 
     @property
     def times(self) -> tuple[int, ...]:
@@ -79,8 +79,8 @@ class RecordedData(_Told, frozen=True):
     """
 
     dtype: Text
-    sent: Count | None
-    received: Count | None
+    sent: NotNegative | None
+    received: NotNegative | None
     even: bool
 
 
@@ -119,9 +119,9 @@ class RecordedOperation(_Told, frozen=True):
     order: Annotated[int, Meta(ge=1, le=MOST)]
     what: Text
     collective: Collective | None
-    nbytes: Count
-    start: Count
-    end: Count | None
+    nbytes: NotNegative
+    start: NotNegative
+    end: NotNegative | None
     state: Literal["running", "done", "failed"]
     thread: Text
     rounds: Annotated[tuple[RecordedRound, ...], Meta(max_length=MOST_ROUNDS)]
@@ -157,8 +157,8 @@ class Communicator(_Told, frozen=True):
 
     channel: ChannelName
     label: Text
-    ranks: Annotated[tuple[Count, ...], Meta(max_length=MOST_RANKS)]
-    entered: Count
+    ranks: Annotated[tuple[NotNegative, ...], Meta(max_length=MOST_RANKS)]
+    entered: NotNegative
 
 
 class Recording(_Told, frozen=True):
@@ -183,15 +183,15 @@ class Recording(_Told, frozen=True):
         Those that the rank is in, or has been in for one of the operations.
     """
 
-    rank: Count
+    rank: NotNegative
     size: Annotated[int, Meta(ge=1, le=MOST_RANKS)]
     host: Text
-    pid: Count
+    pid: NotNegative
     boot: Text
-    clock_ns: Count
-    wall_ns: Count
+    clock_ns: NotNegative
+    wall_ns: NotNegative
     reason: Text
-    dropped: Count
+    dropped: NotNegative
     operations: Annotated[tuple[RecordedOperation, ...], Meta(max_length=MOST_OPERATIONS)]
     communicators: Annotated[tuple[Communicator, ...], Meta(max_length=MOST_OPERATIONS)] = ()
 

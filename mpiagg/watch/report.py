@@ -40,7 +40,7 @@ class ReportedOperation(NamedTuple):
 
 
 class RankState(NamedTuple):
-    """What a rank tells of itself.
+    """The state of a rank, as it reports it.
 
     Attributes
     ----------
@@ -52,7 +52,7 @@ class RankState(NamedTuple):
         The last of them, as far as they are still known.
     waits : str
         What it waits for, and when it has entered the operation; nothing, if it waits for nothing.
-    elsewhere : str
+    beside : str
         The operation that it is in beside those of the communicator, if any.
     stack : tuple of str
         Where its main thread is, innermost first.
@@ -64,7 +64,7 @@ class RankState(NamedTuple):
     entered: int
     recent: tuple[ReportedOperation, ...]
     waits: str
-    elsewhere: str
+    beside: str
     stack: tuple[str, ...]
     in_order: bool
 
@@ -78,8 +78,8 @@ class RankState(NamedTuple):
         return next((operation for operation in self.recent if operation.order == order), None)
 
 
-ELSEWHERE: Final = " on another communicator"
-"""How words end for what a rank waits in elsewhere."""
+ON_ANOTHER: Final = " on another communicator"
+"""What follows the operation of another communicator that a rank waits in."""
 
 GONE: Final = "is gone: its process does not exist any more"
 CLOSED: Final = "does not listen any more: it is gone, or something between the hosts does not let questions through"
@@ -120,7 +120,7 @@ def report(answers: Sequence[Answer], differ_in: int = 0) -> Report:
     fault = (_disagreement(states, differ_in) if differ_in else None) or _lost(answers) or _mismatch(states)
     stuck = _stuck_in(answers)
     what = next((state.of(stuck) for _, state in states if _waits_in(state, stuck)), None)
-    beside = "" if what else next((it.elsewhere for _, it in states if _is_beside(it)), "")
+    beside = "" if what else next((it.beside for _, it in states if _is_beside(it)), "")
     first = f"operation {stuck} of {len(answers)} ranks, {what.what}:" if what else f"{beside} of {len(answers)} ranks:"
     met = bool(what or beside)
     lines = [f"  rank {rank}: {_described(answer, what, met=met)}" for rank, answer in enumerate(answers)]
@@ -144,7 +144,7 @@ def _waits_in(answer: Answer, order: int) -> bool:
 
 def _is_beside(state: RankState) -> bool:
     """Whether a rank waits in something that ranks of this communicator do, beside its operations."""
-    return bool(state.elsewhere) and not state.elsewhere.endswith(ELSEWHERE)
+    return bool(state.beside) and not state.beside.endswith(ON_ANOTHER)
 
 
 def _described(answer: Answer, what: ReportedOperation | None, *, met: bool) -> str:
@@ -163,8 +163,8 @@ def _described(answer: Answer, what: ReportedOperation | None, *, met: bool) -> 
         now = answer.recent[-1] if answer.recent else None
         ahead = f", and is in operation {now.order}, {now.what}" if now is not None and now.running else ""
         return f"{past}{ahead}{where}"
-    doing = f"is in {answer.elsewhere}" if answer.elsewhere else "computes"
-    missing = "has not come: " if what is not None or (met and not answer.elsewhere) else ""
+    doing = f"is in {answer.beside}" if answer.beside else "computes"
+    missing = "has not come: " if what is not None or (met and not answer.beside) else ""
     return f"{missing}it has entered {answer.entered} operations, and {doing}{where}"
 
 

@@ -55,7 +55,7 @@ _NONCE: Final = 16
 _PROOF: Final = 32
 _HEAD: Final = struct.Struct("!I32s")
 
-Told = Mapping[str, Any]
+Fields = Mapping[str, Any]
 
 
 class GoneError(OSError):
@@ -104,7 +104,7 @@ class Peer(NamedTuple):
         addresses = [socket.inet_ntoa(packed[4 * i : 4 * i + 4]) for i in range(min(count, MOST_ADDRESSES))]
         return cls(secret, pid, port, tuple(addresses), host.rstrip(b"\0").decode(errors="replace"))
 
-    def ask(self, question: Told, patience: float = PATIENCE) -> Told:
+    def ask(self, question: Fields, patience: float = PATIENCE) -> Fields:
         """Return what the rank answers to a question.
 
         Raises
@@ -168,7 +168,7 @@ class Listener:
     """
 
     def __init__(
-        self, answer: Callable[[Told], Told], look: Callable[[], object], every: float, host: str = ""
+        self, answer: Callable[[Fields], Fields], look: Callable[[], object], every: float, host: str = ""
     ) -> None:
         self._answer, self._look, self._every = answer, look, every
         self.socket = socket.create_server((host, 0), backlog=128)
@@ -264,12 +264,12 @@ def _code(secret: bytes, *parts: bytes) -> bytes:
     return hmac.digest(secret, b"".join(parts), "sha256")
 
 
-def _send(connection: socket.socket, told: Told, secret: bytes, context: bytes) -> None:
+def _send(connection: socket.socket, told: Fields, secret: bytes, context: bytes) -> None:
     data = json.dumps(told).encode()
     connection.sendall(_HEAD.pack(len(data), _code(secret, context, data)) + data)
 
 
-def _receive(connection: socket.socket, secret: bytes, context: bytes, until: float) -> Told:
+def _receive(connection: socket.socket, secret: bytes, context: bytes, until: float) -> Fields:
     length, code = _HEAD.unpack(_exactly(connection, _HEAD.size, until))
     if length > LONGEST:
         raise ValueError(f"a message of {length} bytes")

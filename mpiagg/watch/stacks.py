@@ -52,7 +52,7 @@ def stack(thread: int | None = None, *, most: int = 6, outside: bool = False) ->
 def frames() -> dict[int, FrameType]:
     """Return where every thread is."""
     # No garbage is collected meanwhile. Python before 3.11.9 and 3.12.3 keeps a lock here, which it takes again to give
-    # back what belongs to a thread: it hangs for ever, and the whole process with it (python/cpython, issue 106883).
+    # back what belongs to a thread: it hangs for ever, and the whole process with it (python/cpython, 106883).
     with _asking:
         collects = gc.isenabled()
         gc.disable()

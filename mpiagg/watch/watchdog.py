@@ -30,9 +30,9 @@ from mpiagg.watch.recorder import (
 )
 from mpiagg.watch.report import (
     CLOSED,
-    ELSEWHERE,
     GONE,
     LONGEST,
+    ON_ANOTHER,
     RECENT,
     SILENT,
     Answer,
@@ -41,7 +41,7 @@ from mpiagg.watch.report import (
     ReportedOperation,
     report,
 )
-from mpiagg.watch.side_channel import PATIENCE, GoneError, Listener, Peer, Told
+from mpiagg.watch.side_channel import PATIENCE, Fields, GoneError, Listener, Peer
 from mpiagg.watch.stacks import call_site, stack
 
 SHORTEST_LOOK: Final = 0.05
@@ -140,7 +140,7 @@ class Watchdog:
         site = call_site(subject.thread or threading.main_thread().ident or 0)
         called = f"; called at {site}" if site else ""
         say(f"rank {log.rank} has waited {seconds:.0f} s in {_operation(seen.entry)}{what}{called}")
-        found = self.report(log, aloud=True)
+        found = self.report(log, printing=True)
         if found.fault is not None and subject.waits is not None:
             log.fault = log.fault or found.fault
 
@@ -154,17 +154,17 @@ class Watchdog:
 
     # -- the ranks of a communicator
 
-    def report(self, log: OperationLog, *, aloud: bool = False, differ_in: int = 0) -> Report:
+    def report(self, log: OperationLog, *, printing: bool = False, differ_in: int = 0) -> Report:
         """Return what all ranks of a communicator do, as one of them has found out for all.
 
-        The lowest rank that answers does so. It sends to all what is wrong for certain, if anything is, and prints what
-        it has found, if that is to be said ``aloud``. ``differ_in`` is the number of an operation that ranks are known
-        to disagree in, if it is not 0.
+        The lowest rank that answers does so. It sends to all what is wrong for certain, if anything is, and with
+        ``printing`` prints what it has found. ``differ_in`` is the number of an operation that ranks are known to
+        disagree in, if it is not 0.
         """
         known = self._logs.get(log.name)
         if known is None:
             return Report("", None)
-        question = {"ask": "report", "channel": log.name, "aloud": aloud, "differ_in": differ_in}
+        question = {"ask": "report", "channel": log.name, "printing": printing, "differ_in": differ_in}
         patience = 2 * PATIENCE * (1 + len(known[1]) // AT_ONCE)
 
         def ask(peer: Peer) -> Report | None:
@@ -180,9 +180,9 @@ class Watchdog:
                 return Report("", log.fault)
             if found is not None:
                 return found
-        return self._gather(log.name, aloud=aloud, differ_in=differ_in)
+        return self._gather(log.name, printing=printing, differ_in=differ_in)
 
-    def _gather(self, name: str, *, aloud: bool, differ_in: int = 0) -> Report:
+    def _gather(self, name: str, *, printing: bool, differ_in: int = 0) -> Report:
         with self._gathering:
             known = self._logs.get(name)
             if known is None:
@@ -197,7 +197,7 @@ class Watchdog:
                     told = {"tell": type(fault).__name__, "text": str(fault), "channel": name}
                     _each(lambda peer: _tell(peer, told), [peer for peer in there if peer != self.listener.peer])
                     log.fault = log.fault or fault  # last: with it this program may be at its end
-            if aloud and not last.said:
+            if printing and not last.said:
                 last.said = True
                 fault, table = last.report.fault, last.report.table
                 # Said also where it can be raised: in a call of the MPI library it cannot.
@@ -213,7 +213,7 @@ class Watchdog:
         except (OSError, ValueError):
             return SILENT
 
-    def answer(self, question: Told) -> Told:
+    def answer(self, question: Fields) -> Fields:
         """Answer a question of another rank.
 
         Raises
@@ -230,7 +230,7 @@ class Watchdog:
         if question.get("ask") == "report":
             order = question.get("differ_in")
             order = order if type(order) is int else 0
-            found = self._gather(known[0].name, aloud=bool(question.get("aloud")), differ_in=order)
+            found = self._gather(known[0].name, printing=bool(question.get("printing")), differ_in=order)
             kind = "" if found.fault is None else type(found.fault).__name__
             return {"table": found.table, "tell": kind, "text": str(found.fault or "")}
         if question.get("tell") == "dump":
@@ -254,7 +254,7 @@ class Watchdog:
                     what = "the MPI library" if asked is None else asked()
                     waits = f"{what}, entered {(clock() - entry[START]) / 1e9:.0f} s ago"[:LONGEST]
             elif waiting:
-                beside = "" if subject.log.whole is log else ELSEWHERE
+                beside = "" if subject.log.whole is log else ON_ANOTHER
                 other = f"{subject.what[:LONGEST]}{beside}"
         status = self.recorder.status[:LONGEST]
         recent, at = tuple(here[-RECENT:]), tuple(stack(outside=inside))
@@ -262,7 +262,7 @@ class Watchdog:
 
 
 class _Gathered:
-    """What has been gathered, which ranks have answered, whether it has been said aloud, and since when it is known."""
+    """What has been gathered, which ranks have answered, whether it has been printed, and since when it is known."""
 
     __slots__ = ("report", "said", "there", "when")
 
@@ -331,12 +331,12 @@ def _operation(entry: Entry) -> str:
     return f"operation {entry[ORDER]}, {subject.what}" if numbered else subject.what
 
 
-def _fault(told: Told) -> Error | None:
+def _fault(told: Fields) -> Error | None:
     kind, text = told.get("tell"), told.get("text")
     fault = _FAULTS.get(kind) if isinstance(kind, str) else None
     return fault(text) if fault is not None and isinstance(text, str) else None
 
 
-def _tell(peer: Peer, told: Told) -> None:
+def _tell(peer: Peer, told: Fields) -> None:
     with suppress(OSError, ValueError):  # who cannot be told will find out by itself
         peer.ask(told)

@@ -55,7 +55,7 @@ UCX = {"transport": "ch4:ucx ofi", "environment": {"SLURM_MPI_TYPE": "pmi2"}}
 TWO_NODES = {2: {"machine": 2}, 3: {"machine": 2}}
 TROUBLE = {"troubles": [Problem("warning", "weather", "it rained", "wait")]}
 
-SICK = [
+FAULTY = [
     (job(each={1: WRONG_WARN}), "error", "settings", "MPIAGG_WARN=soon on rank 1 is not a number", "unset it"),
     (job(**WRONG_FLAG), "warning", "settings", "MPIAGG_CHECK=yes on ranks 0-3 is not 0 or 1", "make it 0 or 1"),
     (job(environment={"MPIAGG_RECORD": "all"}), "error", "settings", "not one of operations, rounds, off", "unset it"),
@@ -179,7 +179,7 @@ WELL = [
 ]
 
 
-@pytest.mark.parametrize(("report", "level", "name", "what", "remedy"), SICK)
+@pytest.mark.parametrize(("report", "level", "name", "what", "remedy"), FAULTY)
 def test_problems_are_told_with_remedies(report, level, name, what, remedy):
     (problem,) = problems(report)
     assert (problem.level, problem.name) == (level, name)
@@ -196,7 +196,7 @@ def test_what_is_well_is_no_problem(report):
 
 def test_every_check_finds_something():
     for check in diagnostics.CHECKS:
-        assert any(list(check(report)) for report, *_ in SICK), check.__name__
+        assert any(list(check(report)) for report, *_ in FAULTY), check.__name__
 
 
 def test_the_worst_comes_first():

@@ -35,7 +35,7 @@ def told(capsys, monkeypatch):
 
 def test_all_is_told(told):
     ranks = [
-        rank(number, number % 2, [A, B], reason="pip install mpiagg[cuda12]", troubles=[RAIN]) for number in range(3)
+        rank(number, number % 2, [A, B], reason="pip install cupy-cuda12x", troubles=[RAIN]) for number in range(3)
     ]
     out = told(*ranks, probe=Probed(able=False, reason="signal 11"))
     for words in (
@@ -45,7 +45,7 @@ def test_all_is_told(told):
         "processors │ 0-2, 4 of 8",
         "shared memory of node │ /dev/shm: 3.0 GiB of 4.0 GiB free, 1.0 GiB for each rank",
         "transports │ carrots",
-        "no: pip install mpiagg[cuda12]",
+        "no: pip install cupy-cuda12x",
         "probe of cuda memory │ no: signal 11",
         "GPUs │ 2 for more ranks: shared",
         f"│ 2 │ node │ 0 │ 2 │ {A} │ 0 │",

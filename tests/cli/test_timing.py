@@ -38,14 +38,14 @@ def test_a_slow_contender_does_not_slow_down_the_others():
 TIMING = """
 import sys
 from mpi4py import MPI
-from mpiagg.benchmarks.timing import Entry, Pace, run
+from mpiagg.benchmarks.timing import TimedContender, Pace, run
 calls = {"one": 0, "other": 0}
 def entry(name):
     def call():
         calls[name] += 1
     def before():
         calls[name + " before"] = calls.get(name + " before", 0) + 1
-    return Entry(call, before)
+    return TimedContender(call, before)
 for singly in (False, True):
     results = run(MPI.COMM_WORLD, [entry("one"), entry("other")], Pace(100, 2, 60.0, singly))
     for name, (seconds, repeats, by_device) in zip(("one", "other"), results):

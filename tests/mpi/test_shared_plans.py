@@ -135,7 +135,12 @@ def broken(comm, world):
     world.Barrier()
 
 
-ARRAYS = {"one shot": (4, False), "in place": (9000, True), "by mail": (5000, False), "two segments": (200_000, False)}
+ARRAYS = {
+    "one shot": (4, False),
+    "in place": (9000, True),
+    "by mailboxes": (5000, False),
+    "two segments": (200_000, False),
+}
 KINDS = list(ARRAYS) if MPI.COMM_WORLD.size <= 4 else ["in place"]
 
 

@@ -16,7 +16,7 @@ from mpiagg.plans import on_node, program
 from mpiagg.plans.choices import Choice
 from mpiagg.plans.operation import Operation, even_counts
 from mpiagg.plans.program import Copying
-from mpiagg.plans.sharing import NodeTask, Part, Vectors, rounds_in_place
+from mpiagg.plans.sharing import NodeTask, VectorRange, Vectors, rounds_in_place
 from mpiagg.schedules import TABLE, Collective, Layout, Round, receive, schedules, send
 from mpiagg.transport import LINE, Block, NodeBarrier, Position, Positions, Some
 
@@ -149,7 +149,7 @@ def handed_on(order):
     """Return what four ranks have when they have carried this out."""
     vectors = [np.full(3, float(rank)) for rank in range(4)]
     block = Block([np.zeros(LINE, np.uint8) for _ in range(4)], lambda: None, LINE, Position(0, 0))
-    places = {rank: Part(vector) for rank, vector in enumerate(vectors)}
+    places = {rank: VectorRange(vector) for rank, vector in enumerate(vectors)}
     how = reduction("sum", np.dtype(np.float64), 4)
     runs = []
     for rank, rounds in enumerate(HANDED_ON):
@@ -174,7 +174,7 @@ def test_a_rank_waits_for_those_that_have_read_what_it_changes(monkeypatch, igno
 
 def test_what_is_sent_must_not_be_changed_in_the_same_round():
     vector = np.zeros(3)
-    part = Part(vector)
+    part = VectorRange(vector)
     task = NodeTask(vector, [[(0, 3)]], reduction("sum", np.dtype(np.float64), 2))
     rounds = schedules("recursive_doubling", Collective.ALLREDUCE, 2)[0]
     with pytest.raises(AssertionError, match="a rank changes what others read in the same round"):

@@ -347,7 +347,7 @@ def in_trees(trees_of, up, down, blocks=16):
 
 @cache
 def blocks_counts(n, blocks=32):
-    """On a circulant graph every rank but the root takes each block once; the rest is left to what is proved."""
+    """On a circulant graph every rank but the root takes each block once; the rest is left to the check."""
     found = check("circulant_blocks", "broadcast", n)
     rounds = blocks - 1 + ceil_log2(n) if n > 1 else 0
     assert max(count.rounds for count in found) == rounds

@@ -41,9 +41,9 @@ def test_an_all_reduce_by_hand():
 def test_what_travels_by_a_codec_is_what_the_codec_says():
     planned = found()
     for wire in ("u8", "u4", "u2"):
-        image = 4 * codec(wire).nbytes(math.ceil(COUNT / 4))
+        encoded = 4 * codec(wire).nbytes(math.ceil(COUNT / 4))
         each = planned[f'ErrorFeedback(AllReduce(wire="{wire}"))']
-        assert each.bytes_a_step == 1.5 * image
+        assert each.bytes_a_step == 1.5 * encoded
         assert each.work == 2 * 4 * COUNT / 1e9
 
 

@@ -13,7 +13,7 @@ from mpiagg.errors import MismatchError, StallError
 from mpiagg.watch.report import GONE, MOST_SHOWN, SILENT, RankState, ReportedOperation, report
 
 
-def state(*recent, status="runs", waits="", elsewhere="", stack=("train.py:42 in step",), entered=None, plans=True):
+def state(*recent, status="runs", waits="", beside="", stack=("train.py:42 in step",), entered=None, plans=True):
     # An operation is given as (order, what), and whether it runs, and is waited for.
     operations = tuple(
         ReportedOperation(order, what, bool(more), more == "waits")
@@ -21,7 +21,7 @@ def state(*recent, status="runs", waits="", elsewhere="", stack=("train.py:42 in
         for more in rest or [""]
     )
     count = max((each.order for each in operations), default=0) if entered is None else entered
-    return RankState(status, count, operations, waits, elsewhere, stack, not plans)
+    return RankState(status, count, operations, waits, beside, stack, not plans)
 
 
 AT = "at train.py:42 in step"
@@ -44,14 +44,14 @@ def test_who_has_not_come_is_named_with_where_it_is():
 
 def test_who_is_in_another_communicator_is_told():
     table, fault = report(
-        [state((1, SUM, "waits")), state(elsewhere="broadcast of 9 uint8, root 0 on another communicator")]
+        [state((1, SUM, "waits")), state(beside="broadcast of 9 uint8, root 0 on another communicator")]
     )
     assert fault is None
     assert "has not come: it has entered 0 operations, and is in broadcast of 9 uint8, root 0 on another" in table
 
 
 def test_who_does_not_come_to_what_is_done_beside_the_operations_is_named():
-    meeting = state((1, SUM), elsewhere="a meeting of all ranks to set up shared memory on a node")
+    meeting = state((1, SUM), beside="a meeting of all ranks to set up shared memory on a node")
     table, fault = report([meeting, state((1, SUM)), meeting])
     assert fault is None
     first, *ranks = table.splitlines()

@@ -1,6 +1,6 @@
 """Time vectors that lie in no registered memory: through mailboxes, with several segments, and by messages.
 
-    mpiexec -n 2 python -m mpi4py bench/elsewhere.py FILE.json [SECONDS]
+    mpiexec -n 2 python -m mpi4py bench/cache_sharing.py FILE.json [SECONDS]
 
 Which is faster depends on whether the cores of the ranks share a cache, and on a virtual machine that changes: its host
 moves it about. So before each turn the ranks reduce 1 MiB through shared memory, which lies in caches. Turns in which
