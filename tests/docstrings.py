@@ -58,6 +58,13 @@ def preset():
     return {"np": np, "mpiagg": mpiagg, "MPI": MPI, "comm": comm, "rank": comm.Get_rank(), "size": comm.Get_size()}
 
 
+def wrong(name, names):
+    """Run the examples of a public name and of its members; return what is wrong, also that it has none."""
+    something = find(name)
+    said = "" if has_example(docstring_of(something)) else f"{name} has no example\n"
+    return said + "".join(failed(member, docstring_of(each), names) for member, each in members(name, something))
+
+
 def failed(name, docstring, names):
     """Run the examples of a docstring, and return what is wrong with them as text; nothing if all is well."""
     test = doctest.DocTestParser().get_doctest(docstring, dict(names), name, None, 0)

@@ -44,7 +44,12 @@ def left_out(something, docstrings=None):
 def result_left_out(function, docstrings=None):
     """Whether a function is annotated to return something, and docstrings, its own by default, do not say what."""
     result = inspect.signature(function).return_annotation
-    nothing = result in (None, inspect.Signature.empty) or str(result) in ("None", "NoReturn", "Never")
+    nothing = result in (None, inspect.Signature.empty) or str(result) in (
+        "None",
+        "NoReturn",
+        "Never",
+        "Iterator[None]",
+    )
     told = [title for each in docstrings or told_of(function) for title in sections(each)]
     return not nothing and not {"Returns", "Yields"} & set(told)
 
@@ -76,7 +81,8 @@ def missing(something, docstrings=None):
 def methods(something, package="mpiagg"):
     """Yield the public methods that a class has from a package, each with what the docstrings there say of it.
 
-    A method is described by its own docstring and by those that it overrides in base classes of the package.
+    A method is described by its own docstring and by those that it overrides in base classes of the package. One that
+    overrides mpi4py's has mpi4py's arguments and results, and is left out.
     """
     bases = inspect.getmro(something)
     if any(f"{base.__module__}.{base.__qualname__}" == CALLED_BY_TORCH for base in bases):
@@ -84,7 +90,8 @@ def methods(something, package="mpiagg"):
     for name in dir(something):
         having = [base for base in bases if name in vars(base)]
         ours = [base for base in having if base.__module__.split(".")[0] == package]
-        if name.startswith("_") or not ours or having[0] is not ours[0]:
+        mpi4py = any(base.__module__.startswith("mpi4py.") for base in having)
+        if name.startswith("_") or not ours or having[0] is not ours[0] or mpi4py:
             continue
         if inspect.isroutine(method := getattr(ours[0], name)):
             yield method, [inspect.getdoc(getattr(base, name)) or "" for base in ours]

@@ -186,6 +186,11 @@ class AllReduce(Elementwise):
             The first of the tags of its messages, one for each of the lanes of :meth:`choice`.
         residual : numpy.ndarray, optional
             As long as the vector, to which it is added first; what the codec loses is left there.
+
+        Returns
+        -------
+        Program
+            The rounds, which work in the vector's place.
         """
         how = reduction(self.op, vector.dtype, self.denom)
         before = None
@@ -206,6 +211,11 @@ class AllReduce(Elementwise):
         ----------
         vector : numpy.ndarray
             As for :meth:`bind`.
+
+        Returns
+        -------
+        Choice
+            The algorithm and its lanes.
         """
         nbytes = vector.size * working_dtype(vector.dtype).itemsize
         case = self._channel.case(Collective.ALLREDUCE, nbytes, reproducible=self._reproducible)

@@ -117,7 +117,13 @@ class Aggregation(ABC):
         return self._plan(in_turn(partial(self.aggregate, tensors)))
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what must be saved to go on later exactly as if nothing had happened."""
+        """Return what must be saved to go on later exactly as if nothing had happened.
+
+        Returns
+        -------
+        dict
+            Arrays, numbers and strings by name; empty where nothing is kept from step to step.
+        """
         return {}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:

@@ -149,9 +149,12 @@ class Remembering(Aggregation, Generic[M]):
         self._entries = [entry for entry in self._entries if not entry.plan.freed]
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what is kept, for each list of tensors: ``{"memories": [{"layout": ..., "state": {...}}, ...]}``.
+        """Return what is kept for each list of tensors, of this rank alone.
 
-        The arrays are copies, of this rank alone.
+        Returns
+        -------
+        dict
+            ``{"memories": [{"layout": ..., "state": {...}}, ...]}``; arrays are copies.
         """
         self._forget()
         own = [{"layout": describe_layout(entry.layout), "state": entry.memory.state()} for entry in self._entries]

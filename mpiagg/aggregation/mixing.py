@@ -161,6 +161,11 @@ class Mixing(Elementwise):
     def state_dict(self) -> dict[str, Any]:
         """Return how many calls and communications there have been: they decide who meets whom next.
 
+        Returns
+        -------
+        dict
+            ``"calls"`` and ``"communications"``.
+
         Raises
         ------
         PlanError

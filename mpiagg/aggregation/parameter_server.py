@@ -72,6 +72,11 @@ class ParameterServer(Elementwise):
         params : sequence of numpy.ndarray
             On the root the arrays to give; elsewhere any arrays of the same shapes and dtypes.
 
+        Returns
+        -------
+        list of array
+            Of the shapes and dtypes of ``params``.
+
         Raises
         ------
         TypeError, ValueError, MismatchError, PlanError, StallError
@@ -89,6 +94,11 @@ class ParameterServer(Elementwise):
         ----------
         grads : sequence of numpy.ndarray
             This rank's arrays, the same number, shapes and dtypes on all ranks.
+
+        Returns
+        -------
+        list of array
+            Of the shapes and dtypes of ``grads``.
 
         Raises
         ------

@@ -182,6 +182,11 @@ class Comm(MPI.Intracomm):
         rank has died, this communicator can only be freed afterwards. On the new one algorithms are chosen by the same
         tables and settings, for its number of ranks.
 
+        Returns
+        -------
+        Comm
+            Of the ranks that are alive.
+
         Raises
         ------
         Error

@@ -21,7 +21,8 @@ in parts of up to 32 KiB is one message. Nothing is forwarded, so a call takes a
 receives most.
 
 Without ``check``, an edge that only one of its ranks names, or that has other rows at its two ends, is not found before
-anything is sent: a rank that waits for what nobody sends does so in vain, and the report of that says so.
+anything is sent: a rank that waits for what nobody sends does so in vain, and the report of that says so. If only the
+sum of the rows from one rank is right, as with ``recvcounts`` of several edges in another order, nothing is found.
 """
 
 from __future__ import annotations

@@ -24,7 +24,7 @@ from mpiagg.errors import PlanError
 from mpiagg.transport import Channel, channel_of
 
 BUCKET_BYTES: Final = 25 * 2**20
-"""How long a bucket is at most: long enough for the network's full pace, short enough to overlap."""
+"""How long a bucket is at most."""
 
 
 class DDP:
@@ -47,15 +47,13 @@ class DDP:
     bucket_bytes : int
         How long a bucket is at most; the first has at most 1 MiB. 0 aggregates parameter by parameter.
     overlap : bool
-        For a module of torch's: whether each bucket is sent as soon as a backward pass has filled it. The result has
-        the same bits.
+        For a module of torch's: whether a bucket is sent as soon as a backward pass has filled it, for the same bits.
     **torch_keywords
         For a module of torch's, what torch's ``DistributedDataParallel`` takes: see
         :class:`mpiagg.ddp.torch_ddp.TorchDDP`, which this then is.
     check_finite : bool, optional
-        Whether :meth:`sync_gradients` looks for NaN and infinity, in every rank's gradients and in the result: two
-        passes over them, and a wait for the device where they lie on one. After the error leave the step out. By
-        default, if the environment variable ``MPIAGG_DEBUG`` is ``1``.
+        Whether :meth:`sync_gradients` looks for NaN and infinity, in every rank's gradients and in the result. By
+        default, if the environment variable ``MPIAGG_DEBUG`` is ``1``. After the error leave the step out.
 
     Raises
     ------
@@ -63,15 +61,14 @@ class DDP:
         If the module is none, or a parameter is not an array of numbers or a dense tensor on the CPU or a CUDA device,
         or not of a dtype that can be aggregated.
     ValueError
-        For an aggregation that is meant for weights, or has another communicator; for bucket_bytes below 0; for
-        parameters on several accelerators.
+        For an aggregation of weights, or of another communicator, bucket_bytes below 0, several accelerators.
     MismatchError
         On all ranks, if their parameters, buffers, buckets or whether to check differ.
 
     Notes
     -----
-    A gradient that is missing (``grad`` is None) on some ranks counts as zeros there, and they get the result; one that
-    is missing everywhere stays missing. Memory: the gradients' bytes, and what the aggregation needs.
+    A gradient that is None on some ranks counts as zeros there, and they get the result; one that is None everywhere
+    stays so. Memory: the gradients' bytes, and what the aggregation needs.
 
     A module of torch's is trained in place: parameters stay the same objects in the same memory, so that an optimizer
     may be made before or after. Parameters that require no gradient, and buffers, are only broadcast. A gradient is a
@@ -237,10 +234,13 @@ class DDP:
         self._sync(gradients, overlapped=True)
 
     def gradient_views(self) -> list[Array]:
-        """Return an array for each parameter's gradient that is a view of its bucket.
+        """Return views of the buckets, where gradients can be written without a copy.
 
-        Gradients that are written there need no copy: with ``parameter.grad = view`` for items, and for a list of
-        arrays as they are. The arrays stay the same as long as the DDP lives, and a module of torch's its dtype.
+        Returns
+        -------
+        list of array
+            One for each parameter, for ``parameter.grad = view`` or, with a list of arrays, as it is. They stay the
+            same as long as the DDP lives, and a module of torch's its dtype.
         """
         return list(self._steps.views)
 

@@ -109,6 +109,11 @@ class Optimizer(ABC):
         ----------
         values : numpy.ndarray
             The parameter's, or this rank's part of them.
+
+        Returns
+        -------
+        dict of str to array
+            By the names of what this optimizer keeps.
         """
         return {"step": np.zeros((), np.int64)} | {name: np.zeros_like(values) for name in self.kept}
 
@@ -161,7 +166,13 @@ class Optimizer(ABC):
         self.update(items)
 
     def hyperparameters(self) -> dict[str, Any]:
-        """Return how it steps: its name, ``lr`` and its settings, as :func:`mpiagg.save_checkpoint` saves them."""
+        """Return how it steps: its name, ``lr`` and its settings, as :func:`mpiagg.save_checkpoint` saves them.
+
+        Returns
+        -------
+        dict
+            ``"name"``, ``"lr"``, and the settings by the names of the class's parameters.
+        """
         return {"name": type(self).__name__, "lr": self.lr} | {name: getattr(self, name) for name in self.settings}
 
     def load_hyperparameters(self, given: Mapping[str, Any]) -> None:

@@ -110,6 +110,11 @@ class Muon(Optimizer):
         ----------
         values : numpy.ndarray
             The parameter's.
+
+        Returns
+        -------
+        dict of str to array
+            That of ``others`` for a vector.
         """
         return super().new_state(values) if values.ndim > 1 else self.others.new_state(values)
 
@@ -139,7 +144,13 @@ class Muon(Optimizer):
         x -= direction * (self.lr * factor)
 
     def hyperparameters(self) -> dict[str, Any]:
-        """Return how it steps, and the others; see :meth:`Optimizer.hyperparameters`."""
+        """Return how it steps, and the others; see :meth:`Optimizer.hyperparameters`.
+
+        Returns
+        -------
+        dict
+            Its own, and those of ``others``.
+        """
         return super().hyperparameters() | {"others": self.others.hyperparameters()}
 
     def load_hyperparameters(self, given: Any) -> None:

@@ -170,6 +170,11 @@ class Plan(Generic[Result]):
     def test(self) -> bool:
         """Go as far as possible without waiting, and return whether the plan is done.
 
+        Returns
+        -------
+        bool
+            True if its result is there.
+
         Raises
         ------
         PlanError
@@ -199,6 +204,11 @@ class Plan(Generic[Result]):
         meanwhile : sequence of Plan
             Other started plans, or what has ``test()`` as they do, which are brought forward while this one waits.
 
+        Returns
+        -------
+        object
+            The plan's result; for the ``..._init`` functions of arrays, the output array.
+
         Raises
         ------
         PlanError
@@ -217,7 +227,15 @@ class Plan(Generic[Result]):
         return self.result
 
     def wait_for(self, test: Callable[[], bool], awaited: Wait | Interleaved) -> None:
-        """Wait within a run until ``test()`` succeeds; ``awaited`` says what that is for."""
+        """Wait within a run, as rounds do, until a test succeeds.
+
+        Parameters
+        ----------
+        test : callable
+            Returns whether it is over.
+        awaited : Wait
+            What that is for.
+        """
         self._awaited = awaited
         if not isinstance(awaited.now, Arrival):
             self._wait(test)

@@ -181,6 +181,11 @@ class Sharded(ShardedTraining):
         """Return copies of all parameters, whole, as NumPy arrays, under their names; collective.
 
         Those in a list are named "0", "1", and so on.
+
+        Returns
+        -------
+        dict of str to array
+            Whole parameters by name.
         """
         self._require_open()
         with self._channel.one_thread:

@@ -1,41 +1,26 @@
 """The examples in docstrings of mpiagg.torch and mpiagg.horovod.torch."""
 
-import doctests
-import numpy as np
+import docstrings
 import pytest
 import torch
-from mpi4py import MPI
 
-import mpiagg
 import mpiagg.horovod.torch as hvd
-import mpiagg.torch
 
 pytestmark = pytest.mark.mpi
 
-VARIABLES = {
-    "np": np,
-    "torch": torch,
-    "mpiagg": mpiagg,
-    "MPI": MPI,
-    "comm": MPI.COMM_WORLD,
-    "rank": MPI.COMM_WORLD.rank,
-    "size": MPI.COMM_WORLD.size,
-}
+MODULES = ("mpiagg.torch", "mpiagg.horovod.torch", "mpiagg.horovod.torch.elastic")
+NAMES = [name for name, _ in docstrings.public(MODULES)]
+CLASSES = ["mpiagg.ddp.torch_ddp.TorchDDP", "mpiagg.sharded.torch_sharded.TorchSharded"]
+"""What ``mpiagg.DDP`` and ``mpiagg.Sharded`` return for a module."""
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="module", autouse=True)
 def horovod():
     hvd.init(process_sets="dynamic")
     yield
     hvd.shutdown()
 
 
-@pytest.mark.parametrize("name", doctests.public(mpiagg.torch))
-def test_examples_of_torch(name):
-    assert not doctests.examples_that_fail(name, getattr(mpiagg.torch, name), VARIABLES)
-
-
-@pytest.mark.usefixtures("horovod")
-@pytest.mark.parametrize("name", doctests.public(hvd))
-def test_examples_of_horovod(name):
-    assert not doctests.examples_that_fail(name, getattr(hvd, name), {**VARIABLES, "hvd": hvd})
+@pytest.mark.parametrize("name", [*NAMES, *CLASSES])
+def test_every_public_name_has_examples_that_pass(name):
+    assert not docstrings.wrong(name, {**docstrings.preset(), "torch": torch, "hvd": hvd})

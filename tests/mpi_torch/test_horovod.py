@@ -319,6 +319,22 @@ def test_sparse_gradients(as_dense):
     torch.testing.assert_close(table.weight.detach(), wanted)
 
 
+def test_sums_of_sparse_tensors_are_operations_as_others():
+    handle = hvd.sparse_allreduce_async(torch.eye(3).to_sparse(), "polled", hvd.Average)
+    while not hvd.poll(handle):
+        pass
+    assert torch.equal(hvd.synchronize(handle).to_dense(), torch.eye(3))
+    for op in (hvd.Min, hvd.Max, hvd.Product, hvd.Adasum):
+        with pytest.raises(ValueError, match="op must be Average or Sum"):
+            hvd.sparse_allreduce_async(torch.eye(3).to_sparse(), "refused", op)
+    other = hvd.sparse_allreduce_async(torch.eye(2 + (RANK == 0)).to_sparse(), "other", hvd.Sum)
+    if SIZE == 1:
+        assert torch.equal(hvd.synchronize(other).to_dense(), torch.eye(3))
+    else:
+        with pytest.raises(hvd.HorovodInternalError, match=r"'other' have different shapes: \[\[3, 3\], \[2, 2\]"):
+            hvd.synchronize(other)
+
+
 def test_what_the_optimizer_refuses():
     model = model_of(0)
     plain = torch.optim.SGD(model.parameters(), lr=0.1)

@@ -20,7 +20,26 @@ __all__ = ["ElasticSampler", "ObjectState", "State", "TorchState", "run"]
 
 
 class State:
-    """What a program keeps of its training: to be made into classes that say how."""
+    """What a program keeps of its training: to be made into classes that say how.
+
+    Examples
+    --------
+    >>> class Steps(hvd.elastic.State):
+    ...     steps = kept = 0
+    ...     def save(self):
+    ...         self.kept = self.steps
+    ...     def restore(self):
+    ...         self.steps = self.kept
+    ...     def sync(self):
+    ...         self.steps = self.kept = hvd.broadcast_object(self.steps)
+    >>> state = Steps()
+    >>> state.steps = 3
+    >>> state.commit()
+    >>> state.steps = 4
+    >>> state.restore()
+    >>> state.steps
+    3
+    """
 
     def __init__(self) -> None:
         self._callbacks: list[Callable[[], object]] = []
@@ -90,6 +109,16 @@ class ObjectState(State):
     ----------
     **kwargs
         The attributes.
+
+    Examples
+    --------
+    >>> state = hvd.elastic.ObjectState(epoch=0)
+    >>> state.epoch = 1
+    >>> state.commit()
+    >>> state.epoch = 2
+    >>> state.restore()
+    >>> state.epoch
+    1
     """
 
     def __init__(self, **kwargs: Any) -> None:
@@ -122,6 +151,19 @@ class TorchState(ObjectState):
         What has ``state_dict`` and ``load_state_dict``.
     **kwargs
         More of these, and other attributes.
+
+    Examples
+    --------
+    >>> model = torch.nn.Linear(2, 1)
+    >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    >>> state = hvd.elastic.TorchState(model, optimizer, epoch=0)
+    >>> state.sync()  # the weights and the epoch of rank 0
+    >>> with torch.no_grad():
+    ...     kept = model.weight.clone()
+    ...     _ = model.weight.zero_()
+    >>> state.restore()
+    >>> torch.equal(model.weight, kept)
+    True
     """
 
     def __init__(self, model: Any = None, optimizer: Any = None, **kwargs: Any) -> None:
@@ -179,6 +221,16 @@ class ElasticSampler(Sampler):  # type: ignore[misc]  # mypy sees no classes of 
         Whether they are in a random order, which is another in each epoch.
     seed : int
         The same on all ranks.
+
+    Examples
+    --------
+    >>> sampler = hvd.elastic.ElasticSampler(range(12), shuffle=False)
+    >>> len(list(sampler)) == -(-12 // size)
+    True
+    >>> sampler.record_batch(0, 1)  # one item is done
+    >>> sampler.reset()
+    >>> len(sampler) == -(-11 // size)
+    True
     """
 
     def __init__(self, dataset: Dataset, shuffle: bool = True, seed: int = 0) -> None:
@@ -305,6 +357,17 @@ def run(func: Callable[..., Any]) -> Callable[..., Any]:
     RuntimeError
         If ranks have died, or do not come: :class:`mpiagg.Loop` goes on without them. Also if training was begun anew
         too often.
+
+    Examples
+    --------
+    >>> @hvd.elastic.run
+    ... def train(state):
+    ...     for state.epoch in range(state.epoch, 3):
+    ...         hvd.allreduce(torch.ones(2))
+    ...         state.commit()
+    ...     return state.epoch
+    >>> train(hvd.elastic.ObjectState(epoch=0))
+    2
     """
 
     @wraps(func)

@@ -32,7 +32,6 @@ Product: Final = 5
 """The product."""
 
 Tensors = Sequence[torch.Tensor]
-Handle = int | Callable[[], torch.Tensor]
 
 _COUNT = count(1)
 _UNDER_WAY: dict[int, tuple[Engine, TensorRequest, Callable[[Any], Any]]] = {}
@@ -93,7 +92,7 @@ def root_of(root_rank: int, process_set: ProcessSet) -> int:
     return ranks.index(root_rank)
 
 
-def poll(handle: Handle) -> bool:
+def poll(handle: int) -> bool:
     """Whether an asynchronous operation is done, so that :func:`synchronize` does not wait.
 
     Parameters
@@ -104,7 +103,7 @@ def poll(handle: Handle) -> bool:
     Returns
     -------
     bool
-        Whether it is done; False for a handle of :func:`sparse_allreduce_async`.
+        Whether it is done.
 
     Raises
     ------
@@ -119,15 +118,13 @@ def poll(handle: Handle) -> bool:
     >>> hvd.synchronize(handle).tolist()
     [1.0, 1.0]
     """
-    if not isinstance(handle, int):
-        return False
     if handle not in _UNDER_WAY:
         raise ValueError(f"{handle} is no operation that is under way")
     engine, request, _ = _UNDER_WAY[handle]
     return engine.is_over(request)
 
 
-def synchronize(handle: Handle) -> Any:
+def synchronize(handle: int) -> Any:
     """Wait until an asynchronous operation is done.
 
     Parameters
@@ -151,12 +148,17 @@ def synchronize(handle: Handle) -> Any:
     >>> hvd.synchronize(handle)
     tensor([0.])
     """
-    if not isinstance(handle, int):
-        return handle()
     if handle not in _UNDER_WAY:
         return None
     engine, request, result = _UNDER_WAY.pop(handle)
     return result(engine.wait(request))
+
+
+def then(handle: int, act: Callable[[Any], Any]) -> int:
+    """Have :func:`synchronize` return what ``act`` makes of an operation's result; return the handle."""
+    engine, request, result = _UNDER_WAY[handle]
+    _UNDER_WAY[handle] = engine, request, lambda found: act(result(found))
+    return handle
 
 
 def reduction(  # noqa: PLR0917 - a call in full

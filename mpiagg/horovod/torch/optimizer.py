@@ -78,7 +78,6 @@ class _Distributed(torch.optim.Optimizer):  # type: ignore[misc]  # mypy sees no
             small.append(p.grad if p.grad.is_sparse else compression.compress(p.grad))
         named = {"op": op, "prescale_factor": 1 / predivide, "postscale_factor": predivide}
         name = self._names[group[0]]
-        handle: Any
         if any(p.grad.is_sparse for p in group):
             if len(group) > 1:
                 raise ValueError("sparse gradients go in no group; pass sparse_as_dense=True")

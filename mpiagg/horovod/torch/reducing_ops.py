@@ -4,13 +4,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import torch
 
+from mpiagg.horovod.exceptions import HorovodInternalError
 from mpiagg.horovod.process_sets import ProcessSet, engine_of, global_process_set
 from mpiagg.horovod.torch.compression import Compression, Compressor
-from mpiagg.horovod.torch.handles import Average, Sum, Tensors, op_of, reduction, synchronize, with_gradient
+from mpiagg.horovod.torch.handles import Average, Sum, Tensors, op_of, reduction, synchronize, then, with_gradient
 from mpiagg.horovod.torch.moving_ops import grouped_allgather, grouped_allgather_async
 
 
@@ -174,7 +173,7 @@ def grouped_reducescatter(
 
 def sparse_allreduce_async(
     tensor: torch.Tensor, name: str, op: int, process_set: ProcessSet = global_process_set
-) -> Callable[[], torch.Tensor]:
+) -> int:
     """Start to add up sparse tensors.
 
     Parameters
@@ -184,19 +183,20 @@ def sparse_allreduce_async(
     name : str
         By which the ranks know the operation.
     op : int
-        Average for the average; the sum otherwise.
+        Average or Sum.
     process_set : ProcessSet
         The ranks.
 
     Returns
     -------
-    callable
+    int
         A handle for :func:`synchronize`; its result is a sparse tensor.
 
     Raises
     ------
     ValueError
-        As :func:`allreduce_async`.
+        If ``op`` is another one; otherwise as :func:`allreduce_async`. :func:`synchronize` raises
+        HorovodInternalError on all ranks if shapes differ.
 
     Examples
     --------
@@ -204,14 +204,17 @@ def sparse_allreduce_async(
     >>> hvd.synchronize(handle).to_dense().tolist() == [[size, 0], [0, size]]
     True
     """
+    if op not in (Average, Sum):
+        raise ValueError(f"sparse tensors are added up or averaged: op must be Average or Sum, not {op!r}")
     own = tensor.detach().coalesce()
-    parts = [own.indices().t().contiguous(), own.values()]
-    handle = grouped_allgather_async(parts, f"{name}.sparse", process_set)
+    parts = [own.indices().t().contiguous(), own.values(), torch.tensor([own.shape])]
+    size = engine_of(process_set).size
 
-    def result() -> torch.Tensor:
-        indices, values = synchronize(handle)
-        if op == Average:
-            values = values / engine_of(process_set).size
-        return torch.sparse_coo_tensor(indices.t(), values, tensor.shape, check_invariants=True).coalesce()
+    def total(gathered: Tensors) -> torch.Tensor:
+        indices, values, shapes = gathered
+        if (shapes != shapes[0]).any():
+            raise HorovodInternalError(f"sparse tensors {name!r} have different shapes: {shapes.tolist()}")
+        values = values / size if op == Average else values
+        return torch.sparse_coo_tensor(indices.t(), values, own.shape, check_invariants=True).coalesce()
 
-    return result
+    return then(grouped_allgather_async(parts, f"{name}.sparse", process_set), total)
