@@ -1,11 +1,13 @@
 """What the documents say is so: the examples run, and what is generated is up to date."""
 
 import json
+import os
 import re
 import runpy
 import shlex
 import shutil
 import subprocess
+import sys
 from itertools import pairwise, takewhile
 from pathlib import Path
 
@@ -234,6 +236,32 @@ def test_shell_snippets_are_well_formed(snippet):
 )
 def test_a_shell_snippet_that_is_not_is_found(command, words):
     assert words in "\n".join(wrong_in(command))
+
+
+ALONE = r"(mpiexec -n \d )?mpiagg (simulate|plan-training|info|tune --show)\b(?!.* --tuning)"
+"""The commands in shell snippets that need no files, no cluster, and less than a minute."""
+
+COMMANDS = sorted({line for snippet in SHELL for line in snippet.text.splitlines() if re.match(ALONE, line)})
+
+
+def test_there_are_commands_that_run_as_they_are():
+    assert {re.match(ALONE, line)[2] for line in COMMANDS} == {"simulate", "plan-training", "info", "tune --show"}
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_a_command_runs_as_pasted(command, tmp_path):
+    path = {"PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
+    done = subprocess.run(
+        ["/bin/bash", "-ec", command],
+        env=launch.environment(path),
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.count("\n") > 3
 
 
 def run(path, ranks):

@@ -65,8 +65,10 @@ class Compression:
     ----------
     none : Compressor
         In their own dtype.
-    fp16, bf16 : Compressor
-        Those that are floating-point in float16 or bfloat16.
+    fp16 : Compressor
+        Those that are floating-point in float16.
+    bf16 : Compressor
+        The same in bfloat16.
 
     Examples
     --------
