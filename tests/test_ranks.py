@@ -33,7 +33,7 @@ WHOLE = None
 JOBS = (
     {2: WHOLE, 4: WHOLE, 6: CORE, 8: CORE}
     if mpi_vendor() == "Open MPI"
-    else {1: WHOLE, 2: WHOLE, 3: CORE, 4: WHOLE, 5: CORE, 7: WHOLE}
+    else {1: WHOLE, 2: WHOLE, 3: CORE, 4: WHOLE, 5: WHOLE}
 )
 """What jobs of so many ranks run. Larger ones take long: each MPI library has some of them, and most the core alone."""
 
