@@ -66,7 +66,7 @@ def test_runs_a_command_and_leaves_nothing(run):
 def test_a_signal_ends_it_all(run, number):
     # The command, which would go on for long, sends the signal when the cluster is up.
     script = f'echo "$SLURM_CONF" >&2; kill -{number:d} $PPID; exec srun sleep 1000'
-    done = run("run", "--nodes", "1", "sh", "-c", script)
+    done = run("run", "--nodes", "1", "--", "sh", "-c", script)
     assert done.returncode == 128 + number
     assert "Traceback" not in done.stderr
     assert not Path(done.stderr.splitlines()[0]).parent.exists()
