@@ -45,6 +45,9 @@ LAST_RESORT: Final = 5.0
 """Seconds after which a process ends without the MPI library's help."""
 
 
+_TRACEBACK: Final = "Traceback (most recent call last):\n"
+
+
 class Ending:
     """What a rank does when it ends before its time.
 
@@ -275,12 +278,12 @@ def _nothing() -> None:
 
 
 def _traced(kind: type[BaseException], error: BaseException | None, trace: TracebackType | None) -> str:
-    """Return a traceback; of an error of ours, which says what is wrong, only the program's lines."""
+    """Return a traceback; of an error of ours, whose words were printed before, only the lines of the program."""
     told = traceback.TracebackException(kind, error, trace)  # type: ignore[arg-type]  # None prints, too
-    if isinstance(error, Error):
-        outside = [place for place in told.stack if not is_ours(place.filename)]
-        told.stack = traceback.StackSummary.from_list(outside or told.stack)
-    return "".join(told.format())
+    if not isinstance(error, Error) or told.__cause__ or (told.__context__ and not error.__suppress_context__):
+        return "".join(told.format())
+    outside = [place for place in told.stack if not is_ours(place.filename)]
+    return "".join([_TRACEBACK, *traceback.StackSummary.from_list(outside or told.stack).format()])
 
 
 def _described(error: BaseException | None) -> str:

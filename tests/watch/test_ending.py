@@ -67,7 +67,9 @@ def alarm():
 log.alarm = alarm
 log.check()
 """
-    lines = [line for line in run(body, tmp_path).stderr.splitlines() if line.startswith("  File ")]
+    printed = run(body, tmp_path).stderr
+    assert printed.count("on purpose") == (3 if inside else 2)  # one is the line that raises it
+    lines = [line for line in printed.splitlines() if line.startswith("  File ")]
     files = ["script.py", *(["recorder.py"] if inside else []), "script.py"]
     assert [line.split('"')[1].rsplit("/", 1)[1] for line in lines] == files
 
