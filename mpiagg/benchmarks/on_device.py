@@ -67,7 +67,7 @@ def title(device: Accelerator, channel: Channel) -> str:
     """Return the lines of a table's head that say where its arrays lie, and how messages reach them."""
     own = awareness()
     way = "are of the device's memory (CUDA-aware)" if channel.aware else "go by way of the host (staged)"
-    reason = own.reason if own.able == channel.aware else "as all ranks have agreed; mpiagg info tells why"
+    reason = own.reason if own.able == channel.aware else "as all ranks have agreed; mpiagg info says why"
     model = facts(device).get("model", device.identity)
     short = f"vectors of up to {BY_WAY_OF_HOST // 2**10} KiB go to the host as a whole"
     long = "" if channel.aware or channel.node.size < channel.size else "; longer ones by slots that ranks map"
