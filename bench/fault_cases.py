@@ -13,6 +13,7 @@ ODD: Final = 1
 """The rank that does what the others do not."""
 
 By = Literal["at once", "warning", "return", "deadline"]
+Speakers = Literal["all", "others", "odd", "some"]
 """When it must be over: at once; once ranks have looked for why they wait; soon after a late rank has come; when no
 wait may last on."""
 
@@ -41,7 +42,7 @@ class Expected(NamedTuple):
     by: By
     words: str = ""
     kinds: tuple[str, ...] = ()
-    speakers: Literal["all", "others", "odd", "some"] = "all"
+    speakers: Speakers = "all"
 
     def description(self) -> str:
         """Return what is expected, for those who read the table."""
@@ -113,6 +114,9 @@ PURPOSES: Final = ("Split, check=True", "Dup, a plan", "Free, check=True")
 
 MISMATCHES: Final = ("shape", "dtype", "op", "root", "algorithm", "collective", "order")
 
+_IN_MPI: Final[dict[str, Speakers]] = {"dtype": "others", "collective": "others", "root": "some"}
+"""Who says what is wrong with a call that ranks may make by the MPI library: not those that cannot leave it."""
+
 _COMPARED: Final = ("check=True", "plan")
 """Where ranks compare what they are about to do before they do it."""
 
@@ -162,12 +166,11 @@ def _mismatches() -> Iterator[Case]:
             if fault == "algorithm" and way in {"nonblocking", "Comm"}:
                 continue  # MPI has no name for it
             by: By = "at once" if way in _COMPARED else "warning"
-            # Where the odd rank is in a call of the MPI library's, it cannot leave it, and ends with the job.
-            in_mpi = fault in {"dtype", "collective"} and way in {"short", "Comm"}
-            if fault == "root" and way in {"short", "Comm"}:  # so is any of them, that is waited for in vain
-                yield Case(fault, way, Expected("error", "deadline", _ODD, ("MismatchError",), "some"))
-                continue
-            yield Case(fault, way, Expected("error", by, _ODD, ("MismatchError",), "others" if in_mpi else "all"))
+            speakers: Speakers = "all"
+            if way in {"short", "Comm"}:
+                speakers = _IN_MPI.get(fault, "all")
+                by = "deadline" if speakers == "some" else by
+            yield Case(fault, way, Expected("error", by, _ODD, ("MismatchError",), speakers))
     yield Case("algorithm", "MPIAGG_ALGORITHM", Expected("error", "at once", _ODD, ("MismatchError",)))
     yield Case("shape", "DDP", Expected("error", "at once", _ODD, ("MismatchError",)))
     yield Case("order", "DDP", Expected("error", "at once", _ODD, ("MismatchError",)))

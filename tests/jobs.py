@@ -67,16 +67,8 @@ def run_job(folder, ranks, tests, *, seconds=JOB_SECONDS, stuck=300, leave_out=(
 
     ``leave_out`` are files, ``only`` is an expression of marks, and ``stop`` says whether the first failure ends it.
     """
-    arguments = [
-        "-m",
-        "mpi4py",
-        str(HERE / "rank.py"),
-        str(folder),
-        str(stuck),
-        str(tests),
-        "-q",
-        *(["-x"] if stop else []),
-    ]
+    arguments = ["-m", "mpi4py", str(HERE / "rank.py"), str(folder), str(stuck), str(tests), "-q"]
+    arguments += ["-x"] if stop else []
     arguments += [f"--ignore={path}" for path in leave_out]
     arguments += ["-m", only] if only else []
     arguments += ["-c", str(HERE.parent / "pyproject.toml"), "--timeout=240", "--timeout-method=thread"]
