@@ -9,10 +9,11 @@ checkpoint. Weights are compared bit by bit among the ranks. What counts is the 
 not what was lost with a commit or a checkpoint and done again, nor how long it takes to notice a death, to make
 another communicator, or to start a job.
 
-With ``--respawn`` ranks are started in the places of the dead, and join. Before and afterwards as many ranks train
-without a kill, each time for a twentieth of the time, and afterwards each other number of ranks that there has been.
-What is told then is the throughput over that of an uninterrupted run of the ranks that were there: how long the steps
-that count would have taken undisturbed, over how long all has taken; and the loss by steps, of both.
+With ``--respawn`` ranks are started in the places of the dead, and join. As many ranks train without a kill before,
+afterwards, and three times in between, each time for a fortieth of the time: the job is stopped meanwhile, as machines
+are not always as fast. Afterwards each other number of ranks trains that there has been. What is told then is the
+throughput over that of an uninterrupted run of the ranks that were there: how long the steps that count would have
+taken undisturbed, over how long all has taken; and the loss by steps, of both.
 """
 
 from __future__ import annotations
@@ -26,8 +27,8 @@ import sys
 import tempfile
 import time
 import uuid
-from collections.abc import Iterable, Mapping
-from contextlib import suppress
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from statistics import fmean, median, pstdev
 from typing import Any, NamedTuple
@@ -52,6 +53,9 @@ FAR = 0.2
 
 PAUSE = 0.05
 """Seconds between two looks at a job."""
+
+PARTS = 4
+"""In how many parts the time of a job is cut, between which ranks train without kills."""
 
 
 class Step(NamedTuple):
@@ -99,6 +103,11 @@ def summary(steps: list[Step], kills: Iterable[float], began: float, ended: floa
         "seconds_to_next_step": {"median": median(gaps), "most": max(gaps)} if gaps else None,
         "far": steps[-1].far if steps else None,
     }
+
+
+def without(stops: Iterable[tuple[float, float]], at: float) -> float:
+    """Return a time of a clock that stands still from the beginning of each stop to its end."""
+    return at - sum(min(at, ended) - began for began, ended in stops if at > began)
 
 
 def throughput(steps: list[Step], undisturbed: Mapping[int, float], began: float, ended: float) -> float:
@@ -190,6 +199,18 @@ class Job:
             time.sleep(PAUSE)
         return self._started.returncode
 
+    @contextmanager
+    def stopped(self) -> Iterator[None]:
+        """Give it no time meanwhile."""
+        held = processes(self._mark)
+        try:
+            for pid in held:
+                os.kill(pid, signal.SIGSTOP)
+            yield
+        finally:
+            for pid in held:
+                os.kill(pid, signal.SIGCONT)
+
     def kill(self) -> None:
         """End what is left of it."""
         end_processes(self._mark)
@@ -200,14 +221,20 @@ def soak(
     folder: Path, seconds: float, ranks: int, seed: int, between: tuple[float, float], *, respawn: bool = False
 ) -> dict[str, Any]:
     """Train, and kill ranks; return what became of it."""
-    draw = random.Random(seed)
-    alone = {ranks: [unkilled(folder / "before", ranks, seconds / 20)]} if respawn else {}
+    draw, stops = random.Random(seed), list[tuple[float, float]]()
+    alone = {ranks: [unkilled(folder / "before", ranks, seconds / 40)]} if respawn else {}
     began, kills, problems = time.time(), list[float](), list[str]()
     job, jobs = Job(folder, 0, ranks, respawn=respawn), 1
     next_kill, left = began + draw.uniform(*between), ranks
-    while time.time() - began < seconds:
+    while (taken := without(stops, time.time()) - began) < seconds:
         time.sleep(PAUSE)
-        if job.ended:
+        if respawn and taken > seconds * (len(stops) + 1) / PARTS and len(job.alive()) == ranks:
+            stop = time.time()
+            with job.stopped():
+                alone[ranks].append(unkilled(folder / f"between-{len(stops)}", ranks, seconds / 40))
+            stops.append((stop, time.time()))
+            next_kill += stops[-1][1] - stop
+        elif job.ended:
             if left:
                 problems.append(f"job {job.number} ended by itself:\n{job.printed[-2000:]}")
             job, jobs, left = Job(folder, jobs, ranks, respawn=respawn), jobs + 1, ranks
@@ -218,7 +245,8 @@ def soak(
             next_kill, left = kills[-1] + draw.uniform(*between), left if respawn else left - 1
     if job.stop() is None:
         problems.append(f"the last job did not end:\n{job.printed[-2000:]}")
-    ended, steps = time.time(), steps_of(folder)
+    ended, steps = without(stops, time.time()), [each._replace(at=without(stops, each.at)) for each in steps_of(folder)]
+    kills = [without(stops, kill) for kill in kills]
     found = summary(steps, kills, began, ended)
     problems += [f"a job raised:\n{path.read_text()[-2000:]}" for path in folder.glob("*.log") if _raised(path)]
     if found["far"] is None or found["far"] > FAR:
@@ -227,7 +255,7 @@ def soak(
         problems.append(f"training went on {found['seconds_to_next_step']['most']:.0f} s after a kill")
     if respawn and steps:
         for count in sorted({step.ranks for step in steps}):
-            alone.setdefault(count, []).append(unkilled(folder / f"after-{count}", count, seconds / 20))
+            alone.setdefault(count, []).append(unkilled(folder / f"after-{count}", count, seconds / 40))
         found |= beside(steps, alone, began, ended)
     return {"ranks": ranks, "seed": seed, "jobs": jobs, "kills": len(kills), **found, "problems": problems}
 
@@ -250,6 +278,7 @@ def beside(steps: list[Step], alone: Mapping[int, list[list[Step]]], began: floa
     return {
         "throughput": throughput(steps, undisturbed, began, ended),
         "undisturbed_step_s": undisturbed,
+        "undisturbed_runs_s": {ranks: list(map(seconds_a_step, runs)) for ranks, runs in alone.items()},
         "steps_by_ranks": {ranks: list(counted.values()).count(ranks) for ranks in undisturbed},
         "loss": losses(steps),
         "undisturbed_loss": losses(alone[max(alone)][-1]),

@@ -18,7 +18,8 @@ import mpiagg
 from mpiagg.checkpoints import loop as loop_module
 from mpiagg.checkpoints.newcomers import is_new
 from mpiagg.cli.aggregators import AGGREGATORS
-from mpiagg.transport import channel_of
+from mpiagg.transport import channel_of, process
+from mpiagg.watch.recorder import SUBJECT
 
 WORLD = MPI.COMM_WORLD
 
@@ -271,12 +272,21 @@ class Growing(Counting):
 def growing():
     """Go on while ranks die and others take their places, until nearly all are others than at first."""
     folder = Path(sys.argv[1]) / "checkpoint"
+    native = [by_the_library(WORLD)]
     with mpiagg.Loop(Growing, checkpoint=folder, commit_every=3, respawn=True) as loop:
         loop.run(10**6)
+        native.append(by_the_library(loop.comm))
         sizes = loop.trained.sizes
         everyone = MPI.Intracomm(loop.comm).allgather((sizes, loop.step))
         same = all(each == everyone[0] for each in everyone)
-        return {"sizes": sizes, "step": loop.step, "same": same, "new": is_new(), "stopped": loop.stopped}
+        found = {"sizes": sizes, "step": loop.step, "same": same, "new": is_new(), "stopped": loop.stopped}
+        return found | {"native": native}
+
+
+def by_the_library(comm):
+    """Whether a short all-reduce is the MPI library's own; collective."""
+    mpiagg.allreduce(np.ones(1, np.int64), comm=comm)
+    return "native" in process().recorder.entries[-1][SUBJECT].what
 
 
 def alone():

@@ -67,8 +67,9 @@ class Channel(Agreement):
 
     Attributes
     ----------
-    library : str
-        The MPI library.
+    library : str or None
+        The MPI library, where its own collectives take as long as its tables say: None between ranks that were
+        started at different times, which Open MPI connects by TCP on one node, too.
     calls : Calls
         What calls were resolved into.
     aware : bool
@@ -99,7 +100,6 @@ class Channel(Agreement):
         plain = MPI.Intracomm(comm)
         super().__init__(plain)
         self.reproducible = reproducible or REPRODUCIBLE
-        self.library = MPI.get_vendor()[0]
         with self.failures.told(), meeting(MAKE, self.log) as subject:
             exchange(plain, b"", MAKE, subject)
             # What follows are calls of the MPI library's that wait without a deadline; but now all are here.
@@ -110,9 +110,12 @@ class Channel(Agreement):
         """Make what belongs to the channel, on a communicator of mpi4py's own class; collective."""
         refuse_copies(MPI.COMM_WORLD.Get_size(), MPI.get_vendor()[0])
         # Created, not duplicated: the caller's attributes stay with the caller.
-        group = comm.Get_group()
+        group, world = comm.Get_group(), MPI.COMM_WORLD.Get_group()
         self.comm = MPI.Intracomm(comm.Create(group))
+        together = MPI.UNDEFINED not in MPI.Group.Translate_ranks(group, None, world)
+        self.library = MPI.get_vendor()[0] if together else None
         group.Free()
+        world.Free()
         self.failures.comms.append(self.comm)
         self.node = Node(self.comm, self.failures, self.log)
         self.memory = NodeMemory(self.node, lambda: self.busy, self.disagreement)

@@ -59,6 +59,11 @@ def test_throughput_is_what_steps_that_count_would_have_taken_undisturbed():
     assert surviving.seconds_a_step([Step(9.0, 0, 4, 0.0), *steps(1, 2, 3, 4, every=2.0)]) == 2.0
 
 
+def test_what_passes_while_a_job_is_stopped_does_not_count():
+    stops = [(10.0, 14.0), (20.0, 21.0)]
+    assert [surviving.without(stops, at) for at in (9.0, 12.0, 14.0, 16.0, 25.0)] == [9.0, 10.0, 10.0, 12.0, 20.0]
+
+
 def test_of_a_loss_curve_the_steps_that_count_are_told():
     taken = [Step(at, step, 4, far) for at, step, far in ((1, 0, 1.0), (2, 1, 9.0), (3, 1, 0.5), (4, 2, 0.25))]
     found = surviving.losses(taken)
@@ -74,4 +79,5 @@ def test_ranks_that_are_killed_are_replaced(tmp_path, monkeypatch):
     assert found["jobs"] == 1
     assert found["kills"] >= 1
     assert found["throughput"] > 0
+    assert len(found["undisturbed_runs_s"][3]) == surviving.PARTS + 1
     assert sum(found["steps_by_ranks"].values()) == found["steps"]
