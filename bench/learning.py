@@ -42,7 +42,7 @@ from mpiagg.launch.job import OutputFile
 
 TOP: Final = Path(__file__).parents[1]
 RESULTS: Final = Path(__file__).parent / "results"
-STEPS: Final = {"characters": 1200, "digits": 400}
+STEPS: Final = {"characters": 1200, "characters-16": 1200, "digits": 400}
 POINTS: Final = 20
 TURN: Final = (64, 3)
 """Steps of a turn that is timed, which the periods of the aggregators divide; and turns."""
@@ -69,7 +69,10 @@ MORE: Final = {
 """Aggregators that the demo has not."""
 
 MADE: Final = {**AGGREGATORS, **MORE}
-LEARNING_RATES: Final = {("characters", "sparse-loco-fragments"): 9e-3}
+LEARNING_RATES: Final = {
+    ("characters", "sparse-loco-fragments"): 9e-3,
+    ("characters-16", "sparse-loco-fragments"): 9e-3,
+}
 """Where it is not that of the task."""
 
 WAYS: Final = (*REFERENCES, *MADE)

@@ -11,7 +11,7 @@ import ast
 import sysconfig
 import zlib
 from collections.abc import Iterable, Iterator
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -159,9 +159,17 @@ class CharacterModel(nn.Module):
 
 
 def characters(
-    split: str, rank: int, size: int, seed: int, steps: int, *, momentum: float = 0.9, learning_rate: float = 4e-3
+    split: str,
+    rank: int,
+    size: int,
+    seed: int,
+    steps: int,
+    *,
+    momentum: float = 0.9,
+    learning_rate: float = 4e-3,
+    batch: int = WINDOWS,
 ) -> Task:
-    """Return the language model, with a rank's part of the text.
+    """Return the language model, with a rank's part of the text and so many windows of it in its share of a batch.
 
     The learning rate grows for a twentieth of the steps, and falls to zero until the last.
     """
@@ -180,7 +188,7 @@ def characters(
     rising = steps // 20
     schedule = LambdaLR(optimizer, lambda step: min((step + 1) / (rising + 1), (steps - step) / (steps - rising)))
     data = (*windows(own), test_inputs[chosen], test_targets[chosen])
-    return Task(module, optimizer, schedule, *data, WINDOWS, CONTEXT, zlib.crc32(blocks.tobytes()))
+    return Task(module, optimizer, schedule, *data, batch, CONTEXT, zlib.crc32(blocks.tobytes()))
 
 
 # -- digits
@@ -228,4 +236,4 @@ def _share(examples: npt.NDArray[Any], kinds: npt.NDArray[Any], split: str, rank
     return np.array_split(examples[np.argsort(kinds, kind="stable")], size)[rank]
 
 
-TASKS: Final = {"characters": characters, "digits": digits}
+TASKS: Final = {"characters": characters, "characters-16": partial(characters, batch=16), "digits": digits}

@@ -248,16 +248,23 @@ def soak(
     ended, steps = without(stops, time.time()), [each._replace(at=without(stops, each.at)) for each in steps_of(folder)]
     kills = [without(stops, kill) for kill in kills]
     found = summary(steps, kills, began, ended)
-    problems += [f"a job raised:\n{path.read_text()[-2000:]}" for path in folder.glob("*.log") if _raised(path)]
-    if found["far"] is None or found["far"] > FAR:
-        problems.append(f"the weights are {found['far']} from the minimum")
-    if kills and found["seconds_to_next_step"]["most"] > END:
-        problems.append(f"training went on {found['seconds_to_next_step']['most']:.0f} s after a kill")
+    problems += faults_of(found, folder)
     if respawn and steps:
         for count in sorted({step.ranks for step in steps}):
             alone.setdefault(count, []).append(unkilled(folder / f"after-{count}", count, seconds / 40))
         found |= beside(steps, alone, began, ended)
     return {"ranks": ranks, "seed": seed, "jobs": jobs, "kills": len(kills), **found, "problems": problems}
+
+
+def faults_of(found: Mapping[str, Any], folder: Path) -> list[str]:
+    """Return what is wrong with what a soak comes to, and with what its jobs have printed."""
+    problems = [f"a job raised:\n{path.read_text()[-2000:]}" for path in folder.glob("*.log") if _raised(path)]
+    if found["far"] is None or found["far"] > FAR:
+        problems.append(f"the weights are {found['far']} from the minimum")
+    gaps = found["seconds_to_next_step"]
+    if gaps is not None and gaps["most"] > END:
+        problems.append(f"training went on {gaps['most']:.0f} s after a kill")
+    return problems
 
 
 def unkilled(folder: Path, ranks: int, seconds: float) -> list[Step]:

@@ -125,6 +125,9 @@ def steps(groups: dict[str, dist.ProcessGroup], limit: float) -> list[dict[str, 
 
     alone = step(network())
     ddp = {name: step(DistributedDataParallel(network(), process_group=group)) for name, group in groups.items()}
+    shared = DistributedDataParallel(network(), process_group=groups["mpiagg"])
+    mpiagg.torch.share_buckets(shared)
+    ddp["mpiagg, registered"] = step(shared)
     ddp["mpiagg.DDP"] = step(mpiagg.DDP(network()))
     fsdp = {name: step(sharded(name, registered=False)) for name in groups}
     fsdp["mpiagg, registered"] = step(sharded("mpiagg", registered=True))

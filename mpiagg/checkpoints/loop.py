@@ -19,7 +19,7 @@ from mpiagg.collectives.flags import Flags
 from mpiagg.collectives.functions import allreduce
 from mpiagg.common.arguments import check_flag, check_integer
 from mpiagg.errors import RankFailedError
-from mpiagg.transport import channel_of
+from mpiagg.transport import channel_of, free_channel_of
 from mpiagg.transport.failures import active, all_agree, survivors
 from mpiagg.transport.meetings import keep_for_good
 
@@ -358,7 +358,7 @@ class Loop:
         # Only among those of before: a new rank that has not come so far has ended.
         if all_agree(self.comm, word=grown is not None) and grown is not None:
             old, self.comm = self.comm, grown
-            old.Free()
+            _leave(old)
         elif grown is not None:
             grown.Revoke()
             keep_for_good(grown)
@@ -369,7 +369,7 @@ class Loop:
         self._free_flags()
         self._free_trained()
         old, self.comm = self.comm, self.comm.shrink()
-        old.Free()
+        _leave(old)
 
     def _free_flags(self) -> None:
         if self._flags is not None:
@@ -380,3 +380,13 @@ class Loop:
         if (free := getattr(self.trained, "free", None)) is not None:
             free()
         self.trained = None
+
+
+def _leave(comm: Comm) -> None:
+    """Give back all that is kept for a communicator, but not its number in the MPI library; collective.
+
+    Agreements of Open MPI are named by that number. It keeps the last one of each communicator, and where a rank has not
+    yet begun one of the same name it answers others with the old one: then it waits for them for ever.
+    """
+    free_channel_of(comm)
+    keep_for_good(comm)

@@ -13,11 +13,12 @@ torch's own arguments does as well.
 
 import torch.distributed as dist
 
+from mpiagg.torch.buckets import share_buckets
 from mpiagg.torch.process_group import ProcessGroup
 from mpiagg.torch.starting import BACKEND, init_process_group
 from mpiagg.torch.versions import HAVE_RECORDERS
 
-__all__ = ["BACKEND", "ProcessGroup", "init_process_group"]
+__all__ = ["BACKEND", "ProcessGroup", "init_process_group", "share_buckets"]
 
 HAVE_RECORDERS.add(BACKEND)
 

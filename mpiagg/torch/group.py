@@ -15,6 +15,7 @@ import torch
 import torch.distributed as dist
 from mpi4py import MPI
 
+from mpiagg.arrays import Array
 from mpiagg.collectives.comm import Comm
 from mpiagg.collectives.registered import empty
 from mpiagg.ddp.torch_modules import tensor_of
@@ -178,9 +179,10 @@ class RankGroup(dist.ProcessGroup):  # type: ignore[misc]  # mypy sees no classe
 
     def allocate_tensor(self, size: int, *, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
         """Return a tensor in memory that the ranks of a node share; collective on the node."""
-        unit = torch.empty(0, dtype=dtype).element_size()
-        memory = empty(size * unit, np.uint8, comm=self._comm)
-        return tensor_of(memory).view(dtype).to(device)
+        nbytes, found = size * torch.empty(0, dtype=dtype).element_size(), list[Array]()
+        # In its turn: ranks that make memory come together on the communicator of the collectives.
+        self._line.do([], lambda: found.append(empty(nbytes, np.uint8, comm=self._comm)), at_once=True).wait()
+        return tensor_of(found[0]).view(dtype).to(device)
 
     def split_group(
         self,
