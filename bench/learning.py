@@ -169,13 +169,13 @@ def run(part: Part, output: Path) -> int:
         return cluster.run(["env", *own, sys.executable, *arguments])
 
 
-def goal(saved: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return for each way how it stands to the goal: 4 ranks, the language model, links of 100 Mbit/s; best first.
+def goal(saved: Sequence[dict[str, Any]], task: str = "characters") -> list[dict[str, Any]]:
+    """Return for each way how it stands to the goal: 4 ranks, a language model, links of 100 Mbit/s; best first.
 
     Pace is its tokens a second over those without communication; loss and peak are over those of torch's DDP, loss with
     the same seed. That is the mean over the seeds with which both were trained; ``losses`` has each.
     """
-    about = [each for each in saved if (each["task"], each["split"], each["ranks"]) == ("characters", "iid", 4)]
+    about = [each for each in saved if (each["task"], each["split"], each["ranks"]) == (task, "iid", 4)]
     curves = {(each["way"], each["seed"]): each for each in about if each["link"] is None}
     times = {each["way"]: each for each in about if each["link"] == "100mbit"}
     if not {*REFERENCES} <= times.keys() or (TORCH, 0) not in curves:
@@ -262,10 +262,11 @@ def report(output: Path) -> None:
         path = output.with_name(f"{output.stem}-{task}-{split}-{ranks}.png")
         draw(saved, task, split, ranks, path)
         print(f"drew {path}")
-    for row in goal(saved):
-        each = ", ".join(f"{x:.3f}" for _, x in sorted(row["losses"].items()))
-        numbers = f"pace {row['pace']:.2f}, loss {row['loss']:.3f} ({each}), peak 1/{row['peak']:.0f}"
-        print(f"{row['way']:28} {numbers}: {'met' if row['met'] else 'not met'}")
+    for task in STEPS:
+        for row in goal(saved, task):
+            each = ", ".join(f"{x:.3f}" for _, x in sorted(row["losses"].items()))
+            numbers = f"pace {row['pace']:.2f}, loss {row['loss']:.3f} ({each}), peak 1/{row['peak']:.0f}"
+            print(f"{task:14} {row['way']:24} {numbers}: {'met' if row['met'] else 'not met'}")
 
 
 @click.command()

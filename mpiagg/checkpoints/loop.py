@@ -385,8 +385,8 @@ class Loop:
 def _leave(comm: Comm) -> None:
     """Give back all that is kept for a communicator, but not its number in the MPI library; collective.
 
-    Agreements of Open MPI are named by that number. It keeps the last one of each communicator, and where a rank has not
-    yet begun one of the same name it answers others with the old one: then it waits for them for ever.
+    Agreements of Open MPI are named by that number. It keeps the last one of each communicator, and where a rank has
+    not yet begun one of the same name it answers others with the old one: then it waits for them for ever.
     """
     free_channel_of(comm)
     keep_for_good(comm)

@@ -74,8 +74,9 @@ def test_the_goal_is_held_against_the_references(way, met):
     saved += [*trained(TORCH, 1.7, 40.0, 1000, seed=1), *trained(*way, seed=1)]
     mean = [row["loss"] for row in learning.goal([*saved, *trained(*way)]) if row["way"] == way[0]]
     assert mean == ([] if met is None else [pytest.approx((way[1] / 1.6 + way[1] / 1.7) / 2)])
-    # Without what it is held against there is nothing to say.
+    # Without what it is held against there is nothing to say; nor of another task.
     assert learning.goal(trained(*way)) == []
+    assert learning.goal([*saved, *trained(*way)], "characters-16") == []
 
 
 def test_a_picture_has_eight_curves_at_most_and_all_are_drawn():

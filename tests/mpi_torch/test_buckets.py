@@ -41,8 +41,9 @@ def train(*models, steps=4):
         sum(model(inputs(step)).square().mean() for model in models).backward()
         found.append([x.grad.clone() for model in models for x in model.parameters()])
         with torch.no_grad():
-            for x in (x for model in models for x in model.parameters()):
-                x -= 0.1 * x.grad
+            for model in models:
+                for x in model.parameters():
+                    x.sub_(x.grad, alpha=0.1)
     return found
 
 
