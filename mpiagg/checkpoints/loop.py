@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -382,11 +383,22 @@ class Loop:
         self.trained = None
 
 
-def _leave(comm: Comm) -> None:
-    """Give back all that is kept for a communicator, but not its number in the MPI library; collective.
+_left: Final[list[MPI.Intracomm]] = []
 
-    Agreements of Open MPI are named by that number. It keeps the last one of each communicator, and where a rank has
-    not yet begun one of the same name it answers others with the old one: then it waits for them for ever.
+
+def _leave(comm: Comm) -> None:
+    """Give back all that is kept for a communicator; itself only at the end of the program. Collective.
+
+    Agreements of Open MPI are named by a communicator's number, which a later one gets when it is freed. Open MPI keeps
+    the last agreement of each, and where a rank has not yet begun one of the same name it answers others with the old
+    one: then it waits for them for ever. Communicators that are never freed keep it from finalising.
     """
     free_channel_of(comm)
-    keep_for_good(comm)
+    if not _left:
+        atexit.register(_free_left)
+    _left.append(MPI.Intracomm(comm))
+
+
+def _free_left() -> None:
+    while _left and not MPI.Is_finalized():
+        _left.pop().Free()

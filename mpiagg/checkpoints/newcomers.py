@@ -157,7 +157,6 @@ def _together(link: MPI.Intercomm, check: Callable[[], str], *, new: bool) -> Co
     merged = link.Merge(high=new)
     link.Disconnect()  # else Open MPI crashes at the end of the program
     try:
-        _connect(merged)
         comm = Comm(merged)
         channel_of(comm).agree_on(check)
     except (MPI.Exception, RankFailedError):
@@ -167,21 +166,3 @@ def _together(link: MPI.Intercomm, check: Callable[[], str], *, new: bool) -> Co
     if failed_ranks(comm):
         raise RankFailedError("a rank has died", failed_ranks(comm))
     return comm
-
-
-def _connect(comm: MPI.Intracomm) -> None:
-    """Exchange a message between every two ranks, the lower of which begins.
-
-    Open MPI connects ranks of different worlds by TCP at their first message. Where both sides begin at once, as in a
-    collective, it sometimes loses what they send.
-    """
-    nothing, purpose = np.empty(0, np.uint8), "connect with new ranks"
-    rank, size = comm.Get_rank(), comm.Get_size()
-    sent = [comm.Isend(nothing, other, _WORD) for other in range(rank + 1, size)]
-    for other in range(rank):
-        complete(comm.Irecv(nothing, other, _WORD), purpose)
-        sent.append(comm.Isend(nothing, other, _WORD))
-    for other in range(rank + 1, size):
-        complete(comm.Irecv(nothing, other, _WORD), purpose)
-    for request in sent:
-        complete(request, purpose)
