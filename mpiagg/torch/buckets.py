@@ -34,8 +34,8 @@ def share_buckets(model: DistributedDataParallel) -> None:
     Notes
     -----
     The gradients have the same values as without it, but for rounding. Steps and bytes are those of
-    :func:`mpiagg.allreduce` of registered memory: on one node no messages are sent. It is for one
-    node: on several it can be slower than without it.
+    :func:`mpiagg.allreduce` of registered memory: on one node no messages are sent. On several nodes it can be slower
+    than without it.
 
     Examples
     --------
