@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import atexit
 import os
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -20,7 +19,8 @@ from mpiagg.collectives.flags import Flags
 from mpiagg.collectives.functions import allreduce
 from mpiagg.common.arguments import check_flag, check_integer
 from mpiagg.errors import RankFailedError
-from mpiagg.transport import channel_of, free_channel_of
+from mpiagg.transport import channel_of
+from mpiagg.transport.channels import leave
 from mpiagg.transport.failures import active, all_agree, survivors
 from mpiagg.transport.meetings import keep_for_good
 
@@ -359,7 +359,7 @@ class Loop:
         # Only among those of before: a new rank that has not come so far has ended.
         if all_agree(self.comm, word=grown is not None) and grown is not None:
             old, self.comm = self.comm, grown
-            _leave(old)
+            leave(old)
         elif grown is not None:
             grown.Revoke()
             keep_for_good(grown)
@@ -370,7 +370,7 @@ class Loop:
         self._free_flags()
         self._free_trained()
         old, self.comm = self.comm, self.comm.shrink()
-        _leave(old)
+        leave(old)
 
     def _free_flags(self) -> None:
         if self._flags is not None:
@@ -381,24 +381,3 @@ class Loop:
         if (free := getattr(self.trained, "free", None)) is not None:
             free()
         self.trained = None
-
-
-_left: Final[list[MPI.Intracomm]] = []
-
-
-def _leave(comm: Comm) -> None:
-    """Give back all that is kept for a communicator; itself only at the end of the program. Collective.
-
-    Agreements of Open MPI are named by a communicator's number, which a later one gets when it is freed. Open MPI keeps
-    the last agreement of each, and where a rank has not yet begun one of the same name it answers others with the old
-    one: then it waits for them for ever. Communicators that are never freed keep it from finalising.
-    """
-    free_channel_of(comm)
-    if not _left:
-        atexit.register(_free_left)
-    _left.append(MPI.Intracomm(comm))
-
-
-def _free_left() -> None:
-    while _left and not MPI.Is_finalized():
-        _left.pop().Free()

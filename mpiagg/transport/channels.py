@@ -77,6 +77,17 @@ def free_channel_of(comm: MPI.Intracomm) -> None:
         channel.free()
 
 
+def leave(comm: MPI.Intracomm) -> None:
+    """Free what is kept for a communicator on which ranks have agreed; itself at the end of the program. Collective.
+
+    Agreements of Open MPI are named by a communicator's number, which a later one gets when it is freed. Open MPI keeps
+    the last agreement of each, and where a rank has not yet begun one of the same name it answers others with the old
+    one: then it waits for them for ever. Communicators that are never freed keep it from finalising.
+    """
+    free_channel_of(comm)
+    _left.append(MPI.Intracomm(comm))
+
+
 def meet(comm: MPI.Intracomm, how: str) -> None:
     """Wait for all ranks of a communicator, on which they are about to make another; with a deadline.
 
@@ -104,6 +115,7 @@ def meet(comm: MPI.Intracomm, how: str) -> None:
 
 
 _channels: dict[int, Channel] = {}
+_left: list[MPI.Intracomm] = []
 _making: dict[int, int] = {}
 """The communicators whose channels are being made, and the threads that make them."""
 _USUAL: set[type[MPI.Comm]] = {MPI.Intracomm}
@@ -138,3 +150,5 @@ def _free_all() -> None:
     end_all(Subject(OperationLog("", 0, 1), "the end of the program"))
     for channel in list(_channels.values()):
         channel.free(at_exit=True)
+    while _left:
+        _left.pop().Free()
