@@ -71,7 +71,7 @@ MORE: Final = {
 MADE: Final = {**AGGREGATORS, **MORE}
 LEARNING_RATES: Final = {
     ("characters", "sparse-loco-fragments"): 9e-3,
-    ("characters-16", "sparse-loco-fragments"): 9e-3,
+    ("characters-16", "sparse-loco-fragments"): 12e-3,
 }
 """Where it is not that of the task."""
 

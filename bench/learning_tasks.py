@@ -236,4 +236,8 @@ def _share(examples: npt.NDArray[Any], kinds: npt.NDArray[Any], split: str, rank
     return np.array_split(examples[np.argsort(kinds, kind="stable")], size)[rank]
 
 
-TASKS: Final = {"characters": characters, "characters-16": partial(characters, batch=16), "digits": digits}
+TASKS: Final = {
+    "characters": characters,
+    "characters-16": partial(characters, batch=16, learning_rate=6e-3),
+    "digits": digits,
+}
