@@ -35,6 +35,8 @@ def _learned(records: list[dict[str, Any]]) -> list[str]:
             for each in records
             if (each["task"], each["ranks"], each["link"], each["seed"]) == (task, 4, None, 0)
         }
+        if not last:  # of which there are other seeds, or times, alone
+            continue
         ways = list(dict.fromkeys(way for way, _ in last))
         lines += [f"`{task}`, 4 ranks:", "", f"| way | {' | '.join(LEARNED_COLUMNS)} |", "|---" + "|---:" * 6 + "|"]
         lines += [f"| `{way}` | {' | '.join(_ends(last, way))} |" for way in ways]
