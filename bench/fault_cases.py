@@ -13,9 +13,11 @@ ODD: Final = 1
 """The rank that does what the others do not."""
 
 By = Literal["at once", "warning", "return", "deadline"]
-Speakers = Literal["all", "others", "odd", "some"]
 """When it must be over: at once; once ranks have looked for why they wait; soon after a late rank has come; when no
 wait may last on."""
+
+Speakers = Literal["all", "others", "odd", "some"]
+"""Which ranks say what is wrong."""
 
 RIGHT, WRONG = "right", "wrong"
 

@@ -57,6 +57,9 @@ PAUSE = 0.05
 PARTS = 4
 """In how many parts the time of a job is cut, between which ranks train without kills."""
 
+ASIDE = 1 / 40
+"""How long they do so each time, as a part of the job's time."""
+
 
 class Step(NamedTuple):
     """A step that was taken: when it was over, its number, by how many ranks of which job, how far from the minimum."""
@@ -222,7 +225,7 @@ def soak(
 ) -> dict[str, Any]:
     """Train, and kill ranks; return what became of it."""
     draw, stops = random.Random(seed), list[tuple[float, float]]()
-    alone = {ranks: [unkilled(folder / "before", ranks, seconds / 40)]} if respawn else {}
+    alone = {ranks: [unkilled(folder / "before", ranks, seconds * ASIDE)]} if respawn else {}
     began, kills, problems = time.time(), list[float](), list[str]()
     job, jobs = Job(folder, 0, ranks, respawn=respawn), 1
     next_kill, left = began + draw.uniform(*between), ranks
@@ -231,7 +234,7 @@ def soak(
         if respawn and taken > seconds * (len(stops) + 1) / PARTS and len(job.alive()) == ranks:
             stop = time.time()
             with job.stopped():
-                alone[ranks].append(unkilled(folder / f"between-{len(stops)}", ranks, seconds / 40))
+                alone[ranks].append(unkilled(folder / f"between-{len(stops)}", ranks, seconds * ASIDE))
             stops.append((stop, time.time()))
             next_kill += stops[-1][1] - stop
         elif job.ended:
@@ -251,7 +254,7 @@ def soak(
     problems += faults_of(found, folder)
     if respawn and steps:
         for count in sorted({step.ranks for step in steps}):
-            alone.setdefault(count, []).append(unkilled(folder / f"after-{count}", count, seconds / 40))
+            alone.setdefault(count, []).append(unkilled(folder / f"after-{count}", count, seconds * ASIDE))
         found |= beside(steps, alone, began, ended)
     return {"ranks": ranks, "seed": seed, "jobs": jobs, "kills": len(kills), **found, "problems": problems}
 

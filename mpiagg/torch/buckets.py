@@ -55,7 +55,7 @@ def share_buckets(model: DistributedDataParallel) -> None:
         raise TypeError("the process group of the DistributedDataParallel is not of the backend 'mpiagg'")
     if any(x.device.type != "cpu" for x in model.parameters()):
         raise ValueError("buckets are shared in the host's memory, and the model has parameters on a device")
-    model.register_comm_hook(_SharedBuckets(group), _average)
+    model.register_comm_hook(_SharedBuckets(group), _SharedBuckets.average)
 
 
 class _SharedBuckets:
@@ -65,7 +65,7 @@ class _SharedBuckets:
         self._group = group
         self._shared: dict[int, torch.Tensor] = {}
 
-    def average(self, bucket: Any) -> Any:
+    def average(self, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
         """Start to average a bucket; return the future of its mean."""
         buffer, number = bucket.buffer(), bucket.index()
         shared = self._shared.get(number)
@@ -73,12 +73,9 @@ class _SharedBuckets:
             shared = self._group.allocate_tensor(buffer.numel(), dtype=buffer.dtype, device=buffer.device)
             self._shared[number] = shared
         torch.div(buffer, self._group.size(), out=shared)
-        return dist.all_reduce(shared, group=self._group, async_op=True).get_future().then(_only)
-
-
-def _average(buckets: _SharedBuckets, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
-    found: torch.futures.Future[torch.Tensor] = buckets.average(bucket)
-    return found
+        work = dist.all_reduce(shared, group=self._group, async_op=True)
+        found: torch.futures.Future[torch.Tensor] = work.get_future().then(_only)
+        return found
 
 
 def _only(done: Any) -> torch.Tensor:

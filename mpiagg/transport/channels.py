@@ -116,6 +116,7 @@ def meet(comm: MPI.Intracomm, how: str) -> None:
 
 _channels: dict[int, Channel] = {}
 _left: list[MPI.Intracomm] = []
+"""What is freed at the end of the program: see :func:`leave`."""
 _making: dict[int, int] = {}
 """The communicators whose channels are being made, and the threads that make them."""
 _USUAL: set[type[MPI.Comm]] = {MPI.Intracomm}
