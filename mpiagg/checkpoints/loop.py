@@ -228,12 +228,13 @@ class Loop:
             if not active() or all_agree(comm, word=made is not None):
                 break
             alive = survivors(comm)
-            for each in (made, None if comm is given else comm):
-                if each is not None:
-                    each.Free()
+            if made is not None:
+                made.Free()
+            if comm is not given:
+                leave(comm)
             comm, made = alive, None
         if comm is not given:
-            comm.Free()
+            leave(comm)
         assert made is not None
         return made
 
