@@ -30,10 +30,11 @@ def test_pieces_go_by_what_one_was_measured_to_cost(count, chunk):
     assert piece == min(max(-(-chunk // count), LEAST_PIECE), MOST_PIECE)
 
 
-@given(st.floats(0.01, 1), st.floats(0, 0.1))
-def test_what_a_piece_costs_comes_of_times(each, noise):
-    """By times that are those of the model, and a little off."""
+@given(st.integers(2**24 // 100, 2**24), st.floats(0, 0.1))
+def test_what_a_piece_costs_comes_of_times(cost, noise):
+    """By times that are those of the model, and a little off. A cost is a whole number of bytes."""
     chunk, whole = 2**24, 1.0
+    each = cost / chunk
     times = {p: whole * (1 + 1 / p) + each * p for p in (2, 4, 8, 16)}
     assert piece_cost(chunk, times) == pytest.approx(chunk * each, rel=1e-6)
     times[2] *= 1 + noise
