@@ -1,7 +1,7 @@
 """Train what is harder than digits with a perceptron, by every aggregator: loss against steps, bytes and seconds.
 
     python -m bench.learning --quick -o FILE          two ranks, a few steps: whether all of it works
-    python -m bench.learning                          the curves, 4 and 8 ranks, both tasks, both splits
+    python -m bench.learning                          the curves, 4 and 8 ranks, both splits
     sudo python -m bench.learning --link 100mbit --link 1gbit   the time of a step on virtual links, 4 and 8 ranks
     python -m bench.learning --draw                   pictures and the goal, of what is saved
 
@@ -25,7 +25,7 @@ import json
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import product
 from pathlib import Path
 from statistics import fmean
@@ -42,7 +42,10 @@ from mpiagg.launch.job import OutputFile
 
 TOP: Final = Path(__file__).parents[1]
 RESULTS: Final = Path(__file__).parent / "results"
+TASKS: Final = ("characters", "digits")
 STEPS: Final = {"characters": 1200, "characters-16": 1200, "digits": 400}
+"""With four ranks; more ranks take as many examples in fewer steps."""
+
 POINTS: Final = 20
 TURN: Final = (64, 3)
 """Steps of a turn that is timed, which the periods of the aggregators divide; and turns."""
@@ -140,12 +143,15 @@ def parts(
     links: Sequence[str],
     seeds: Sequence[int] = (0,),
     ways: Sequence[str],
-    lengths: dict[str, tuple[int, int]],
+    lengths: Callable[[str, int], tuple[int, int]],
 ) -> Iterator[Part]:
-    """Yield what is not saved yet. Time is taken of one split and seed alone: it does not depend on data."""
+    """Yield what is not saved yet; ``lengths`` gives the steps and points of a task on so many ranks.
+
+    Time is taken of one split and seed alone: it does not depend on data.
+    """
     wanted: Sequence[str | None] = links or [None]
     for size, task, split, seed, link in product(ranks, tasks, ["iid"] if links else splits, seeds, wanted):
-        steps, points = lengths[task]
+        steps, points = lengths(task, size)
         part = Part(task, split, size, link, seed, steps, points, ways)
         if missing := part.missing(saved):
             # Turns are taken by all of them, or times could not be compared.
@@ -270,7 +276,13 @@ def report(output: Path) -> None:
 
 
 @click.command()
-@click.option("--task", "tasks", multiple=True, type=click.Choice(list(STEPS)), help="What is trained; by default all.")
+@click.option(
+    "--task",
+    "tasks",
+    multiple=True,
+    type=click.Choice(list(STEPS)),
+    help="What is trained; by default characters and digits.",
+)
 @click.option("--split", "splits", multiple=True, type=click.Choice(SPLITS), help="Whose data; by default both.")
 @click.option("--ranks", multiple=True, type=click.IntRange(min=2), default=(4, 8), show_default=True)
 @click.option("--way", "ways", multiple=True, type=click.Choice(WAYS), help="How; by default in all ways.")
@@ -296,14 +308,17 @@ def main(
     """Train in all ways, follow the loss or take the time, and draw what came out."""
     if output is None:
         output = RESULTS / f"learning-{launch.mpi_vendor().replace(' ', '').lower()}.json"
-    usual = {task: TURN if links else (number, POINTS) for task, number in STEPS.items()}
     if quick:
-        ranks, ways, usual = (2,), ways or QUICK, dict.fromkeys(STEPS, (4, 2))
-    lengths = {task: (number if steps is None else steps, points) for task, (number, points) in usual.items()}
+        ranks, ways = (2,), ways or QUICK
+
+    def lengths(task: str, size: int) -> tuple[int, int]:
+        number, points = (4, 2) if quick else TURN if links else (STEPS[task] * 4 // size, POINTS)
+        return steps or number, points
+
     failed = []
     asked = parts(
         records(output),
-        tasks=tasks or tuple(STEPS),
+        tasks=tasks or TASKS,
         splits=splits or SPLITS,
         ranks=ranks,
         links=links,

@@ -1,13 +1,15 @@
 """Steps of sharded training beside DDP with a whole optimizer on every rank, and beside torch's FSDP2 on Gloo.
 
     mpiexec -n 2 python -m mpi4py bench/sharded.py [-o FILE.json] [--seconds 10] [--parts arrays,torch] [--scale 1]
+    sudo python bench/cluster.py --nodes 4 --rate 1gbit -- python -m mpi4py bench/sharded.py [...]
 
 ``arrays``: gradients that are there already, as lists of float32 arrays; aggregated and stepped with by AdamW:
 ``mpiagg.DDP`` and a whole ``mpiagg.optimizers.AdamW``, and ``mpiagg.Sharded`` at stages 1, 2 and 3 (``once``: in memory
 that the node has once; ``divided``: gathered, as between nodes).
 
 ``torch``: forward, backward and AdamW of a perceptron: ``mpiagg.DDP``, ``mpiagg.Sharded``, torch's DDP on Gloo and
-FSDP2 on Gloo (each layer a unit), in one run. One thread a rank.
+FSDP2 on Gloo (each layer a unit), in one run. One thread a rank. A turn is some steps one after the other; with
+``wait=False`` parameters arrive during the next forward pass, and those of the last step before the turn ends.
 
 Blocks of steps in turn (``mpiagg.benchmarks.timing``), medians, in microseconds; beside them the bytes that a rank
 holds by :meth:`mpiagg.Sharded.memory`. ``--scale 0.1`` takes smaller models, to try it.
@@ -35,19 +37,21 @@ COMM = MPI.COMM_WORLD
 LISTS = {"8 x 1 Mi": (8, 2**20), "200 x 16 Ki": (200, 2**14)}
 """How many arrays, and of how many elements."""
 
-WIDTH, DEPTH, BATCH = 1024, 8, 16
+WIDTH, DEPTH, BATCH, TURN = 1024, 8, 16, 5
 STAGES: dict[str, dict[str, Any]] = {
     "stage 1": {"stage": 1},
     "stage 2": {"stage": 2},
     "stage 3, once": {"stage": 3},
     "stage 3, divided": {"stage": 3, "share": False},
 }
+UNAWAITED = "stage 2, wait=False"
+OURS = (*STAGES, UNAWAITED)
 
 
 def row(name: str, us: dict[str, float], held: dict[str, dict[str, int]]) -> dict[str, Any]:
     """Return what is saved of one model."""
-    beside = {rival: us[rival] for rival in us if rival not in STAGES}
-    ratios = {f"{stage} / {rival}": us[stage] / time for stage in STAGES for rival, time in beside.items()}
+    beside = {rival: us[rival] for rival in us if rival not in OURS}
+    ratios = {f"{each} / {rival}": us[each] / time for each in OURS if each in us for rival, time in beside.items()}
     return {"model": name, "us": us, "ratios": ratios, "bytes": held}
 
 
@@ -101,14 +105,17 @@ def modules(pace: Pace, scale: float) -> Iterator[dict[str, Any]]:
         torch.manual_seed(0)
         return torch.nn.Sequential(*(torch.nn.Linear(width, width) for _ in range(DEPTH)))
 
-    def step(run: Any, optimizer: torch.optim.Optimizer) -> None:
-        optimizer.zero_grad()
-        run(x).square().mean().backward()
-        optimizer.step()
+    def steps(run: Any, optimizer: torch.optim.Optimizer) -> None:
+        for _ in range(TURN):
+            optimizer.zero_grad()
+            run(x).square().mean().backward()
+            optimizer.step()
 
-    def sharded_step(training: Any) -> None:
-        training(x).square().mean().backward()
-        training.step()
+    def sharded_steps(training: Any, *, wait: bool) -> None:
+        for _ in range(TURN):
+            training(x).square().mean().backward()
+            training.step(wait=wait)
+        training.wait()
 
     def adamw(parameters: Any) -> torch.optim.Optimizer:
         return torch.optim.AdamW(parameters, lr=1e-6)
@@ -117,19 +124,21 @@ def modules(pace: Pace, scale: float) -> Iterator[dict[str, Any]]:
     held = {}
     with ExitStack() as stack:
         ddp = stack.enter_context(mpiagg.DDP(make()))
-        entries["DDP and AdamW"] = partial(step, ddp, adamw(ddp.parameters()))
+        entries["DDP and AdamW"] = partial(steps, ddp, adamw(ddp.parameters()))
         theirs = torch.nn.parallel.DistributedDataParallel(make())
-        entries["torch's DDP on Gloo"] = partial(step, theirs, adamw(theirs.parameters()))
+        entries["torch's DDP on Gloo"] = partial(steps, theirs, adamw(theirs.parameters()))
         fsdp = make()
         for module in (*fsdp, fsdp):
             fully_shard(module)
-        entries["FSDP2 on Gloo"] = partial(step, fsdp, adamw(fsdp.parameters()))
-        for stage, keywords in STAGES.items():
+        entries["FSDP2 on Gloo"] = partial(steps, fsdp, adamw(fsdp.parameters()))
+        for name in OURS:
+            keywords = STAGES["stage 2" if name == UNAWAITED else name]
             training = stack.enter_context(mpiagg.Sharded(make(), adamw, **keywords))
-            entries[stage] = partial(sharded_step, training)
-            sharded_step(training)
-            held[stage] = training.memory()
-        yield row(f"{DEPTH} layers of {width} x {width}", medians(COMM, entries, pace), held)
+            entries[name] = partial(sharded_steps, training, wait=name != UNAWAITED)
+            entries[name]()
+            held[name] = training.memory()
+        us = {name: time / TURN for name, time in medians(COMM, entries, pace).items()}
+        yield row(f"{DEPTH} layers of {width} x {width}", us, held)
     gloo.free()
 
 

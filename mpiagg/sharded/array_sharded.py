@@ -13,6 +13,7 @@ from mpiagg.collectives.functions import allreduce
 from mpiagg.collectives.moving_functions import broadcast
 from mpiagg.errors import PlanError
 from mpiagg.optimizers.base import Item, Optimizer, OptimizerState
+from mpiagg.plans.background import threads_allowed
 from mpiagg.sharded.division import check_layers
 from mpiagg.sharded.sharded import Sharded, check_split
 from mpiagg.sharded.states import write_shards
@@ -74,7 +75,7 @@ class ArraySharded(Sharded):
         everything = list(range(len(self._units)))
         storage: Storage
         if self.stage < 3:
-            storage = Scattered(self._traffic, self._units, arrays)
+            storage = Scattered(self._traffic, self._units, arrays, self._turns)
         else:
             storage = storage_for(self._traffic, self._units, arrays, self._turns, share=self._share)
             self.module = None  # the caller's arrays are the caller's, and may go
@@ -83,7 +84,7 @@ class ArraySharded(Sharded):
 
     # -- steps
 
-    def step(self, gradients: Sequence[Array | None] | None = None) -> float | None:
+    def step(self, gradients: Sequence[Array | None] | None = None, *, wait: bool = True) -> float | None:
         """Update the parameters with the gradients of all ranks; collective.
 
         Parameters
@@ -92,6 +93,10 @@ class ArraySharded(Sharded):
             An array for each parameter, of its shape, and its dtype or ``master_dtype``; None counts as zeros, and
             where it is None on all ranks the parameter stays as it is. They are read, and not changed. Without the list
             all must have been given by :meth:`reduce`.
+        wait : bool
+            Whether parameters are there when it returns. Otherwise the last 1 + ``prefetch`` units may still be on
+            their way at stages 1 and 2; :meth:`gathered` waits for its layer, :meth:`wait` for all. The caller's arrays
+            must not be used until then.
 
         Returns
         -------
@@ -125,7 +130,7 @@ class ArraySharded(Sharded):
                     self._note(ValueError("gradients of a layer were given twice"))
             while self._gradients.waiting:
                 self._send(self._gradients.waiting[-1], given, background=False)
-            return self._finish()
+            return self._finish(wait=wait)
 
     def reduce(self, layer: int, gradients: Sequence[Array | None]) -> None:
         """Send the gradients of a layer, of which this rank keeps its part until :meth:`step`; collective.
@@ -195,8 +200,10 @@ class ArraySharded(Sharded):
         found: Array = gradient
         return found
 
-    def _update(self, present: Sequence[bool]) -> None:
+    def _update(self, present: Sequence[bool], *, wait: bool) -> None:
         here = dict(zip(self._flag, present, strict=True))
+        # On one node gathering takes the same processors as updating does.
+        overlaps = self._turns > 1 and threads_allowed() and self._channel.node.size < self._channel.size
         fault: Exception | None = None
         for k in self._trained:
             values, gradients = self._values(k), self._gradients.own[k]
@@ -207,7 +214,7 @@ class ArraySharded(Sharded):
                 self.optimizer.update(items, self._total)
             except Exception as error:  # noqa: BLE001 - raised when all have been given what they wait for
                 fault = fault or error
-            self._publish(k)
+            self._publish(k, background=overlaps or not wait)
         if fault is not None:
             raise fault
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from copy import deepcopy
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, TypeVar
@@ -16,7 +17,7 @@ from mpiagg.arrays import Array, Form, load, reduction, to_host, working_dtype
 from mpiagg.common.arguments import check_integer, check_number
 from mpiagg.ddp.adapters import is_torch
 from mpiagg.ddp.ddp import BUCKET_BYTES
-from mpiagg.errors import PlanError
+from mpiagg.errors import PlanError, RankFailedError
 from mpiagg.plans.choices import pick
 from mpiagg.schedules import Collective
 from mpiagg.sharded.division import SPLITS, units_of
@@ -93,7 +94,8 @@ class Sharded(ShardedTraining):
     :meth:`memory` counts.
 
     Steps and bytes: a reduce-scatter and an all-gather a unit, which are together an all-reduce of it; at stage 3 the
-    all-gather comes twice, before the forward and before the backward pass, and on one node not at all.
+    all-gather comes twice, before the forward and before the backward pass, and on one node not at all. Between nodes
+    units are gathered at stages 1 and 2 while others are updated; with ``step(wait=False)`` also in the forward pass.
 
     The result is that of :class:`mpiagg.DDP` and the same optimizer: to the bit, where gradients are added up in the
     same order, as with ``algorithm="direct"`` in both; else, and with ``clip_norm``, LAMB or ``master_dtype``, but for
@@ -175,7 +177,21 @@ class Sharded(ShardedTraining):
             self._close()
             raise
 
-    # -- states
+    # -- parameters
+
+    def wait(self) -> None:
+        """Wait for the parameters that :meth:`step` has not waited for.
+
+        Raises
+        ------
+        PlanError
+            If it is freed.
+        StallError
+            If a message does not complete within the timeout.
+        """
+        self._require_open()
+        with self._channel.one_thread:
+            self._await_parameters()
 
     def weights(self) -> dict[str, Array]:
         """Return copies of all parameters, whole, as NumPy arrays, under their names; collective.
@@ -191,6 +207,8 @@ class Sharded(ShardedTraining):
         with self._channel.one_thread:
             whole = copy_out(self._storage, range(len(self._units)))
         return {self._names[index]: whole[index] for index in sorted(whole)}
+
+    # -- states
 
     def state_dict(self) -> dict[str, Any]:
         """Return this rank's parts of the parameters and of the optimizer's state, as copies.
@@ -258,6 +276,7 @@ class Sharded(ShardedTraining):
 
         self._channel.agree_on(check)
         with self._channel.one_thread:
+            self._await_parameters()
             self._load_hyperparameters(state["optimizer"])
             for k, unit in enumerate(self._units):
                 self._load(k, {index: shards[0][self._names[index]] for index in unit.members})
@@ -304,7 +323,11 @@ class Sharded(ShardedTraining):
         """
         if self._freed:
             return
-        self._close()
+        try:
+            with suppress(RankFailedError):  # a Loop, which frees it, survives that
+                self._await_parameters()
+        finally:
+            self._close()
         if self.stage == 3:
             self._channel.memory.host.collect()
 

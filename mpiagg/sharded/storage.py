@@ -23,18 +23,18 @@ class Storage(Protocol):
     ----------
     nbytes : int
         How many bytes this rank holds for it, beside what the caller has given.
-    gathers : bool
-        Whether a unit must be gathered before it is used.
     """
 
     nbytes: int
-    gathers: bool
 
     def own(self, k: int, *, read: bool = True) -> Array:
         """Return this rank's part of a unit, to be changed; what is in it matters if it is to be ``read``."""
 
-    def publish(self, k: int) -> None:
-        """Let all ranks have what has become of the parts of a unit; collective."""
+    def publish(self, k: int, *, background: bool = False) -> None:
+        """Let all ranks have what has become of the parts of a unit; in the ``background`` until :meth:`wait`."""
+
+    def wait(self, k: int) -> None:
+        """Wait for a unit that is published in the background."""
 
     def start(self, k: int) -> None:
         """Begin to gather a unit; collective."""
@@ -49,93 +49,110 @@ class Storage(Protocol):
         """Free the plans."""
 
 
-def flights_in_place(traffic: Traffic, units: Sequence[Unit], vectors: Sequence[Array]) -> list[InBackground]:
-    """Return what gathers each unit in its vector, where each rank's part is in its place; collective."""
-    rank = traffic.channel.rank
-    plans = [traffic.gathering(unit, x[unit.own(rank)], x) for unit, x in zip(units, vectors, strict=True)]
-    return [InBackground(plan) for plan in plans]
+class Replicated:
+    """Parameters whole on each rank; a unit is gathered in its vector, where each rank's part is in its place.
+
+    Parameters
+    ----------
+    vectors : sequence of array
+        Of each unit.
+    """
+
+    def __init__(self, traffic: Traffic, units: Sequence[Unit], vectors: Sequence[Array]) -> None:
+        self._units, self._vectors, self._rank = units, vectors, traffic.channel.rank
+        self._flights = [
+            InBackground(traffic.gathering(unit, vector[unit.own(self._rank)], vector))
+            for unit, vector in zip(units, vectors, strict=True)
+        ]
+        self._under_way: list[int] = []
+
+    def publish(self, k: int, *, background: bool = False) -> None:
+        """Gather a unit; see :meth:`Storage.publish`."""
+        if background:
+            self._flights[k].start()
+            self._under_way.append(k)
+        else:
+            self._flights[k]()
+            self._arrived(k)
+
+    def wait(self, k: int) -> None:
+        """Wait for a unit; see :meth:`Storage.wait`."""
+        if k in self._under_way:
+            self._under_way.remove(k)
+            self._flights[k].wait()
+            self._arrived(k)
+
+    def _arrived(self, k: int) -> None:
+        """Bring a unit that was gathered to where it belongs."""
+
+    def start(self, k: int) -> None:
+        """Do nothing: parameters are whole."""
+
+    def release(self, k: int) -> None:
+        """Do nothing: parameters are whole."""
+
+    def free(self) -> None:
+        """Free the plans."""
+        free_plans(self._flights)
 
 
-class Scattered:
-    """Parameters in the caller's arrays, whole on each rank; units are gathered in one vector, one after the other."""
+class Scattered(Replicated):
+    """Parameters in the caller's arrays; units are gathered in some vectors, in turn.
 
-    gathers = False
+    Parameters
+    ----------
+    turns : int
+        How many units may be gathered at the same time.
+    """
 
-    def __init__(self, traffic: Traffic, units: Sequence[Unit], arrays: Sequence[Array]) -> None:
-        self._units, self._arrays, self._rank = units, arrays, traffic.channel.rank
-        vectors = NodeVectors(traffic, units, [unit.form.dtype for unit in units], 1)
-        self.nbytes = vectors.nbytes
-        self._vectors = vectors.of
-        self._flights = flights_in_place(traffic, units, self._vectors)
+    def __init__(self, traffic: Traffic, units: Sequence[Unit], arrays: Sequence[Array], turns: int) -> None:
+        vectors = NodeVectors(traffic, units, [unit.form.dtype for unit in units], turns)
+        super().__init__(traffic, units, vectors.of)
+        self._arrays, self._slot, self.nbytes = arrays, vectors.slot, vectors.nbytes
 
     def own(self, k: int, *, read: bool = True) -> Array:
-        """Return this rank's part of a unit in the vector; see :meth:`Storage.own`."""
+        """Return this rank's part of a unit in its vector, whose turn it is; see :meth:`Storage.own`."""
+        for before in [each for each in self._under_way if self._slot[each] == self._slot[k]]:
+            self.wait(before)
         unit = self._units[k]
         own = self._vectors[k][unit.own(self._rank)]
         if read:
             fill_part(unit, self._rank, own, self._arrays)
         return own
 
-    def publish(self, k: int) -> None:
-        """Gather a unit, and bring it to the arrays."""
-        self._flights[k]()
+    def _arrived(self, k: int) -> None:
         for index, view in self._units[k].views(self._vectors[k]).items():
             self._arrays[index][...] = view
         settle(self._vectors[k])
 
-    def start(self, k: int) -> None:
-        """Do nothing: the arrays are whole."""
-
     def views(self, k: int) -> dict[int, Array]:
         """Return the arrays of a unit."""
+        self.wait(k)
         return {index: self._arrays[index] for index in self._units[k].members}
 
-    def release(self, k: int) -> None:
-        """Do nothing: the arrays are whole."""
 
-    def free(self) -> None:
-        """Free the plans."""
-        free_plans(self._flights)
-
-
-class Whole:
-    """Parameters whole on each rank, each unit in a vector that it is gathered in."""
-
-    gathers = False
+class Whole(Replicated):
+    """Parameters in vectors, one for each unit."""
 
     def __init__(self, traffic: Traffic, units: Sequence[Unit], arrays: Sequence[Array]) -> None:
-        self._units, self._rank = units, traffic.channel.rank
-        self._vectors = [shared_vector(traffic.channel, u.length, u.form.dtype, u.form.device) for u in units]
-        self._views = [unit.views(vector) for unit, vector in zip(units, self._vectors, strict=True)]
+        vectors = [shared_vector(traffic.channel, u.length, u.form.dtype, u.form.device) for u in units]
+        self._views = [unit.views(vector) for unit, vector in zip(units, vectors, strict=True)]
         for views in self._views:
             for index, view in views.items():
                 view[...] = arrays[index]
-        settle(*self._vectors)
-        self._flights = flights_in_place(traffic, units, self._vectors)
-        self.nbytes = sum(vector.nbytes for vector in self._vectors)
+        settle(*vectors)
+        super().__init__(traffic, units, vectors)
+        self.nbytes = sum(vector.nbytes for vector in vectors)
 
     def own(self, k: int, *, read: bool = True) -> Array:
         """Return this rank's part of a unit in its vector; see :meth:`Storage.own`."""
         del read
         return self._vectors[k][self._units[k].own(self._rank)]
 
-    def publish(self, k: int) -> None:
-        """Gather a unit."""
-        self._flights[k]()
-
-    def start(self, k: int) -> None:
-        """Do nothing: the vectors are whole."""
-
     def views(self, k: int) -> dict[int, Array]:
         """Return the tensors of a unit, as views of its vector."""
+        self.wait(k)
         return self._views[k]
-
-    def release(self, k: int) -> None:
-        """Do nothing: the vectors are whole."""
-
-    def free(self) -> None:
-        """Free the plans."""
-        free_plans(self._flights)
 
 
 class OncePerNode:
@@ -143,8 +160,6 @@ class OncePerNode:
 
     Nothing is gathered: who has seen that all have changed theirs reads them where they are.
     """
-
-    gathers = False
 
     def __init__(self, traffic: Traffic, units: Sequence[Unit], arrays: Sequence[Array]) -> None:
         self._units, self._channel = units, traffic.channel
@@ -161,8 +176,11 @@ class OncePerNode:
         own: Array = self._vectors[k][self._units[k].own(self._channel.rank)]
         return own
 
-    def publish(self, k: int) -> None:
+    def publish(self, k: int, *, background: bool = False) -> None:
         """Do nothing: it lies where all read it, once they have come together."""
+
+    def wait(self, k: int) -> None:
+        """Do nothing: nothing is on its way."""
 
     def start(self, k: int) -> None:
         """Do nothing: there is nothing to gather."""
@@ -189,8 +207,6 @@ class Divided:
     apart : sequence of hashable, optional
         What is equal for units that may take turns.
     """
-
-    gathers = True
 
     def __init__(
         self,
@@ -225,12 +241,16 @@ class Divided:
         del read
         return self._own[k]
 
-    def publish(self, k: int) -> None:
+    def publish(self, k: int, *, background: bool = False) -> None:
         """Forget what was gathered of a unit: it is no more what the parts are."""
+        del background
         if k in self._under_way:
             self._arrive(k)
         if self._has.get(self._slot[k]) == k:
             del self._has[self._slot[k]]
+
+    def wait(self, k: int) -> None:
+        """Do nothing: a unit is gathered when it is used."""
 
     def start(self, k: int) -> None:
         """Begin to gather a unit, if it is not there; PlanError where the vectors are all in use."""

@@ -95,6 +95,7 @@ class TorchSharded(Sharded):
         self._tensors = [x for _, x in named]
         self._resident: set[int] = set()
         self._syncing, self._sent = True, set[int]()
+        self._waited_for = False
         inside = {id(each) for each in module.modules()}
         if layers is not None and not all(isinstance(x, torch.nn.Module) and id(x) in inside for x in layers):
             raise ValueError("layers must be submodules of the module")
@@ -222,8 +223,15 @@ class TorchSharded(Sharded):
     def _checked_gradient(self, index: int, gradient: torch.Tensor) -> Array:
         return array_of(gradient.resolve_conj().resolve_neg(), f"the gradient of {self._names_of[index]}")
 
-    def step(self) -> float | None:
+    def step(self, *, wait: bool = True) -> float | None:
         """Update the parameters with the gradients of all ranks; collective.
+
+        Parameters
+        ----------
+        wait : bool
+            Whether parameters are there when it returns. Otherwise they are on their way at stages 1 and 2, and the
+            ``forward`` of a submodule waits for its own. Call :meth:`wait` before other code reads them, as
+            ``state_dict()`` of the module or an average of weights does.
 
         Returns
         -------
@@ -249,11 +257,20 @@ class TorchSharded(Sharded):
             while self._gradients.waiting:
                 self._send_unit(background=False)
             self._sent.clear()
+            if not wait and not self._waited_for:
+                self._wait_in_forward()
             try:
-                return self._finish()
+                return self._finish(wait=wait)
             finally:
                 for x in self._tensors:
                     x.grad = None
+
+    def _wait_in_forward(self) -> None:
+        """Let submodules wait for their parameters before they compute."""
+        self._waited_for = True
+        for module, own in owners_of(self.module, self._tensors):
+            units = list(dict.fromkeys(self._unit_of[index] for index in own))
+            self._open.append(module.register_forward_pre_hook(partial(_wait_for, self._storage, units)).remove)
 
     def _look_for_changes(self) -> None:
         """Validate that parameters lie where they did, and require a gradient, or none, as they did."""
@@ -269,7 +286,7 @@ class TorchSharded(Sharded):
                 )
             )
 
-    def _update(self, present: Sequence[bool]) -> None:
+    def _update(self, present: Sequence[bool], *, wait: bool) -> None:
         here = dict(zip(self._flag, present, strict=True))
         for index, shard in self._shards.items():
             k = self._unit_of[index]
@@ -282,7 +299,7 @@ class TorchSharded(Sharded):
             fault = error
         for k in self._trained:
             if any(here[index] for index in self._units[k].members):
-                self._publish(k)
+                self._publish(k, background=not wait)
         if fault is not None:
             raise fault
 
@@ -359,6 +376,11 @@ class TorchSharded(Sharded):
 def _arrived(arrive: WeakMethod[Callable[[int], None]], index: int, _: torch.Tensor) -> None:
     if (method := arrive()) is not None:
         method(index)
+
+
+def _wait_for(storage: Storage, units: Sequence[int], *_: Any) -> None:
+    for k in units:
+        storage.wait(k)
 
 
 def _plain(value: Any) -> Any:

@@ -13,6 +13,7 @@ from mpiagg.arrays import Array, Form
 from mpiagg.collectives.flags import Flags
 from mpiagg.collectives.functions import allreduce
 from mpiagg.optimizers.base import square_of
+from mpiagg.plans.background import threads_allowed
 from mpiagg.sharded.division import Part, Unit
 from mpiagg.sharded.gradients import Gradients
 from mpiagg.sharded.storage import Storage
@@ -52,8 +53,11 @@ class ShardedTraining:
         """Make what is shared; collective."""
         raise NotImplementedError
 
-    def _update(self, present: Sequence[bool]) -> None:
-        """Update this rank's parts of the parameters that have a gradient on any rank, and publish all."""
+    def _update(self, present: Sequence[bool], *, wait: bool) -> None:
+        """Update this rank's parts of the parameters that have a gradient on any rank, and publish all.
+
+        Unless it is to ``wait``, parameters are published in the background.
+        """
         raise NotImplementedError
 
     def _kept(self, index: int, k: int) -> dict[str, Any]:
@@ -132,8 +136,13 @@ class ShardedTraining:
         """Return a parameter's gradient as an array; raise TypeError or ValueError if it is none."""
         raise NotImplementedError
 
-    def _finish(self) -> float | None:
-        """Update the parts with the gradients that have been sent; return their norm, if they are clipped."""
+    def _finish(self, *, wait: bool) -> float | None:
+        """Update the parts with the gradients that have been sent; return their norm, if they are clipped.
+
+        Unless it is to ``wait``, parameters may be on their way afterwards, where a thread brings them forward.
+        """
+        wait = wait or not threads_allowed()
+        self._await_parameters()
         self._gradients.come_back()
         self._gradients.begin()
         there, self._present = self._present, {}
@@ -148,7 +157,11 @@ class ShardedTraining:
         norm = self._clip()
 
         def update() -> list[bool]:
-            self._update(present)
+            try:
+                self._update(present, wait=wait)
+            finally:
+                if wait:
+                    self._await_parameters()
             return present
 
         self._flags.share(update)
@@ -172,9 +185,14 @@ class ShardedTraining:
         """Return this rank's part of a unit in the dtype in which it is updated."""
         return self._masters[k] if k in self._masters else self._storage.own(k)
 
-    def _publish(self, k: int) -> None:
-        """Let all ranks have what this one's part has become."""
+    def _await_parameters(self) -> None:
+        """Wait for all parameters that are on their way."""
+        for k in self._trained:
+            self._storage.wait(k)
+
+    def _publish(self, k: int, *, background: bool = False) -> None:
+        """Let all ranks have what this one's part has become; in the ``background`` until the storage waits."""
         if k in self._masters:
             own = self._storage.own(k, read=False)
             self._units[k].form.device.convert(own, self._masters[k])
-        self._storage.publish(k)
+        self._storage.publish(k, background=background)

@@ -8,6 +8,7 @@ from support import refused
 import mpiagg
 from mpiagg import optimizers
 from mpiagg.transport import channel_of
+from mpiagg.transport.nodes import NODES
 
 pytestmark = pytest.mark.mpi
 
@@ -92,6 +93,46 @@ def test_a_ring_adds_up_in_another_order(stored):
             training.step(gradients(step))
         for x, y in zip(whole(training), expected, strict=True):
             np.testing.assert_allclose(x, y, rtol=1e-9, atol=1e-12)
+
+
+@pytest.fixture(params=[(SIZE,), (1,) * SIZE], ids=["one node", "a node for each rank"])
+def on_nodes(request, comm, monkeypatch):
+    """A communicator whose ranks take themselves to be on so many nodes."""
+    monkeypatch.setenv(NODES, ",".join(map(str, request.param)))
+    return comm
+
+
+@pytest.mark.parametrize("stored", STORED)
+@pytest.mark.parametrize("prefetch", [0, 1, 3])
+@pytest.mark.parametrize("wait", [True, False])
+def test_parameters_may_arrive_later(stored, prefetch, wait, on_nodes):
+    expected = plain(MAKE["adamw"]())
+    with sharded(MAKE["adamw"](), stored, prefetch=prefetch, comm=on_nodes) as training:
+        arrays = training.module
+        for step in range(STEPS):
+            training.step(gradients(step), wait=wait)
+        for name, part in training.state_dict()["tensors"].items():  # this rank's, which are there
+            assert np.array_equal(part["values"], expected[int(name)].reshape(-1)[part["start"] : part["stop"]])
+        if not wait:
+            training.wait()
+        assert arrays is None or equal(arrays, expected)
+        assert equal(whole(training), expected)
+
+
+@pytest.mark.parametrize("stage", [1, 2])
+def test_what_is_on_its_way_arrives_before_it_is_used(stage):
+    expected = plain(MAKE["sgd"](), steps=1)
+    given = {"bucket_bytes": 600, "algorithm": "direct", "stage": stage}
+    with mpiagg.Sharded(start(), MAKE["sgd"](), layers=[[7], [0, 1, 2, 3, 4, 5, 6]], **given) as training:
+        training.step(gradients(0), wait=False)
+        for layer, found in training.in_order():
+            assert equal(found, [expected[index] for index in training.layers[layer]])
+    weights = start()
+    training = mpiagg.Sharded(weights, MAKE["sgd"](), **given)
+    training.step(gradients(0), wait=False)
+    training.free()
+    assert equal(weights, expected)
+    refused(mpiagg.PlanError, "freed", training.wait)
 
 
 @pytest.mark.parametrize("stored", STORED)
@@ -343,7 +384,7 @@ def test_views_of_buckets_need_no_copy():
 )
 def test_a_bad_gradient_of_one_rank_is_an_error_on_all(stored, error, words, spoil):
     with sharded(MAKE["adam"](), stored) as training:
-        training.step(gradients(0))
+        training.step(gradients(0), wait=False)
         before = whole(training)
         given, other = gradients(1), (mpiagg.MismatchError, "rank 0 raised")
         refused(*((error, words) if RANK == 0 else other), training.step, spoil(given) if RANK == 0 else given)

@@ -92,12 +92,12 @@ def sharded(stored, make=adamw, module=None, **keywords):
     return mpiagg.Sharded(made(seed=RANK) if module is None else module, make, stage=stage, share=share, **given)
 
 
-def train(training, steps=range(STEPS), blocks=3):
+def train(training, steps=range(STEPS), blocks=3, **keywords):
     norms = []
     for step in steps:
         x, y = batch(step)
         loss(training(x, blocks), y).backward()
-        norms.append(training.step())
+        norms.append(training.step(**keywords))
     return norms
 
 
@@ -125,6 +125,20 @@ def test_the_result_is_that_of_ddp(name, stored, split):
         )
         assert equal(found, expected)
     assert not equal(found, {name: x.detach().numpy() for name, x in made().named_parameters()})
+
+
+@pytest.mark.parametrize("stored", STORED)
+@pytest.mark.parametrize("blocks", [3, 2])
+def test_a_submodule_waits_for_its_parameters(stored, blocks):
+    """Those of a block that is not used arrive before they are updated again."""
+    expected, _ = plain(steps=2 * STEPS, blocks=blocks)
+    with sharded(stored) as training:
+        train(training, blocks=blocks)
+        train(training, range(STEPS, 2 * STEPS), blocks=blocks, wait=False)
+        training.wait()
+        if training.stage < 3:
+            assert equal({name: x.detach().numpy() for name, x in training.module.named_parameters()}, expected)
+        assert equal(training.weights(), expected)
 
 
 @pytest.mark.parametrize("stored", STORED)
