@@ -1,7 +1,7 @@
 """Steps of sharded training beside DDP with a whole optimizer on every rank, and beside torch's FSDP2 on Gloo.
 
     mpiexec -n 2 python -m mpi4py bench/sharded.py [-o FILE.json] [--seconds 10] [--parts arrays,torch] [--scale 1]
-    sudo python bench/cluster.py --nodes 4 --rate 1gbit -- python -m mpi4py bench/sharded.py [...]
+    sudo python bench/cluster.py --nodes 2 --rate 1gbit -- python -m mpi4py bench/sharded.py [...]
 
 ``arrays``: gradients that are there already, as lists of float32 arrays; aggregated and stepped with by AdamW:
 ``mpiagg.DDP`` and a whole ``mpiagg.optimizers.AdamW``, and ``mpiagg.Sharded`` at stages 1, 2 and 3 (``once``: in memory
@@ -9,7 +9,8 @@ that the node has once; ``divided``: gathered, as between nodes).
 
 ``torch``: forward, backward and AdamW of a perceptron: ``mpiagg.DDP``, ``mpiagg.Sharded``, torch's DDP on Gloo and
 FSDP2 on Gloo (each layer a unit), in one run. One thread a rank. A turn is some steps one after the other; with
-``wait=False`` parameters arrive during the next forward pass, and those of the last step before the turn ends.
+``wait=False`` parameters arrive during the next forward pass, and those of the last step before the turn ends. How
+much there is to overlap depends on ``--batch``, the examples of a rank, and ``--bucket-bytes``, as Sharded has it.
 
 Blocks of steps in turn (``mpiagg.benchmarks.timing``), medians, in microseconds; beside them the bytes that a rank
 holds by :meth:`mpiagg.Sharded.memory`. ``--scale 0.1`` takes smaller models, to try it.
@@ -32,12 +33,13 @@ from mpi4py import MPI
 import mpiagg
 from mpiagg.benchmarks import machine
 from mpiagg.benchmarks.timing import Pace, medians
+from mpiagg.ddp.ddp import BUCKET_BYTES
 
 COMM = MPI.COMM_WORLD
 LISTS = {"8 x 1 Mi": (8, 2**20), "200 x 16 Ki": (200, 2**14)}
 """How many arrays, and of how many elements."""
 
-WIDTH, DEPTH, BATCH, TURN = 1024, 8, 16, 5
+WIDTH, DEPTH, TURN = 1024, 8, 5
 STAGES: dict[str, dict[str, Any]] = {
     "stage 1": {"stage": 1},
     "stage 2": {"stage": 2},
@@ -87,7 +89,7 @@ def arrays(pace: Pace, scale: float) -> Iterator[dict[str, Any]]:
             yield row(f"arrays, {name}", medians(COMM, entries, pace), held)
 
 
-def modules(pace: Pace, scale: float) -> Iterator[dict[str, Any]]:
+def modules(pace: Pace, scale: float, batch: int, bucket_bytes: int) -> Iterator[dict[str, Any]]:
     """Measure a perceptron of torch's."""
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     import torch  # noqa: PLC0415 - an extra
@@ -99,7 +101,7 @@ def modules(pace: Pace, scale: float) -> Iterator[dict[str, Any]]:
     torch.set_num_threads(1)
     gloo = Gloo(COMM, channel_of(COMM).layout)
     width = max(8, int(WIDTH * scale))
-    x = torch.randn(BATCH, width)
+    x = torch.randn(batch, width)
 
     def make() -> torch.nn.Sequential:
         torch.manual_seed(0)
@@ -133,12 +135,12 @@ def modules(pace: Pace, scale: float) -> Iterator[dict[str, Any]]:
         entries["FSDP2 on Gloo"] = partial(steps, fsdp, adamw(fsdp.parameters()))
         for name in OURS:
             keywords = STAGES["stage 2" if name == UNAWAITED else name]
-            training = stack.enter_context(mpiagg.Sharded(make(), adamw, **keywords))
+            training = stack.enter_context(mpiagg.Sharded(make(), adamw, bucket_bytes=bucket_bytes, **keywords))
             entries[name] = partial(sharded_steps, training, wait=name != UNAWAITED)
             entries[name]()
             held[name] = training.memory()
         us = {name: time / TURN for name, time in medians(COMM, entries, pace).items()}
-        yield row(f"{DEPTH} layers of {width} x {width}", us, held)
+        yield row(f"{DEPTH} layers of {width} x {width}, batches of {batch}", us, held)
     gloo.free()
 
 
@@ -149,11 +151,14 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=10, help="for each model")
     parser.add_argument("--parts", default="arrays,torch")
     parser.add_argument("--scale", type=float, default=1.0)
+    parser.add_argument("--batch", type=int, default=16)
+    parser.add_argument("--bucket-bytes", type=int, default=BUCKET_BYTES)
     asked = parser.parse_args()
     pace = Pace(iterations=20_000, warmup=3, seconds=asked.seconds)
+    parts = {"arrays": arrays, "torch": partial(modules, batch=asked.batch, bucket_bytes=asked.bucket_bytes)}
     rows = []
     for part in asked.parts.split(","):
-        for each in {"arrays": arrays, "torch": modules}[part](pace, asked.scale):
+        for each in parts[part](pace, asked.scale):
             rows.append(each)
             if COMM.rank == 0:
                 print(each["model"], "  ".join(f"{key} {value:.0f}" for key, value in each["us"].items()))

@@ -16,7 +16,7 @@ from typing import Any, Final, Protocol
 import numpy as np
 from mpi4py import MPI
 
-from mpiagg.errors import RankFailedError
+from mpiagg.errors import PlanError, RankFailedError
 from mpiagg.plans.plan import Plan
 
 RUNNING_PAUSE: Final = 2e-4
@@ -115,7 +115,8 @@ class InBackground:
         self.plan = plan
         self._lock = threading.RLock()
         self._errors: dict[str, Any] = {}
-        self._running = False
+        self._running = self._queued = False
+        self._next: InBackground | None = None
         self._failed: Exception | None = None
 
     def start(self) -> None:
@@ -123,11 +124,19 @@ class InBackground:
         with self._lock:
             # What the thread computes warns of overflow as it would where the plan was started.
             self._errors = dict(np.geterr())
-            self._failed = None
+            self._failed, self._queued = None, False
             self.plan.start()
             self._running = True
             if threads_allowed():
                 driver().add(self)  # while nobody else can end it
+
+    def start_after(self, before: InBackground) -> None:
+        """Start the plan when another one is done, if that is under way or to be started; wait for that one first."""
+        with before._lock:
+            if before._running or before._queued:
+                before._next, self._queued = self, True
+                return
+        self.start()
 
     def __call__(self) -> object:
         """Run the plan from start to end; raises what :meth:`Plan.__call__` does."""
@@ -155,6 +164,8 @@ class InBackground:
             if self._running:
                 self.plan.wait(meanwhile=meanwhile)
                 self._end()
+            if self._queued:
+                raise PlanError(f"{self.plan.label}: what it comes after has failed")
             if self._failed is not None:
                 raise self._failed
 
@@ -166,3 +177,6 @@ class InBackground:
         self._running = False
         if threads_allowed():
             driver().remove(self)
+        following, self._next = self._next, None
+        if following is not None:
+            following.start()

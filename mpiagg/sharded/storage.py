@@ -65,11 +65,15 @@ class Replicated:
             for unit, vector in zip(units, vectors, strict=True)
         ]
         self._under_way: list[int] = []
+        self._in_turn = all(unit.form.device is HOST for unit in units)
 
     def publish(self, k: int, *, background: bool = False) -> None:
         """Gather a unit; see :meth:`Storage.publish`."""
         if background:
-            self._flights[k].start()
+            if self._under_way and self._in_turn:
+                self._flights[k].start_after(self._flights[self._under_way[-1]])
+            else:
+                self._flights[k].start()
             self._under_way.append(k)
         else:
             self._flights[k]()
@@ -77,10 +81,10 @@ class Replicated:
 
     def wait(self, k: int) -> None:
         """Wait for a unit; see :meth:`Storage.wait`."""
-        if k in self._under_way:
-            self._under_way.remove(k)
-            self._flights[k].wait()
-            self._arrived(k)
+        while k in self._under_way:
+            first = self._under_way.pop(0)
+            self._flights[first].wait()
+            self._arrived(first)
 
     def _arrived(self, k: int) -> None:
         """Bring a unit that was gathered to where it belongs."""
