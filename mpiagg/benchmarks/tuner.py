@@ -49,7 +49,7 @@ MOST_OF_A_LINK: Final = 1.5
 OPEN: Final = 4 * 2**20
 """What is best for a vector of this length, or a longer one, is best for all that are still longer."""
 
-LANES_FROM: Final = 256 * 2**10
+SHORTEST_LANE: Final = 128 * 2**10
 MORE_LANES: Final = (2, 4, 16)
 MORE_SEGMENTS: Final = (SEGMENT // 8, SEGMENT // 4, SEGMENT // 2)
 
@@ -263,8 +263,8 @@ def variants(choice: Choice, nbytes: int, layout: Layout) -> Iterator[Choice]:
     yield choice
     if _in_memory(choice, layout):
         yield from (choice._replace(segment=segment) for segment in MORE_SEGMENTS if segment * 2 <= nbytes)
-    elif nbytes >= LANES_FROM:
-        yield from (choice._replace(lanes=lanes) for lanes in MORE_LANES if 2 * nbytes >= lanes * LANES_FROM)
+    else:
+        yield from (choice._replace(lanes=lanes) for lanes in MORE_LANES if nbytes >= lanes * SHORTEST_LANE)
 
 
 # -- from times to rows

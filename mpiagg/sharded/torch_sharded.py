@@ -257,7 +257,7 @@ class TorchSharded(Sharded):
             while self._gradients.waiting:
                 self._send_unit(background=False)
             self._sent.clear()
-            if not wait and not self._waited_for:
+            if not wait and self.stage < 3 and not self._waited_for:
                 self._wait_in_forward()
             try:
                 return self._finish(wait=wait)
