@@ -13,6 +13,7 @@ import standin
 import torch
 
 from mpiagg.ddp import torch_ddp, torch_modules, torch_streams
+from mpiagg.sharded import torch_sharded
 
 assert torch_ddp  # whose modules are to know the functions that are replaced here as they are
 
@@ -60,7 +61,8 @@ def installed(monkeypatch):
         for module in (torch_modules, torch_streams):
             monkeypatch.setattr(module, "is_on_host", lambda _: False)
         monkeypatch.setattr(torch_modules, "_over", made.over)
-        monkeypatch.setattr(torch_modules, "tensor_of", lambda array: torch.from_numpy(array._array))
+        for module in (torch_modules, torch_sharded):
+            monkeypatch.setattr(module, "tensor_of", tensor_of)
         monkeypatch.setattr(torch_streams, "_present_stream", lambda _: made.stream)
         monkeypatch.setattr(torch.cuda, "ExternalStream", lambda pointer, _: pointer)
         monkeypatch.setattr(torch.cuda, "stream", lambda pointer: _present(made, pointer))
@@ -76,6 +78,11 @@ def installed(monkeypatch):
         torch_streams._source_at.cache_clear()
         yield made
         torch_streams._source_at.cache_clear()
+
+
+def tensor_of(array):
+    """Return an array of the stand-in's, or of the host, as a tensor over the same memory."""
+    return torch.from_numpy(array if isinstance(array, np.ndarray) else array._array)
 
 
 @contextmanager

@@ -116,7 +116,7 @@ class ArraySharded(Sharded):
             If a message does not complete within the timeout.
         """
         self._require_open()
-        with self._channel.one_thread:
+        with self._at_work():
             given: dict[int, Array | None] = {}
             waiting = {index for k in self._gradients.waiting for index in self._units[k].members}
             if gradients is None:
@@ -151,7 +151,7 @@ class ArraySharded(Sharded):
             place of bad ones zeros travel until then.
         """
         self._require_open()
-        with self._channel.one_thread:
+        with self._at_work():
             of_layer = self._layers[layer] if layer in range(len(self._layers)) else []
             units = [k for k in self._gradients.waiting if k in of_layer]
             if not of_layer or units != self._gradients.waiting[-len(of_layer) :]:

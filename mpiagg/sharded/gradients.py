@@ -118,9 +118,15 @@ class Gradients:
         """Begin a step."""
         self.waiting = list(self._trained)
 
-    def bring_in(self, k: int, gradients: Mapping[int, Array | None]) -> None:
-        """Copy a unit's gradients into its vector, where they do not lie there; a missing one counts as zeros."""
+    def make_room(self, k: int) -> None:
+        """Wait for the unit that is on its way in a unit's vector, if one is."""
         self._come_back(self._slot[k])
+
+    def bring_in(self, k: int, gradients: Mapping[int, Array | None]) -> None:
+        """Copy a unit's gradients into its vector, which has room, where they do not lie there.
+
+        A missing one counts as zeros.
+        """
         for index in self._units[k].members:
             view, gradient = self.views[index], gradients[index]
             if gradient is None:

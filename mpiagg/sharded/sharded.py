@@ -172,7 +172,8 @@ class Sharded(ShardedTraining):
         self._layers_asked: list[list[int]] | None = None
         self._channel.agree_on(check)
         try:
-            self._lay_out()
+            with self._stream():
+                self._lay_out()
         except Exception:
             self._close()
             raise
@@ -190,7 +191,7 @@ class Sharded(ShardedTraining):
             If a message does not complete within the timeout.
         """
         self._require_open()
-        with self._channel.one_thread:
+        with self._at_work():
             self._await_parameters()
 
     def weights(self) -> dict[str, Array]:
@@ -204,7 +205,7 @@ class Sharded(ShardedTraining):
             Whole parameters by name.
         """
         self._require_open()
-        with self._channel.one_thread:
+        with self._at_work():
             whole = copy_out(self._storage, range(len(self._units)))
         return {self._names[index]: whole[index] for index in sorted(whole)}
 
@@ -225,12 +226,14 @@ class Sharded(ShardedTraining):
         """
         self._require_open()
         tensors = {}
-        for k, unit in enumerate(self._units):
-            trained, values = k in self._gradients.own, self._values(k)
-            for part in unit.parts(self._channel.rank):
-                kept = self._kept(part.tensor, k) if trained and part.start < part.stop else {}
-                tensors[self._names[part.tensor]] = shard_state(part, unit, values, kept)
-        buffers = {name: to_host(x) for name, x in self._buffers().items()}
+        with self._at_work():
+            self._await_parameters()
+            for k, unit in enumerate(self._units):
+                trained, values = k in self._gradients.own, self._values(k)
+                for part in unit.parts(self._channel.rank):
+                    kept = self._kept(part.tensor, k) if trained and part.start < part.stop else {}
+                    tensors[self._names[part.tensor]] = shard_state(part, unit, values, kept)
+            buffers = {name: to_host(x) for name, x in self._buffers().items()}
         return {
             "ranks": self._channel.size,
             "optimizer": self._hyperparameters(),
@@ -275,7 +278,7 @@ class Sharded(ShardedTraining):
                 self._load_hyperparameters(before)
 
         self._channel.agree_on(check)
-        with self._channel.one_thread:
+        with self._at_work():
             self._await_parameters()
             self._load_hyperparameters(state["optimizer"])
             for k, unit in enumerate(self._units):
@@ -307,7 +310,7 @@ class Sharded(ShardedTraining):
         self._require_open()
         kept = [self._kept(index, k) for k in self._trained for index in self._units[k].members]
         return {
-            "state": sum(x.nbytes for each in kept for x in each.values() if isinstance(x, np.ndarray) and x.ndim),
+            "state": sum(x.nbytes for each in kept for x in each.values() if getattr(x, "ndim", 0)),
             "gradients": self._gradients.nbytes,
             "masters": sum(master.nbytes for master in self._masters.values()),
             "buckets": self._gradients.vectors.nbytes,

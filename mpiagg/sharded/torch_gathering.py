@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -101,6 +102,8 @@ class Gathering:
         The submodules that have parameters, with the numbers of these.
     unit_of : dict of int to int
         For each parameter its unit.
+    stream : callable
+        Returns a block in which devices are asked in the stream in which a submodule computes.
     ahead : bool
         Whether the unit that followed the last time is gathered while one is in use.
     """
@@ -110,10 +113,11 @@ class Gathering:
         storage: Divided,
         owners: Owners,
         unit_of: Mapping[int, int],
+        stream: Callable[[], AbstractContextManager[object]],
         *,
         ahead: bool,
     ) -> None:
-        self._storage, self._ahead = storage, ahead
+        self._storage, self._stream, self._ahead = storage, stream, ahead
         self._following: dict[tuple[bool, int], int] = {}
         self._last: tuple[bool, int] | None = None
         self._handles: list[Any] = []
@@ -124,13 +128,15 @@ class Gathering:
 
     def _before(self, units: Sequence[int]) -> Any:
         def hook(*_: Any) -> None:
-            self.bring(units, backward=False)
+            with self._stream():
+                self.bring(units, backward=False)
 
         return hook
 
     def _after(self, units: Sequence[int]) -> Any:
         def gather(_: torch.Tensor) -> None:
-            self.bring(units, backward=True)
+            with self._stream():
+                self.bring(units, backward=True)
 
         def hook(_: Any, __: Any, found: Any) -> None:
             if torch.is_grad_enabled():

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from typing import Any, Final
 from weakref import WeakMethod
@@ -11,9 +11,10 @@ from weakref import WeakMethod
 import numpy as np
 import torch
 
-from mpiagg.arrays import Array, Form, form_of
+from mpiagg.arrays import Array, Form, accelerator_of, form_of, to_host
 from mpiagg.collectives.moving_functions import broadcast
-from mpiagg.ddp.torch_modules import array_of, tensor_of
+from mpiagg.ddp.torch_modules import array_of, require_threads, tensor_of
+from mpiagg.ddp.torch_streams import TorchSource, present_source, stream_of
 from mpiagg.errors import PlanError
 from mpiagg.sharded.sharded import Sharded, check_split
 from mpiagg.sharded.states import write_shards
@@ -25,7 +26,7 @@ WHOLE: Final = ("Muon", "Adafactor")
 
 
 class TorchSharded(Sharded):
-    """Sharded training of a ``torch.nn.Module`` on the CPU; ``mpiagg.Sharded(module, ...)`` is one.
+    """Sharded training of a ``torch.nn.Module``; ``mpiagg.Sharded(module, ...)`` is one.
 
     Gradients set out while the backward pass runs, as with :class:`mpiagg.DDP`; :meth:`step` takes the place of
     ``optimizer.step()`` and ``optimizer.zero_grad()``. After the backward pass the parameters' ``grad`` is None.
@@ -52,8 +53,9 @@ class TorchSharded(Sharded):
     Raises
     ------
     TypeError, ValueError, MismatchError
-        As for :class:`Sharded`; TypeError for a module that is not on the CPU, or what the function returns; ValueError
-        for an optimizer that needs whole tensors and is to have parts.
+        As for :class:`Sharded`; TypeError for a module that is not on the CPU or one GPU, or what the function returns;
+        ValueError for an optimizer that needs whole tensors and is to have parts; PlanError for a module on a GPU where
+        MPI was not initialised for ``MPI.THREAD_SERIALIZED`` or more.
 
     Notes
     -----
@@ -87,21 +89,32 @@ class TorchSharded(Sharded):
         for name, x in (*module.named_parameters(), *module.named_buffers()):
             if torch.nn.parameter.is_lazy(x):
                 raise ValueError(f"{name} is not initialised; run the module once first")
-            if x.device.type != "cpu":
-                raise TypeError(f"{name} is on {x.device}; Sharded trains modules on the CPU")
+            if x.device != named[0][1].device:
+                raise TypeError(f"{name} is on {x.device}, and {named[0][0]} on {named[0][1].device}")
+        require_threads(module.parameters())
         self._make = optimizer
         self._known = [(name, x, x.requires_grad) for name, x in module.named_parameters()]
         self._names_of = [name for name, _ in named]
         self._tensors = [x for _, x in named]
+        self._first = self._tensors[0]
         self._resident: set[int] = set()
         self._syncing, self._sent = True, set[int]()
         self._waited_for = False
+        # Of a module on a GPU: in which streams gradients come, and which are to be copied there: (to, from).
+        self._sources: dict[int, TorchSource] = {}
+        self._taken: dict[TorchSource, list[tuple[torch.Tensor, torch.Tensor]]] = {}
         inside = {id(each) for each in module.modules()}
         if layers is not None and not all(isinstance(x, torch.nn.Module) and id(x) in inside for x in layers):
             raise ValueError("layers must be submodules of the module")
         if self.stage == 3:
             self._layers_asked, self._resident = layers_of(module, self._tensors, self._cap, layers)
-        return [form_of(array_of(x, f"parameter {name}")) for name, x in named]
+        forms = [form_of(array_of(x, f"parameter {name}")) for name, x in named]
+        accelerator = accelerator_of(array_of(self._first, self._names_of[0]))
+        self._copied = None if accelerator is None else accelerator.stream()  # which follows these copies
+        return forms
+
+    def _stream(self) -> AbstractContextManager[object]:
+        return stream_of(self._first)
 
     def _split_for(self, split: str | None) -> str:
         self._whole = check_split(split, "elements") == "tensors"
@@ -136,10 +149,12 @@ class TorchSharded(Sharded):
         self._places = [x.data_ptr() for x in self._tensors]
         self._gathering: Gathering | None = None
         if isinstance(storage, Divided):
-            owners = owners_of(module, self._tensors)
-            self._gathering = Gathering(storage, owners, unit_of, ahead=self._turns > 1)
+            owners, stream = owners_of(module, self._tensors), partial(stream_of, self._first)
+            self._gathering = Gathering(storage, owners, unit_of, stream, ahead=self._turns > 1)
             self._open.append(self._gathering.remove)
         self._take_up(storage, trained, self._names_of)
+        views = self._gradients.views if self._copied is not None else {}
+        self._into = {index: tensor_of(view) for index, view in views.items()}
         for index in self._flag:
             told = partial(_arrived, WeakMethod(self._arrive), index)
             hook = self._tensors[index].register_post_accumulate_grad_hook(told)
@@ -202,6 +217,8 @@ class TorchSharded(Sharded):
                     "passes, run all but the last inside no_sync()"
                 )
             )
+        if self._copied is not None:
+            self._sources[index] = present_source(self._tensors[index].device.index)
         if not self._syncing:
             return
         self._sent.add(index)
@@ -221,7 +238,28 @@ class TorchSharded(Sharded):
         self._send(k, given, background=background)
 
     def _checked_gradient(self, index: int, gradient: torch.Tensor) -> Array:
-        return array_of(gradient.resolve_conj().resolve_neg(), f"the gradient of {self._names_of[index]}")
+        name = f"the gradient of {self._names_of[index]}"
+        if self._copied is None:
+            return array_of(gradient.resolve_conj().resolve_neg(), name)
+        if gradient.layout is not torch.strided or gradient.device != self._tensors[index].device:
+            raise TypeError(f"{name} must be a dense tensor where the parameter is, not {gradient.layout}")
+        # In the stream that has computed it: torch gives its memory away again to what comes next there.
+        source = self._sources.pop(index, None) or present_source(gradient.device.index)
+        self._taken.setdefault(source, []).append((self._into[index], gradient))
+        return self._gradients.views[index]
+
+    @contextmanager
+    def _when_copied(self) -> Iterator[None]:
+        if self._copied is None:
+            yield
+            return
+        taken, self._taken = self._taken, {}
+        for source, pairs in taken.items():
+            source.copy(pairs)
+            with source.inside():
+                self._copied.follow()
+        with self._copied:
+            yield
 
     def step(self, *, wait: bool = True) -> float | None:
         """Update the parameters with the gradients of all ranks; collective.
@@ -252,7 +290,7 @@ class TorchSharded(Sharded):
             If a message does not complete within the timeout.
         """
         self._require_open()
-        with self._channel.one_thread:
+        with self._at_work():
             self._look_for_changes()
             while self._gradients.waiting:
                 self._send_unit(background=False)
@@ -315,7 +353,7 @@ class TorchSharded(Sharded):
         for name, x in self.optimizer.state.get(shard, {}).items():
             if isinstance(x, torch.Tensor):
                 array = array_of(x, name)
-                found[name] = array.reshape(-1) if x.shape == shard.shape and name != "step" else array
+                found[name] = array.reshape(-1) if x.shape == shard.shape and name != "step" else to_host(array)
             else:
                 found[name] = x
         return found
@@ -326,18 +364,21 @@ class TorchSharded(Sharded):
                 raise ValueError(f"{name} of {self._names_of[index]} cannot be a {type(value).__name__}")
 
     def _keep(self, index: int, k: int, kept: Mapping[str, Any]) -> None:
-        del k
-        shard = self._shards[index]
+        shard, device = self._shards[index], self._units[k].form.device
         self.optimizer.state.pop(shard, None)
+        group = next(each for each in self.optimizer.param_groups if any(x is shard for x in each["params"]))
         for name, value in kept.items():
             state = self.optimizer.state[shard]
             if isinstance(value, list):
-                dtype = value[0].read().dtype
-                array: Array = np.zeros(shard.numel(), dtype)
+                array = device.empty(shard.numel(), value[0].read().dtype)
                 write_shards(array, value)
                 state[name] = tensor_of(array).reshape(shard.shape)
+            elif isinstance(value, np.ndarray):
+                # Steps are counted on the host, but where all of a step is computed on a device: as torch loads them.
+                there = name != "step" or group.get("capturable") or group.get("fused")
+                state[name] = tensor_of(value.copy()).to(shard.device if there else "cpu")
             else:
-                state[name] = tensor_of(value.copy()) if isinstance(value, np.ndarray) else value
+                state[name] = value
 
     def _hyperparameters(self) -> Any:
         groups = [
@@ -366,11 +407,11 @@ class TorchSharded(Sharded):
 
     def _close(self) -> None:
         super()._close()
-        self._shards = {}
+        self._shards, self._into = {}, {}
         self.__dict__.pop("optimizer", None)  # what it has of the parameters lies in memory that is to be given back
         if self.stage == 3:
             for x in self._tensors:
-                x.data = torch.empty(0, dtype=x.dtype)
+                x.data = torch.empty(0, dtype=x.dtype, device=x.device)
 
 
 def _arrived(arrive: WeakMethod[Callable[[int], None]], index: int, _: torch.Tensor) -> None:

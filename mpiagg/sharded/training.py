@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import numpy as np
@@ -84,6 +85,10 @@ class ShardedTraining:
         """Return what is saved beside the parameters."""
         return {}
 
+    def _stream(self) -> AbstractContextManager[object]:
+        """Return a block in which devices are asked in the streams in which the module is computed."""
+        return nullcontext()
+
     # -- making
 
     def _take_up(self, storage: Storage, trained: Sequence[int], names: Sequence[str]) -> None:
@@ -112,12 +117,19 @@ class ShardedTraining:
 
     # -- steps
 
+    @contextmanager
+    def _at_work(self) -> Iterator[None]:
+        """Return a block of calls that only one thread makes at a time, after what the module's stream has to do."""
+        with self._channel.one_thread, self._stream():
+            yield
+
     def _note(self, fault: Exception) -> None:
         """Keep the first fault of a step, which is raised when all ranks can learn of it."""
         self._fault = self._fault or fault
 
     def _send(self, k: int, gradients: Mapping[int, Any], *, background: bool) -> None:
         """Send the gradients of the next unit; what is wrong with them is raised when all ranks can learn of it."""
+        self._gradients.make_room(k)
         given: dict[int, Array | None] = {}
         for index in self._units[k].members:
             gradient = gradients.get(index)
@@ -129,8 +141,13 @@ class ShardedTraining:
                 self._note(error)
                 gradient = None
             given[index] = gradient
-        self._gradients.bring_in(k, given)
-        self._gradients.start(background=background)
+        with self._when_copied():
+            self._gradients.bring_in(k, given)
+            self._gradients.start(background=background)
+
+    def _when_copied(self) -> AbstractContextManager[object]:
+        """Return a block in which a device waits for the gradients that are copied otherwise."""
+        return nullcontext()
 
     def _checked_gradient(self, index: int, gradient: Any) -> Array:
         """Return a parameter's gradient as an array; raise TypeError or ValueError if it is none."""

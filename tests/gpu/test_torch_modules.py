@@ -57,6 +57,50 @@ def test_ranks_together_train_like_one_on_the_host(comm, side_stream, overlap, c
     assert states == [states[0]] * comm.size
 
 
+@pytest.mark.parametrize("side_stream", [False, True])
+@pytest.mark.parametrize("fused", [False, True])
+@pytest.mark.parametrize("stage", [1, 2, 3])
+def test_sharded_ranks_train_like_one_on_the_host(comm, stage, fused, side_stream):
+    from torch_models import Net, batch, part
+
+    def losses(model, index, count, device):
+        for step in range(2 * STEPS):
+            tokens, rare, wanted = part(batch(step), index, count)
+            yield model.loss([x.to(device) for x in (tokens, torch.ones_like(rare), wanted)])
+
+    alone = Net(seed=0)
+    optimizer = torch.optim.AdamW(alone.parameters(), lr=1e-2)
+    for loss in losses(alone, 0, 1, "cpu"):
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    model = Net(seed=comm.rank).to("cuda")
+    stream = torch.cuda.Stream() if side_stream else torch.cuda.current_stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with (
+        torch.cuda.stream(stream),
+        mpiagg.Sharded(
+            model,
+            lambda parameters: torch.optim.AdamW(parameters, lr=1e-2, fused=fused),
+            stage=stage,
+            comm=comm,
+            bucket_bytes=300,
+        ) as sharded,
+    ):
+        for step, loss in enumerate(losses(model, comm.rank, comm.size, "cuda")):
+            loss.backward()
+            sharded.step(wait=step % 2 == 0)
+            if step == STEPS:
+                sharded.load_state_dict(sharded.state_dict())
+        found = sharded.weights()
+    wanted = dict(alone.named_parameters())
+    for name, x in found.items():
+        y = wanted[name].detach()
+        torch.testing.assert_close(
+            torch.from_numpy(x), y, rtol=0, atol=1e-9, msg=lambda words, name=name: f"{name}: {words}"
+        )
+
+
 @pytest.mark.parametrize("cap", [0, 25 * 2**20])
 def test_gradients_that_come_in_several_streams(comm, cap):
     layers = torch.nn.ModuleList(torch.nn.Linear(700, 300, dtype=torch.float64) for _ in range(6)).to("cuda")

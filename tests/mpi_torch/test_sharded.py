@@ -444,7 +444,7 @@ def test_a_parameter_that_has_made_room_too_early_is_an_error():
         (TypeError, "has made a list", {"optimizer": list}),
         (ValueError, "no parameters that require", {"module": torch.nn.Linear(2, 2).requires_grad_(False)}),
         (ValueError, "is not initialised", {"module": torch.nn.LazyLinear(2)}),
-        (TypeError, "trains modules on the CPU", {"module": torch.nn.Linear(2, 2, device="meta")}),
+        (TypeError, "on the CPU or a CUDA device", {"module": torch.nn.Linear(2, 2, device="meta")}),
         (ValueError, "layers must be submodules", {"layers": [torch.nn.Linear(1, 1)], "stage": 3}),
         (ValueError, "unknown split", {"split": "rows"}),
         (TypeError, "real numbers", {"module": torch.nn.Linear(2, 2, dtype=torch.complex64)}),
