@@ -6,12 +6,14 @@ import subprocess
 import sys
 from operator import attrgetter
 from pathlib import Path
+from types import SimpleNamespace
 
 import kernel_checks as checks
 import pytest
 from kernel_checks import MANY, SOME, folds, others
 
 import mpiagg.cuda
+from mpiagg.arrays import HOST, device_of
 from mpiagg.cuda import kernels
 from mpiagg.cuda.kernels import MOST_VECTORS, OPTIONS, fold
 
@@ -94,13 +96,21 @@ def test_without_the_options_products_and_sums_would_be_one(nvrtc):
 def test_what_is_used_of_cupy_is_there():
     cupy = pytest.importorskip("cupy")
     names = set()
-    for path in PACKAGE.glob("*.py"):
+    for path in (*PACKAGE.glob("*.py"), *(PACKAGE.parent / "ddp").glob("torch_*.py")):
         nodes = ast.walk(ast.parse(path.read_text()))
         used = {ast.unparse(node) for node in nodes if isinstance(node, ast.Attribute)}
         names |= {each for each in used if re.fullmatch(r"cupy(\.\w+)+", each)}
     assert len(names) >= 20
     for each in sorted(names):
         attrgetter(each.removeprefix("cupy."))(cupy)
+
+
+@pytest.mark.usefixtures("nvrtc")
+@pytest.mark.filterwarnings("error")
+def test_streams_are_no_arrays_and_those_of_others_are_taken_without_a_warning():
+    cupy = pytest.importorskip("cupy")
+    assert device_of(cupy.cuda.Stream.null) is HOST
+    assert cupy.cuda.Stream.from_external(SimpleNamespace(__cuda_stream__=lambda: (0, 4096))).ptr == 4096
 
 
 @pytest.mark.usefixtures("nvrtc")
