@@ -263,7 +263,7 @@ def draw(saved: Sequence[dict[str, Any]], task: str, split: str, ranks: int, pat
 def report(output: Path) -> None:
     """Draw what is saved, and print how it stands to the goal."""
     saved = records(output)
-    kinds = {(each["task"], each["split"], each["ranks"]) for each in saved if each["link"] is None}
+    kinds = {(each["task"], each["split"], each["ranks"]) for each in saved if not each["link"] and not each["seed"]}
     for task, split, ranks in sorted(kinds):
         path = output.with_name(f"{output.stem}-{task}-{split}-{ranks}.png")
         draw(saved, task, split, ranks, path)

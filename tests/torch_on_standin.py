@@ -13,7 +13,7 @@ import standin
 import torch
 
 from mpiagg.ddp import torch_ddp, torch_modules, torch_streams
-from mpiagg.sharded import torch_sharded
+from mpiagg.sharded import torch_copies, torch_sharded, torch_states
 
 assert torch_ddp  # whose modules are to know the functions that are replaced here as they are
 
@@ -61,7 +61,7 @@ def installed(monkeypatch):
         for module in (torch_modules, torch_streams):
             monkeypatch.setattr(module, "is_on_host", lambda _: False)
         monkeypatch.setattr(torch_modules, "_over", made.over)
-        for module in (torch_modules, torch_sharded):
+        for module in (torch_modules, torch_copies, torch_sharded, torch_states):
             monkeypatch.setattr(module, "tensor_of", tensor_of)
         monkeypatch.setattr(torch_streams, "_present_stream", lambda _: made.stream)
         monkeypatch.setattr(torch.cuda, "ExternalStream", lambda pointer, _: pointer)

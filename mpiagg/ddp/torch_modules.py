@@ -21,7 +21,25 @@ DEVICES: Final = ("cpu", "cuda")
 """Where the tensors of a module may lie."""
 
 _HOOKED: WeakValueDictionary[int, torch.Tensor] = WeakValueDictionary()
-"""The parameters from which a DDP takes the gradients, by identity: another would find none."""
+"""The parameters from which a DDP or Sharded takes the gradients, by identity: another would find none."""
+
+
+def require_untrained(name: str, tensor: torch.Tensor) -> None:
+    """Raise ValueError if the gradients of a parameter are taken already."""
+    if _HOOKED.get(id(tensor)) is tensor:
+        raise ValueError(f"another DDP or Sharded trains {name}; free() that first")
+
+
+def on_gradient(tensor: torch.Tensor, call: Callable[[torch.Tensor], None]) -> Callable[[], None]:
+    """Call this whenever a backward pass has completed a parameter's gradient; return what ends that."""
+    handle = tensor.register_post_accumulate_grad_hook(call)
+    _HOOKED[id(tensor)] = tensor
+
+    def end() -> None:
+        handle.remove()
+        _HOOKED.pop(id(tensor), None)
+
+    return end
 
 
 def require_threads(parameters: Iterable[Any]) -> None:
@@ -56,6 +74,11 @@ def array_of(tensor: torch.Tensor, name: str) -> Array:
     if tensor.dtype == torch.bfloat16:
         return _over(bare.view(torch.int16)).view(_bfloat16())
     return _over(bare)
+
+
+def stored_array(tensor: torch.Tensor, name: str) -> Array:
+    """Return a tensor of any dtype, which is only moved, as an array over the same memory; see :func:`array_of`."""
+    return array_of(tensor.view(torch.uint8) if tensor.dtype == torch.bool else tensor, name)
 
 
 def _over(tensor: torch.Tensor) -> Array:
@@ -148,14 +171,7 @@ class TorchParameter:
 
     def on_gradient(self, call: Callable[[], None]) -> Callable[[], None]:
         """Call this whenever a backward pass has completed the gradient; return what ends that."""
-        handle = self.tensor.register_post_accumulate_grad_hook(lambda _: call())
-        _HOOKED[id(self.tensor)] = self.tensor
-
-        def end() -> None:
-            handle.remove()
-            _HOOKED.pop(id(self.tensor), None)
-
-        return end
+        return on_gradient(self.tensor, lambda _: call())
 
 
 class UnsyncedParameters:
@@ -239,8 +255,7 @@ class TorchAdapter:
         for name, tensor in self._tensors():
             if torch.nn.parameter.is_lazy(tensor):
                 raise ValueError(f"{name} is not initialised; run the module once first")
-            if _HOOKED.get(id(tensor)) is tensor:
-                raise ValueError(f"another DDP trains {name}; free() that first")
+            require_untrained(name, tensor)
         self.arrays()
         self._known = [(name, x, x.dtype, x.device, x.requires_grad) for name, x in self._parameters()]
         trained = [(name, x) for name, x, *_, trains in self._known if trains]
@@ -276,7 +291,7 @@ class TorchAdapter:
     def arrays(self, *, buffers: bool = True) -> list[Array]:
         """Return all parameters, and buffers."""
         named = self._tensors() if buffers else self._parameters()
-        return [array_of(x.view(torch.uint8) if x.dtype == torch.bool else x, name) for name, x in named]
+        return [stored_array(x, name) for name, x in named]
 
     def words(self) -> list[str]:
         """Return the parameters and buffers in words."""

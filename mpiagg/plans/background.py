@@ -173,6 +173,13 @@ class InBackground:
         """Return whether the plan is done, and let it go on if not."""
         return not self.drive_if_free()
 
+    def forget(self) -> None:
+        """Bring the plan forward no more, nor those that come after it."""
+        with self._lock:
+            self._next, self._queued = None, False
+            if self._running:
+                self._end()
+
     def _end(self) -> None:
         self._running = False
         if threads_allowed():

@@ -14,8 +14,8 @@ from mpiagg.collectives.moving_functions import broadcast
 from mpiagg.errors import PlanError
 from mpiagg.optimizers.base import Item, Optimizer, OptimizerState
 from mpiagg.plans.background import threads_allowed
-from mpiagg.sharded.division import check_layers
-from mpiagg.sharded.sharded import Sharded, check_split
+from mpiagg.sharded.division import check_layers, check_split
+from mpiagg.sharded.sharded import Sharded
 from mpiagg.sharded.states import write_shards
 from mpiagg.sharded.storage import Divided, Scattered, Storage, storage_for
 

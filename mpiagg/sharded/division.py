@@ -162,3 +162,10 @@ def check_layers(layers: object, count: int) -> list[list[int]]:
     if sorted((index for layer in found for index in layer), key=str) != sorted(range(count), key=str):
         raise ValueError(f"layers must be lists that name each tensor from 0 to {count - 1} once, not {layers!r}")
     return found
+
+
+def check_split(split: str | None, default: str) -> str:
+    """Return how tensors are divided; raise ValueError for an unknown word."""
+    if split is not None and split not in SPLITS:
+        raise ValueError(f"unknown split {split!r}; known: {', '.join(SPLITS)}")
+    return split or default

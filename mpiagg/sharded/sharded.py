@@ -20,7 +20,7 @@ from mpiagg.ddp.ddp import BUCKET_BYTES
 from mpiagg.errors import PlanError, RankFailedError
 from mpiagg.plans.choices import pick
 from mpiagg.schedules import Collective
-from mpiagg.sharded.division import SPLITS, units_of
+from mpiagg.sharded.division import units_of
 from mpiagg.sharded.states import Shard, checked_buffers, checked_state, shard_state, write_shards
 from mpiagg.sharded.storage import copy_out
 from mpiagg.sharded.traffic import Traffic
@@ -386,14 +386,8 @@ def _work_dtype(form: Form, master: npt.DTypeLike | None) -> np.dtype[Any]:
         raise TypeError(f"parameters are real numbers, not {own}")
     if master is None:
         return own
-    wanted = np.dtype(master)
+    name = str(master)  # dtypes of torch's are not known to NumPy, but their names are
+    wanted = np.dtype(name.removeprefix("torch.") if name.startswith("torch.") else master)
     if wanted.kind != "f" or wanted.itemsize < 4:
         raise TypeError(f"master_dtype must be float32 or wider, not {wanted}")
     return wanted if wanted.itemsize > own.itemsize else own
-
-
-def check_split(split: str | None, default: str) -> str:
-    """Return how tensors are divided; raise ValueError for an unknown word."""
-    if split is not None and split not in SPLITS:
-        raise ValueError(f"unknown split {split!r}; known: {', '.join(SPLITS)}")
-    return split or default

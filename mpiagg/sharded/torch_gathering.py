@@ -2,29 +2,75 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from typing import Any
+from typing import Any, Final
 
 import torch
 from torch.utils._pytree import tree_flatten
 
 from mpiagg.errors import PlanError
-from mpiagg.sharded.storage import Divided
+from mpiagg.sharded.storage import Divided, Storage
 
 Owners = Sequence[tuple[torch.nn.Module, Sequence[int]]]
 """Submodules with the numbers of the parameters that they have of their own."""
 
 
+AS_ONE: Final = (torch.nn.MultiheadAttention, torch.nn.TransformerEncoderLayer)
+"""Modules of torch's that compute with the parameters of those within without calling these."""
+
+
 def owners_of(module: torch.nn.Module, tensors: Sequence[torch.nn.Parameter]) -> Owners:
-    """Return the submodules that have parameters of their own, each with the numbers of these."""
+    """Return the submodules that compute with parameters themselves, each with the numbers of these."""
     number = {id(tensor): index for index, tensor in enumerate(tensors)}
-    found = list[tuple[torch.nn.Module, Sequence[int]]]()
+    found, within = list[tuple[torch.nn.Module, Sequence[int]]](), set[int]()
     for each in module.modules():
-        own = [number[id(x)] for x in each.parameters(recurse=False) if id(x) in number]
+        if id(each) in within:
+            continue
+        as_one = isinstance(each, AS_ONE)
+        if as_one:
+            within |= {id(child) for child in each.modules()}
+        own = [number[id(x)] for x in each.parameters(recurse=as_one) if id(x) in number]
         if own:
             found.append((each, own))
     return found
+
+
+def units_with(own: Sequence[int], unit_of: Mapping[int, int]) -> list[int]:
+    """Return the units of some parameters."""
+    return list(dict.fromkeys(unit_of[index] for index in own))
+
+
+def wait_for(storage: Storage, units: Sequence[int], *_: Any) -> None:
+    """Wait for units that are published in the background, before a module computes."""
+    for k in units:
+        storage.wait(k)
+
+
+def before_forward(module: torch.nn.Module, call: Callable[..., object]) -> Callable[[], None]:
+    """Call this before a module computes, and before the user's own hooks do; return what ends that."""
+    end: Callable[[], None] = module.register_forward_pre_hook(ModuleHook(call), prepend=True).remove
+    return end
+
+
+class ModuleHook:
+    """A hook of a module; copies of the module have one that does nothing."""
+
+    def __init__(self, call: Callable[..., object]) -> None:
+        self._call = call
+
+    def __call__(self, *args: Any) -> None:
+        """Call it."""
+        self._call(*args)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Return what makes the hook of a copy."""
+        return ModuleHook, (_nothing,)
+
+
+def _nothing(*_: Any) -> None:
+    pass
 
 
 def layers_of(
@@ -61,9 +107,9 @@ def layers_of(
         taken.update(members)
 
     owners = owners_of(module, tensors)
-    uses = [index for _, own in owners for index in own]
-    outer = [own for each, own in owners if any(True for child in each.modules() if child is not each and _has(child))]
-    add(sorted({i for own in outer for i in own} | {i for i in uses if uses.count(i) > 1}), keep=True)
+    uses = Counter(index for _, own in owners for index in own)
+    outer = [own for each, own in owners if not isinstance(each, AS_ONE) and any(_has(x) for x in each.children())]
+    add(sorted({i for own in outer for i in own} | {i for i, number in uses.items() if number > 1}), keep=True)
     number = {id(tensor): index for index, tensor in enumerate(tensors)}
     for each in given or ():
         add([number[id(x)] for x in each.parameters() if id(x) in number])
@@ -99,7 +145,9 @@ class Gathering:
     storage : Divided
         Where the parameters are.
     owners : sequence of (torch.nn.Module, list of int)
-        The submodules that have parameters, with the numbers of these.
+        The submodules that compute with parameters, with the numbers of these.
+    tensors : sequence of torch.nn.Parameter
+        The parameters, where they lie when they are gathered.
     unit_of : dict of int to int
         For each parameter its unit.
     stream : callable
@@ -112,6 +160,7 @@ class Gathering:
         self,
         storage: Divided,
         owners: Owners,
+        tensors: Sequence[torch.nn.Parameter],
         unit_of: Mapping[int, int],
         stream: Callable[[], AbstractContextManager[object]],
         *,
@@ -120,11 +169,12 @@ class Gathering:
         self._storage, self._stream, self._ahead = storage, stream, ahead
         self._following: dict[tuple[bool, int], int] = {}
         self._last: tuple[bool, int] | None = None
-        self._handles: list[Any] = []
+        self._ends: list[Callable[[], None]] = []
+        self._memory = {x.untyped_storage().data_ptr() for x in tensors if x.numel()}
         for module, own in owners:
-            units = list(dict.fromkeys(unit_of[index] for index in own))
-            self._handles.append(module.register_forward_pre_hook(self._before(units)))
-            self._handles.append(module.register_forward_hook(self._after(units)))
+            units = units_with(own, unit_of)
+            self._ends.append(before_forward(module, self._before(units)))
+            self._ends.append(module.register_forward_hook(ModuleHook(self._after(units))).remove)
 
     def _before(self, units: Sequence[int]) -> Any:
         def hook(*_: Any) -> None:
@@ -138,10 +188,16 @@ class Gathering:
             with self._stream():
                 self.bring(units, backward=True)
 
-        def hook(_: Any, __: Any, found: Any) -> None:
+        def hook(module: torch.nn.Module, _: Any, found: Any) -> None:
+            tensors = [x for x in tree_flatten(found)[0] if isinstance(x, torch.Tensor)]
+            name = type(module).__name__
+            if any(x.layout is torch.strided and x.untyped_storage().data_ptr() in self._memory for x in tensors):
+                raise PlanError(f"{name} returns a view of its parameters, which make room for others: return a copy")
             if torch.is_grad_enabled():
-                for x in tree_flatten(found)[0]:
-                    if isinstance(x, torch.Tensor) and x.grad_fn is not None:
+                if not tensors:
+                    raise PlanError(f"{name} returns tensors in an object that torch.utils._pytree does not know")
+                for x in tensors:
+                    if x.grad_fn is not None:
                         x.register_hook(gather)
 
         return hook
@@ -165,10 +221,11 @@ class Gathering:
         if not self._storage.has(k):
             raise PlanError(
                 f"{name} made room for other parameters before its gradient was computed: submodules are not used in "
-                "one order; make Sharded with more prefetch, or with layers that are used together"
+                "one order, or a module computes with another one's parameters; make Sharded with more prefetch, or "
+                "with layers that are used together"
             )
 
     def remove(self) -> None:
         """Gather no more."""
-        while self._handles:
-            self._handles.pop().remove()
+        while self._ends:
+            self._ends.pop()()

@@ -8,18 +8,19 @@ from functools import partial
 from typing import Any, Final
 from weakref import WeakMethod
 
-import numpy as np
 import torch
 
-from mpiagg.arrays import Array, Form, accelerator_of, form_of, to_host
+from mpiagg.arrays import Accelerator, Array, Form, form_of
 from mpiagg.collectives.moving_functions import broadcast
-from mpiagg.ddp.torch_modules import array_of, require_threads, tensor_of
-from mpiagg.ddp.torch_streams import TorchSource, present_source, stream_of
+from mpiagg.ddp.torch_modules import array_of, on_gradient, require_threads, require_untrained, stored_array, tensor_of
+from mpiagg.ddp.torch_streams import stream_of
 from mpiagg.errors import PlanError
-from mpiagg.sharded.sharded import Sharded, check_split
-from mpiagg.sharded.states import write_shards
+from mpiagg.sharded import torch_states as states
+from mpiagg.sharded.division import check_split
+from mpiagg.sharded.sharded import Sharded
 from mpiagg.sharded.storage import Divided, Storage, Whole, storage_for
-from mpiagg.sharded.torch_gathering import Gathering, layers_of, owners_of
+from mpiagg.sharded.torch_copies import DeviceCopies
+from mpiagg.sharded.torch_gathering import Gathering, before_forward, layers_of, owners_of, units_with, wait_for
 
 WHOLE: Final = ("Muon", "Adafactor")
 """The optimizers of torch's that need whole tensors."""
@@ -29,7 +30,8 @@ class TorchSharded(Sharded):
     """Sharded training of a ``torch.nn.Module``; ``mpiagg.Sharded(module, ...)`` is one.
 
     Gradients set out while the backward pass runs, as with :class:`mpiagg.DDP`; :meth:`step` takes the place of
-    ``optimizer.step()`` and ``optimizer.zero_grad()``. After the backward pass the parameters' ``grad`` is None.
+    ``optimizer.step()`` and ``optimizer.zero_grad()``. From the backward pass to :meth:`step` gradients are not the
+    parameters': do not clip them (``clip_norm`` does) or set them to zero (:meth:`zero_grad` discards them).
 
     Parameters
     ----------
@@ -91,6 +93,8 @@ class TorchSharded(Sharded):
                 raise ValueError(f"{name} is not initialised; run the module once first")
             if x.device != named[0][1].device:
                 raise TypeError(f"{name} is on {x.device}, and {named[0][0]} on {named[0][1].device}")
+            require_untrained(name, x)
+            stored_array(x, name)
         require_threads(module.parameters())
         self._make = optimizer
         self._known = [(name, x, x.requires_grad) for name, x in module.named_parameters()]
@@ -100,18 +104,14 @@ class TorchSharded(Sharded):
         self._resident: set[int] = set()
         self._syncing, self._sent = True, set[int]()
         self._waited_for = False
-        # Of a module on a GPU: in which streams gradients come, and which are to be copied there: (to, from).
-        self._sources: dict[int, TorchSource] = {}
-        self._taken: dict[TorchSource, list[tuple[torch.Tensor, torch.Tensor]]] = {}
+        self._copies: DeviceCopies | None = None
         inside = {id(each) for each in module.modules()}
-        if layers is not None and not all(isinstance(x, torch.nn.Module) and id(x) in inside for x in layers):
-            raise ValueError("layers must be submodules of the module")
+        self._listed: Sequence[torch.nn.Module] = [] if layers is None else layers
+        if not isinstance(self._listed, list | tuple) or not all(id(x) in inside for x in self._listed):
+            raise ValueError("layers must be submodules of the module, in a list")
         if self.stage == 3:
             self._layers_asked, self._resident = layers_of(module, self._tensors, self._cap, layers)
-        forms = [form_of(array_of(x, f"parameter {name}")) for name, x in named]
-        accelerator = accelerator_of(array_of(self._first, self._names_of[0]))
-        self._copied = None if accelerator is None else accelerator.stream()  # which follows these copies
-        return forms
+        return [form_of(array_of(x, f"parameter {name}")) for name, x in named]
 
     def _stream(self) -> AbstractContextManager[object]:
         return stream_of(self._first)
@@ -122,12 +122,14 @@ class TorchSharded(Sharded):
 
     def _describe_optimizer(self) -> str:
         trained = [x.requires_grad for x in self._tensors]
-        return f"an optimizer of torch's, of {self._names_of}, of which {trained} are trained"
+        all_of_them = (*self.module.named_parameters(), *self.module.named_buffers())
+        forms = [(name, x.dtype, tuple(x.shape), x.layout) for name, x in all_of_them]
+        return f"an optimizer of torch's, of {self._names_of}, of which {trained} are trained, of a module of {forms}"
 
     def _lay_out(self) -> None:
         module: torch.nn.Module = self.module
         for name, x in (*module.named_parameters(), *module.named_buffers()):
-            array = array_of(x.view(torch.uint8) if x.dtype == torch.bool else x, name)
+            array = stored_array(x, name)
             broadcast(array, root=0, out=array, comm=self.comm)
         arrays = [array_of(x, name) for name, x in zip(self._names_of, self._tensors, strict=True)]
         before = [x.data for x in self._tensors]
@@ -149,16 +151,19 @@ class TorchSharded(Sharded):
         self._places = [x.data_ptr() for x in self._tensors]
         self._gathering: Gathering | None = None
         if isinstance(storage, Divided):
-            owners, stream = owners_of(module, self._tensors), partial(stream_of, self._first)
-            self._gathering = Gathering(storage, owners, unit_of, stream, ahead=self._turns > 1)
+            number = {id(x): index for index, x in enumerate(self._tensors)}
+            listed = [(layer, [number[id(x)] for x in layer.parameters()]) for layer in self._listed]
+            owners, stream = [*owners_of(module, self._tensors), *listed], partial(stream_of, self._first)
+            self._gathering = Gathering(storage, owners, self._tensors, unit_of, stream, ahead=self._turns > 1)
             self._open.append(self._gathering.remove)
         self._take_up(storage, trained, self._names_of)
-        views = self._gradients.views if self._copied is not None else {}
-        self._into = {index: tensor_of(view) for index, view in views.items()}
+        device = units[0].form.device
+        if isinstance(device, Accelerator):
+            self._open.append(device.finish)  # before memory is given back that torch's streams may still read
+            self._copies = DeviceCopies(device, self._gradients.views, self._first.device.index)
         for index in self._flag:
             told = partial(_arrived, WeakMethod(self._arrive), index)
-            hook = self._tensors[index].register_post_accumulate_grad_hook(told)
-            self._open.append(hook.remove)
+            self._open.append(on_gradient(self._tensors[index], told))
         try:
             self._channel.agree_on(self._make_optimizer)
         except Exception:
@@ -178,6 +183,9 @@ class TorchSharded(Sharded):
         self.optimizer = self._make(list(self._shards.values()))
         if not isinstance(self.optimizer, torch.optim.Optimizer):
             raise TypeError(f"the function has made a {type(self.optimizer).__name__}, and no optimizer of torch's")
+        whole = {id(x) for x in self.module.parameters()}
+        if any(id(x) in whole for group in self.optimizer.param_groups for x in group["params"]):
+            raise ValueError("the optimizer has the module's parameters, and not those that the function was given")
         name = type(self.optimizer).__name__
         if name in WHOLE and not self._whole:
             raise ValueError(f"{name} needs whole tensors: split='tensors'")
@@ -217,8 +225,8 @@ class TorchSharded(Sharded):
                     "passes, run all but the last inside no_sync()"
                 )
             )
-        if self._copied is not None:
-            self._sources[index] = present_source(self._tensors[index].device.index)
+        if self._copies is not None:
+            self._copies.note_source(index)
         if not self._syncing:
             return
         self._sent.add(index)
@@ -239,27 +247,16 @@ class TorchSharded(Sharded):
 
     def _checked_gradient(self, index: int, gradient: torch.Tensor) -> Array:
         name = f"the gradient of {self._names_of[index]}"
-        if self._copied is None:
+        if self._copies is None:
             return array_of(gradient.resolve_conj().resolve_neg(), name)
         if gradient.layout is not torch.strided or gradient.device != self._tensors[index].device:
-            raise TypeError(f"{name} must be a dense tensor where the parameter is, not {gradient.layout}")
-        # In the stream that has computed it: torch gives its memory away again to what comes next there.
-        source = self._sources.pop(index, None) or present_source(gradient.device.index)
-        self._taken.setdefault(source, []).append((self._into[index], gradient))
+            where = f"{gradient.layout} on {gradient.device}"
+            raise TypeError(f"{name} must be a dense tensor where the parameter is, not {where}")
+        self._copies.take(index, gradient)
         return self._gradients.views[index]
 
-    @contextmanager
-    def _when_copied(self) -> Iterator[None]:
-        if self._copied is None:
-            yield
-            return
-        taken, self._taken = self._taken, {}
-        for source, pairs in taken.items():
-            source.copy(pairs)
-            with source.inside():
-                self._copied.follow()
-        with self._copied:
-            yield
+    def _when_copied(self) -> AbstractContextManager[object]:
+        return super()._when_copied() if self._copies is None else self._copies.done()
 
     def step(self, *, wait: bool = True) -> float | None:
         """Update the parameters with the gradients of all ranks; collective.
@@ -294,7 +291,7 @@ class TorchSharded(Sharded):
             self._look_for_changes()
             while self._gradients.waiting:
                 self._send_unit(background=False)
-            self._sent.clear()
+            self._forget_sent()
             if not wait and self.stage < 3 and not self._waited_for:
                 self._wait_in_forward()
             try:
@@ -303,12 +300,37 @@ class TorchSharded(Sharded):
                 for x in self._tensors:
                     x.grad = None
 
+    def _forget_sent(self) -> None:
+        self._sent.clear()
+        if self._copies is not None:
+            self._copies.clear()
+
+    def zero_grad(self) -> None:
+        """Discard the gradients of backward passes since the last :meth:`step`, on all ranks; collective.
+
+        A batch can be left out so, or tried again after an error in the backward pass.
+
+        Raises
+        ------
+        PlanError
+            If it is freed.
+        StallError
+            If a message does not complete within the timeout.
+        """
+        self._require_open()
+        with self._at_work():
+            for x in self._tensors:
+                x.grad = None
+            while self._gradients.waiting:
+                self._send_unit(background=False)
+            self._forget_sent()
+            self._discard()
+
     def _wait_in_forward(self) -> None:
         """Let submodules wait for their parameters before they compute."""
         self._waited_for = True
         for module, own in owners_of(self.module, self._tensors):
-            units = list(dict.fromkeys(self._unit_of[index] for index in own))
-            self._open.append(module.register_forward_pre_hook(partial(_wait_for, self._storage, units)).remove)
+            self._open.append(before_forward(module, partial(wait_for, self._storage, units_with(own, self._unit_of))))
 
     def _look_for_changes(self) -> None:
         """Validate that parameters lie where they did, and require a gradient, or none, as they did."""
@@ -344,70 +366,27 @@ class TorchSharded(Sharded):
     # -- states
 
     def _buffers(self) -> dict[str, Array]:
-        named = self.module.named_buffers()
-        return {name: array_of(x.view(torch.uint8) if x.dtype == torch.bool else x, name) for name, x in named}
+        return {name: stored_array(x, name) for name, x in self.module.named_buffers()}
 
     def _kept(self, index: int, k: int) -> dict[str, Any]:
         del k
-        shard, found = self._shards[index], dict[str, Any]()
-        for name, x in self.optimizer.state.get(shard, {}).items():
-            if isinstance(x, torch.Tensor):
-                array = array_of(x, name)
-                found[name] = array.reshape(-1) if x.shape == shard.shape and name != "step" else to_host(array)
-            else:
-                found[name] = x
-        return found
+        return states.kept_of(self.optimizer, self._shards[index])
 
     def _check_kept(self, index: int, kept: Mapping[str, Any]) -> None:
-        for name, value in kept.items():
-            if value is not None and not isinstance(value, list | bool | int | float | str | np.ndarray):
-                raise ValueError(f"{name} of {self._names_of[index]} cannot be a {type(value).__name__}")
+        states.check_kept(kept, self._names_of[index])
 
     def _keep(self, index: int, k: int, kept: Mapping[str, Any]) -> None:
-        shard, device = self._shards[index], self._units[k].form.device
-        self.optimizer.state.pop(shard, None)
-        group = next(each for each in self.optimizer.param_groups if any(x is shard for x in each["params"]))
-        for name, value in kept.items():
-            state = self.optimizer.state[shard]
-            if isinstance(value, list):
-                array = device.empty(shard.numel(), value[0].read().dtype)
-                write_shards(array, value)
-                state[name] = tensor_of(array).reshape(shard.shape)
-            elif isinstance(value, np.ndarray):
-                # Steps are counted on the host, but where all of a step is computed on a device: as torch loads them.
-                there = name != "step" or group.get("capturable") or group.get("fused")
-                state[name] = tensor_of(value.copy()).to(shard.device if there else "cpu")
-            else:
-                state[name] = value
+        states.keep(self.optimizer, self._shards[index], kept, self._units[k].form.device)
 
     def _hyperparameters(self) -> Any:
-        groups = [
-            {key: _plain(value) for key, value in group.items() if key != "params"}
-            for group in self.optimizer.param_groups
-        ]
-        return {"name": type(self.optimizer).__name__, "groups": groups}
+        return states.settings_of(self.optimizer)
 
     def _load_hyperparameters(self, given: Any) -> None:
-        own = self._hyperparameters()
-        if not isinstance(given, Mapping) or given.keys() != own.keys() or given["name"] != own["name"]:
-            raise ValueError(f"the state is not one of {own['name']}: its optimizer is {given!r}")
-        groups = given["groups"]
-        good = isinstance(groups, list) and all(isinstance(group, Mapping) for group in groups)
-        if not good or len(groups) != len(own["groups"]):
-            raise ValueError(f"the optimizer has {len(own['groups'])} groups of parameters, the state others")
-        for group, saved in zip(self.optimizer.param_groups, groups, strict=True):
-            for key, value in saved.items():
-                if key == "params":
-                    raise ValueError("parameters are in no group of a state")
-                before = group.get(key)
-                if isinstance(before, torch.Tensor):
-                    before.fill_(value)
-                else:
-                    group[key] = tuple(value) if isinstance(before, tuple) else value
+        states.load_settings(self.optimizer, given)
 
     def _close(self) -> None:
         super()._close()
-        self._shards, self._into = {}, {}
+        self._shards, self._copies = {}, None
         self.__dict__.pop("optimizer", None)  # what it has of the parameters lies in memory that is to be given back
         if self.stage == 3:
             for x in self._tensors:
@@ -417,15 +396,3 @@ class TorchSharded(Sharded):
 def _arrived(arrive: WeakMethod[Callable[[int], None]], index: int, _: torch.Tensor) -> None:
     if (method := arrive()) is not None:
         method(index)
-
-
-def _wait_for(storage: Storage, units: Sequence[int], *_: Any) -> None:
-    for k in units:
-        storage.wait(k)
-
-
-def _plain(value: Any) -> Any:
-    """Return a setting of an optimizer's as it is saved."""
-    if isinstance(value, torch.Tensor):
-        return value.item()
-    return [_plain(each) for each in value] if isinstance(value, tuple | list) else value

@@ -70,5 +70,6 @@ class Traffic:
 def free_plans(flights: Iterable[InBackground]) -> None:
     """Free plans, save those that an error has left in the middle: freeing them could hang."""
     for flight in flights:
+        flight.forget()
         with suppress(PlanError):
             flight.plan.free()

@@ -160,10 +160,8 @@ class ShardedTraining:
         """
         wait = wait or not threads_allowed()
         self._await_parameters()
-        self._gradients.come_back()
-        self._gradients.begin()
-        there, self._present = self._present, {}
-        fault, self._fault = self._fault, None
+        there, fault = self._present, self._fault
+        self._discard()
 
         def which() -> list[bool]:
             if fault is not None:
@@ -183,6 +181,12 @@ class ShardedTraining:
 
         self._flags.share(update)
         return norm
+
+    def _discard(self) -> None:
+        """Forget the gradients of a step, all of which have been sent."""
+        self._gradients.come_back()
+        self._gradients.begin()
+        self._present, self._fault = {}, None
 
     def _clip(self) -> float | None:
         """Scale this rank's parts of the gradients so that all have the norm that is wanted at most; return theirs."""

@@ -90,6 +90,13 @@ def test_a_picture_has_eight_curves_at_most_and_all_are_drawn():
     assert {way for page in drawn for way in page} == set(learning.WAYS)
 
 
+def test_pictures_are_of_the_first_seed(tmp_path):
+    output = tmp_path / "learning.json"
+    output.write_text(json.dumps({"records": [record(TORCH, seed=3, curve=[{"step": 600, "loss": 1.5}])]}))
+    learning.report(output)
+    assert [path.name for path in tmp_path.iterdir()] == ["learning.json"]
+
+
 def quick(output, *options):
     command = [sys.executable, "-m", "bench.learning", "--quick", "-o", str(output), *options]
     env = {**os.environ, "PYTHONPATH": str(TOP)}

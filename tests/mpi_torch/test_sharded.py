@@ -1,6 +1,8 @@
 """Sharded training of modules of torch's: the result of DDP and the same optimizer on every rank."""
 
+import copy
 import gc
+import io
 import weakref
 
 import numpy as np
@@ -226,7 +228,7 @@ def test_gradients_of_several_passes_add_up(stored):
 def test_half_precision_is_trained_in_float32(stored, half):
     if half == torch.bfloat16:
         pytest.importorskip("ml_dtypes")
-    with sharded(stored, module=made(dtype=half), master_dtype="float32") as training:
+    with sharded(stored, module=made(dtype=half), master_dtype=torch.float32) as training:
         assert all(x.dtype == torch.float32 for x in training.optimizer.param_groups[0]["params"])
         train(training)
         assert training.memory()["masters"] > 0
@@ -313,6 +315,181 @@ def test_muon_has_whole_matrices():
             training.step()
         for y, z in zip(module.parameters(), other.parameters(), strict=True):
             np.testing.assert_allclose(y.detach().numpy(), z.detach().numpy(), rtol=1e-4, atol=1e-5)
+
+
+# -- what modules compute with, and when
+
+
+class Attention(torch.nn.Module):
+    """Layers of torch's that compute with the parameters of those within without calling these."""
+
+    def __init__(self, frozen=False):
+        super().__init__()
+        self.first = torch.nn.Linear(8, 8)
+        self.attention = torch.nn.MultiheadAttention(8, 2, batch_first=True).requires_grad_(not frozen)
+        self.blocks = torch.nn.ModuleList(
+            torch.nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True) for _ in range(2)
+        )
+        self.last = torch.nn.utils.weight_norm(torch.nn.Linear(8, 3))
+
+    def forward(self, x):
+        x = self.first(x)
+        x = x + self.attention(x, x, x)[0]
+        for block in self.blocks:
+            x = block(x)
+        return self.last(x)
+
+
+def attention(**keywords):
+    with torch.random.fork_rng():
+        torch.manual_seed(3)
+        module = Attention(**keywords).double()
+        for each in module.parameters():
+            torch.nn.init.uniform_(each, -0.5, 0.5)
+        return module
+
+
+def inputs(step):
+    return torch.randn(4, 3, 8, generator=torch.Generator().manual_seed(10 * step + RANK), dtype=torch.float64)
+
+
+@pytest.mark.filterwarnings("ignore:.*weight_norm.*")
+@pytest.mark.parametrize("stored", STORED)
+@pytest.mark.parametrize("listed", [False, True])
+@pytest.mark.parametrize("frozen", [False, True])
+def test_layers_that_read_the_parameters_of_those_within(stored, listed, frozen):
+    alone = attention(frozen=frozen)
+    optimizer = adamw([x for x in alone.parameters() if x.requires_grad])
+    with mpiagg.AllReduce(algorithm="direct") as aggregation, mpiagg.DDP(alone, aggregation=aggregation) as ddp:
+        for step in range(STEPS):
+            optimizer.zero_grad()
+            ddp(inputs(step)).square().mean().backward()
+            optimizer.step()
+    module = attention(frozen=frozen)
+    layers = list(module.blocks) if listed else None
+    with sharded(stored, module=module, layers=layers) as training:
+        for step in range(STEPS):
+            training(inputs(step)).square().mean().backward()
+            training.step(wait=False)
+        alone.eval()
+        module.eval()
+        for context in (torch.no_grad, torch.enable_grad):  # without gradients a layer takes another way
+            with context():
+                found, wanted = (each(inputs(9)).detach().numpy() for each in (training, alone))
+                np.testing.assert_allclose(found, wanted, rtol=1e-9, atol=1e-12)
+        close(training.weights(), {name: x.detach().numpy() for name, x in alone.named_parameters()})
+
+
+class Reader(torch.nn.Module):
+    """Computes with the parameters of a module within, which it does not call."""
+
+    def __init__(self):
+        super().__init__()
+        self.within = torch.nn.Linear(8, 8, bias=False)
+
+    def forward(self, x):
+        return torch.tanh(x @ self.within.weight)
+
+
+def test_a_listed_layer_has_all_its_parameters_when_it_computes():
+    x = torch.ones(2, 8)
+    torch.manual_seed(0)
+    module = torch.nn.Sequential(torch.nn.Linear(8, 8), Reader(), torch.nn.Linear(8, 8), Reader())
+    wanted = module(x).detach().numpy()
+    layers = [module[1], module[3]]
+    with sharded("divided", module=module, layers=layers, prefetch=0, bucket_bytes=0) as training:
+        for _ in range(2):
+            found = training(x)
+            np.testing.assert_allclose(found.detach().numpy(), wanted, rtol=1e-5)
+            found.sum().backward()
+            training.zero_grad()
+
+
+class Part(torch.nn.Module):
+    """Returns something made of its parameter."""
+
+    def __init__(self, make):
+        super().__init__()
+        self.weight, self.make = torch.nn.Parameter(torch.ones(8, 8, dtype=torch.float64)), make
+
+    def forward(self, x):
+        return self.make(self.weight, x)
+
+
+@pytest.mark.parametrize(
+    ("make", "match"),
+    [
+        (lambda weight, x: weight[: len(x)], "returns a view of its parameters"),
+        (lambda weight, x: {1, weight @ x}, "in an object that"),
+    ],
+)
+def test_what_could_be_undefined_is_an_error_where_parameters_make_room(make, match):
+    with sharded("divided", module=Part(make)) as training, pytest.raises(mpiagg.PlanError, match=match):
+        training(torch.ones(8, dtype=torch.float64))
+
+
+def test_copies_of_a_module_are_modules_of_their_own():
+    expected, _ = plain()
+    with sharded("stage 2") as training:
+        train(training, wait=False)
+        training.wait()
+        other = copy.deepcopy(training.module)
+        assert equal({name: x.detach().numpy() for name, x in other.named_parameters()}, expected)
+        saved = io.BytesIO()
+        torch.save(training.module, saved)
+        before = training.weights()
+        if RANK == 0:  # alone: no hook of the copy meets the other ranks
+            loss(other(batch(0)[0]), batch(0)[1]).backward()
+            assert all(x.grad is not None for x in other.parameters() if x.requires_grad)
+        assert equal(training.weights(), before)
+
+
+@pytest.mark.parametrize("stored", STORED)
+def test_gradients_are_discarded(stored):
+    expected, _ = plain()
+    with sharded(stored) as training:
+        for step in range(STEPS):
+            loss(training(batch(9)[0], 3), batch(9)[1]).backward()
+            training.zero_grad()
+            assert all(x.grad is None for x in training.module.parameters())
+            train(training, [step])
+        assert equal({name: x for name, x in training.weights().items() if "norm" not in name}, expected)
+
+
+def test_gradients_that_another_one_takes_are_refused():
+    module = made()
+    with sharded("stage 1", module=module):
+        refused(ValueError, "another DDP or Sharded trains", sharded, "stage 2", module=module)
+        refused(ValueError, "another DDP or Sharded trains", mpiagg.DDP, module)
+    with mpiagg.DDP(module):
+        refused(ValueError, "another DDP or Sharded trains", sharded, "stage 2", module=module)
+    with sharded("stage 2", module=module) as training:
+        train(training)
+
+
+@pytest.mark.skipif(SIZE == 1, reason="alone there is nobody to differ")
+@pytest.mark.parametrize("stage", [1, 3])
+@pytest.mark.parametrize("kind", ["buffer", "frozen", "sparse"])
+def test_ranks_that_have_other_modules_are_told(stage, kind):
+    module = torch.nn.Linear(3, 2)
+    if kind == "frozen":
+        module.more = torch.nn.Parameter(torch.zeros(3 + RANK), requires_grad=False)
+    else:
+        more = torch.zeros(3 + RANK) if kind == "buffer" else torch.zeros(3)
+        module.register_buffer("more", more.to_sparse() if kind == "sparse" and RANK == 0 else more)
+    with pytest.raises(TypeError if kind == "sparse" and RANK == 0 else mpiagg.MismatchError):
+        mpiagg.Sharded(module, adamw, stage=stage)
+
+
+def test_an_optimizer_may_leave_parameters_out():
+    with sharded("stage 2", lambda parameters: adamw(parameters[1:])) as training:
+        before = training.weights()
+        train(training)
+        training.load_state_dict(training.state_dict())
+        train(training)
+        after = training.weights()
+        assert (before["places"] == after["places"]).all()
+        assert (before["embedding.weight"] != after["embedding.weight"]).any()
 
 
 # -- states
@@ -446,6 +623,7 @@ def test_a_parameter_that_has_made_room_too_early_is_an_error():
         (ValueError, "is not initialised", {"module": torch.nn.LazyLinear(2)}),
         (TypeError, "on the CPU or a CUDA device", {"module": torch.nn.Linear(2, 2, device="meta")}),
         (ValueError, "layers must be submodules", {"layers": [torch.nn.Linear(1, 1)], "stage": 3}),
+        (ValueError, "layers must be submodules", {"layers": 5, "stage": 3}),
         (ValueError, "unknown split", {"split": "rows"}),
         (TypeError, "real numbers", {"module": torch.nn.Linear(2, 2, dtype=torch.complex64)}),
     ],

@@ -1,0 +1,86 @@
+"""What an optimizer of torch's keeps for parts of tensors, and how it steps: taken for a checkpoint, and loaded."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+
+from mpiagg.arrays import Device, to_host
+from mpiagg.ddp.torch_modules import array_of, tensor_of
+from mpiagg.sharded.states import write_shards
+
+
+def kept_of(optimizer: torch.optim.Optimizer, shard: torch.nn.Parameter) -> dict[str, Any]:
+    """Return what an optimizer keeps for a part of a tensor; what has an element for each of the part's as vectors."""
+    found = dict[str, Any]()
+    for name, x in optimizer.state.get(shard, {}).items():
+        if isinstance(x, torch.Tensor):
+            array = array_of(x, name)
+            found[name] = array.reshape(-1) if x.shape == shard.shape and name != "step" else to_host(array)
+        else:
+            found[name] = x
+    return found
+
+
+def check_kept(kept: Mapping[str, Any], name: str) -> None:
+    """Raise ValueError if this cannot be what an optimizer keeps for a part of a tensor."""
+    for key, value in kept.items():
+        if value is not None and not isinstance(value, list | bool | int | float | str | np.ndarray):
+            raise ValueError(f"{key} of {name} cannot be a {type(value).__name__}")
+
+
+def keep(optimizer: torch.optim.Optimizer, shard: torch.nn.Parameter, kept: Mapping[str, Any], device: Device) -> None:
+    """Let an optimizer keep this for a part of a tensor, which lies on a device."""
+    optimizer.state.pop(shard, None)
+    of_shard = (each for each in optimizer.param_groups if any(x is shard for x in each["params"]))
+    group: dict[str, Any] = next(of_shard, {})  # the function that made it may have left it out
+    for name, value in kept.items():
+        state = optimizer.state[shard]
+        if isinstance(value, list):
+            array = device.empty(shard.numel(), value[0].read().dtype)
+            write_shards(array, value)
+            state[name] = tensor_of(array).reshape(shard.shape)
+        elif isinstance(value, np.ndarray):
+            # Steps are counted on the host, but where all of a step is computed on a device: as torch loads them.
+            there = name != "step" or group.get("capturable") or group.get("fused")
+            state[name] = tensor_of(value.copy()).to(shard.device if there else "cpu")
+        else:
+            state[name] = value
+
+
+def settings_of(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+    """Return how an optimizer steps: its name, and the settings of its groups."""
+    groups = [
+        {key: _plain(value) for key, value in group.items() if key != "params"} for group in optimizer.param_groups
+    ]
+    return {"name": type(optimizer).__name__, "groups": groups}
+
+
+def load_settings(optimizer: torch.optim.Optimizer, given: Any) -> None:
+    """Let an optimizer step as :func:`settings_of` has said; ValueError if these are no settings of it."""
+    own = settings_of(optimizer)
+    if not isinstance(given, Mapping) or given.keys() != own.keys() or given["name"] != own["name"]:
+        raise ValueError(f"the state is not one of {own['name']}: its optimizer is {given!r}")
+    groups = given["groups"]
+    good = isinstance(groups, list) and all(isinstance(group, Mapping) for group in groups)
+    if not good or len(groups) != len(own["groups"]):
+        raise ValueError(f"the optimizer has {len(own['groups'])} groups of parameters, the state others")
+    for group, saved in zip(optimizer.param_groups, groups, strict=True):
+        for key, value in saved.items():
+            if key == "params":
+                raise ValueError("parameters are in no group of a state")
+            before = group.get(key)
+            if isinstance(before, torch.Tensor):
+                before.fill_(value)
+            else:
+                group[key] = tuple(value) if isinstance(before, tuple) else value
+
+
+def _plain(value: Any) -> Any:
+    """Return a setting of an optimizer's as it is saved."""
+    if isinstance(value, torch.Tensor):
+        return value.item()
+    return [_plain(each) for each in value] if isinstance(value, tuple | list) else value
