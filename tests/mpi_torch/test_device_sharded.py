@@ -125,7 +125,6 @@ def test_gradients_of_several_streams_are_copied_where_they_come_from(comm, monk
         channel_of(comm).free()
 
 
-@pytest.mark.skipif(SIZE == 1, reason="alone a rank gathers nothing")
 def test_parameters_are_gathered_behind_the_stream_of_torch_s_that_computes(comm, monkeypatch):
     """Which may still read others in the same memory."""
     layers = torch.nn.Sequential(*(torch.nn.Linear(30, 30) for _ in range(3)))
@@ -143,7 +142,7 @@ def test_parameters_are_gathered_behind_the_stream_of_torch_s_that_computes(comm
             loss.backward()
             backward = {entry.name for entry in standin.LOG.of("wait")}
             for followed in (forward, backward):
-                assert made.made(4096).number in followed
+                assert made.made(4096).number in followed or SIZE == 1
                 assert 0 not in followed
         channel_of(comm).free()
 

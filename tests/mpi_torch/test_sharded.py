@@ -467,7 +467,6 @@ def test_gradients_that_another_one_takes_are_refused():
         train(training)
 
 
-@pytest.mark.skipif(SIZE == 1, reason="alone there is nobody to differ")
 @pytest.mark.parametrize("stage", [1, 3])
 @pytest.mark.parametrize("kind", ["buffer", "frozen", "sparse"])
 def test_ranks_that_have_other_modules_are_told(stage, kind):
@@ -477,6 +476,9 @@ def test_ranks_that_have_other_modules_are_told(stage, kind):
     else:
         more = torch.zeros(3 + RANK) if kind == "buffer" else torch.zeros(3)
         module.register_buffer("more", more.to_sparse() if kind == "sparse" and RANK == 0 else more)
+    if SIZE == 1 and kind != "sparse":  # alone there is nobody to differ
+        mpiagg.Sharded(module, adamw, stage=stage).free()
+        return
     with pytest.raises(TypeError if kind == "sparse" and RANK == 0 else mpiagg.MismatchError):
         mpiagg.Sharded(module, adamw, stage=stage)
 
