@@ -21,7 +21,7 @@ from mpiagg.ddp.sparse import average_sparse
 from mpiagg.ddp.steps import GradientList
 from mpiagg.ddp.torch_copies import SavedModule
 from mpiagg.ddp.torch_keywords import TorchKeywords
-from mpiagg.ddp.torch_modules import TorchAdapter, UnsyncedParameters, array_of, require_threads
+from mpiagg.ddp.torch_modules import TorchAdapter, UnsyncedParameters, require_threads, stored_array
 from mpiagg.errors import PlanError
 from mpiagg.transport import channel_of
 
@@ -327,9 +327,9 @@ class TorchDDP(SavedModule, DDP):
         for buffer in self._adapter.buffers():
             of_dtype.setdefault((buffer.dtype, buffer.device), []).append(buffer)
         with torch.no_grad(), self._adapter.stream():
-            for (dtype, _), buffers in of_dtype.items():
+            for buffers in of_dtype.values():
                 whole = torch.cat([x.reshape(-1) for x in buffers])
-                array = array_of(whole.view(torch.uint8) if dtype == torch.bool else whole, "the buffers")
+                array = stored_array(whole, "the buffers")
                 broadcast(array, root=0, out=array, comm=self.comm)
                 if self.comm.rank != 0:
                     for buffer, part in zip(buffers, whole.split([x.numel() for x in buffers]), strict=True):

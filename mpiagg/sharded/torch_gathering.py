@@ -14,15 +14,16 @@ from mpiagg.errors import PlanError
 from mpiagg.sharded.storage import Divided, Storage
 
 Owners = Sequence[tuple[torch.nn.Module, Sequence[int]]]
-"""Submodules with the numbers of the parameters that they have of their own."""
-
+"""Submodules with the numbers of the parameters that they compute with."""
 
 AS_ONE: Final = (torch.nn.MultiheadAttention, torch.nn.TransformerEncoderLayer)
 """Modules of torch's that compute with the parameters of those within without calling these."""
 
 
-def owners_of(module: torch.nn.Module, tensors: Sequence[torch.nn.Parameter]) -> Owners:
-    """Return the submodules that compute with parameters themselves, each with the numbers of these."""
+def owners_of(
+    module: torch.nn.Module, tensors: Sequence[torch.nn.Parameter], listed: Sequence[torch.nn.Module] = ()
+) -> Owners:
+    """Return the submodules that compute with parameters themselves, and those listed, with the numbers of these."""
     number = {id(tensor): index for index, tensor in enumerate(tensors)}
     found, within = list[tuple[torch.nn.Module, Sequence[int]]](), set[int]()
     for each in module.modules():
@@ -34,7 +35,7 @@ def owners_of(module: torch.nn.Module, tensors: Sequence[torch.nn.Parameter]) ->
         own = [number[id(x)] for x in each.parameters(recurse=as_one) if id(x) in number]
         if own:
             found.append((each, own))
-    return found
+    return [*found, *((each, [number[id(x)] for x in each.parameters()]) for each in listed)]
 
 
 def units_with(own: Sequence[int], unit_of: Mapping[int, int]) -> list[int]:
@@ -74,7 +75,7 @@ def _nothing(*_: Any) -> None:
 
 
 def layers_of(
-    module: torch.nn.Module, tensors: Sequence[torch.nn.Parameter], cap: int, given: Sequence[torch.nn.Module] | None
+    module: torch.nn.Module, tensors: Sequence[torch.nn.Parameter], cap: int, given: Sequence[torch.nn.Module]
 ) -> tuple[list[list[int]], set[int]]:
     """Return which parameters are gathered together, and the numbers of the layers that stay gathered for a while.
 
@@ -86,7 +87,7 @@ def layers_of(
         Its parameters.
     cap : int
         How many bytes a layer has at most, where submodules are put together.
-    given : sequence of torch.nn.Module, optional
+    given : sequence of torch.nn.Module
         Submodules whose parameters are gathered together.
 
     Notes
@@ -111,7 +112,7 @@ def layers_of(
     outer = [own for each, own in owners if not isinstance(each, AS_ONE) and any(_has(x) for x in each.children())]
     add(sorted({i for own in outer for i in own} | {i for i, number in uses.items() if number > 1}), keep=True)
     number = {id(tensor): index for index, tensor in enumerate(tensors)}
-    for each in given or ():
+    for each in given:
         add([number[id(x)] for x in each.parameters() if id(x) in number])
     filling: list[int] = []
     for _, own in owners:

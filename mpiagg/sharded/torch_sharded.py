@@ -110,7 +110,7 @@ class TorchSharded(Sharded):
         if not isinstance(self._listed, list | tuple) or not all(id(x) in inside for x in self._listed):
             raise ValueError("layers must be submodules of the module, in a list")
         if self.stage == 3:
-            self._layers_asked, self._resident = layers_of(module, self._tensors, self._cap, layers)
+            self._layers_asked, self._resident = layers_of(module, self._tensors, self._cap, self._listed)
         return [form_of(array_of(x, f"parameter {name}")) for name, x in named]
 
     def _stream(self) -> AbstractContextManager[object]:
@@ -151,9 +151,7 @@ class TorchSharded(Sharded):
         self._places = [x.data_ptr() for x in self._tensors]
         self._gathering: Gathering | None = None
         if isinstance(storage, Divided):
-            number = {id(x): index for index, x in enumerate(self._tensors)}
-            listed = [(layer, [number[id(x)] for x in layer.parameters()]) for layer in self._listed]
-            owners, stream = [*owners_of(module, self._tensors), *listed], partial(stream_of, self._first)
+            owners, stream = owners_of(module, self._tensors, self._listed), partial(stream_of, self._first)
             self._gathering = Gathering(storage, owners, self._tensors, unit_of, stream, ahead=self._turns > 1)
             self._open.append(self._gathering.remove)
         self._take_up(storage, trained, self._names_of)
@@ -289,9 +287,7 @@ class TorchSharded(Sharded):
         self._require_open()
         with self._at_work():
             self._look_for_changes()
-            while self._gradients.waiting:
-                self._send_unit(background=False)
-            self._forget_sent()
+            self._send_rest()
             if not wait and self.stage < 3 and not self._waited_for:
                 self._wait_in_forward()
             try:
@@ -300,7 +296,10 @@ class TorchSharded(Sharded):
                 for x in self._tensors:
                     x.grad = None
 
-    def _forget_sent(self) -> None:
+    def _send_rest(self) -> None:
+        """Send the units that have not set out in the backward pass."""
+        while self._gradients.waiting:
+            self._send_unit(background=False)
         self._sent.clear()
         if self._copies is not None:
             self._copies.clear()
@@ -321,9 +320,7 @@ class TorchSharded(Sharded):
         with self._at_work():
             for x in self._tensors:
                 x.grad = None
-            while self._gradients.waiting:
-                self._send_unit(background=False)
-            self._forget_sent()
+            self._send_rest()
             self._discard()
 
     def _wait_in_forward(self) -> None:
