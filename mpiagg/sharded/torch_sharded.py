@@ -131,9 +131,20 @@ class TorchSharded(Sharded):
         for name, x in (*module.named_parameters(), *module.named_buffers()):
             array = stored_array(x, name)
             broadcast(array, root=0, out=array, comm=self.comm)
-        arrays = [array_of(x, name) for name, x in zip(self._names_of, self._tensors, strict=True)]
         before = [x.data for x in self._tensors]
-        units = self._units
+        try:
+            self._divide()
+            self._channel.agree_on(self._make_optimizer)
+        except Exception:
+            for x, old in zip(self._tensors, before, strict=True):
+                x.data = old
+            self._tensors = []
+            raise
+
+    def _divide(self) -> None:
+        """Move the parameters to where they are trained, and have the module ask for them and tell of gradients."""
+        module, units = self.module, self._units
+        arrays = [array_of(x, name) for name, x in zip(self._names_of, self._tensors, strict=True)]
         trained = [k for k, unit in enumerate(units) if self._tensors[unit.members[0]].requires_grad]
         storage: Storage
         if self.stage < 3:
@@ -162,13 +173,6 @@ class TorchSharded(Sharded):
         for index in self._flag:
             told = partial(_arrived, WeakMethod(self._arrive), index)
             self._open.append(on_gradient(self._tensors[index], told))
-        try:
-            self._channel.agree_on(self._make_optimizer)
-        except Exception:
-            for x, old in zip(self._tensors, before, strict=True):
-                x.data = old
-            self._tensors = []
-            raise
 
     def _make_optimizer(self) -> str:
         """Make the optimizer of this rank's parts, and return in words how it steps."""

@@ -70,9 +70,9 @@ def load_settings(optimizer: torch.optim.Optimizer, given: Any) -> None:
         raise ValueError(f"the optimizer has {len(own['groups'])} groups of parameters, the state others")
     for group, saved in zip(optimizer.param_groups, groups, strict=True):
         for key, value in saved.items():
-            if key == "params":
-                raise ValueError("parameters are in no group of a state")
             before = group.get(key)
+            if key == "params" or not _fits(value, _plain(before)):
+                raise ValueError(f"{key} of an optimizer cannot be {value!r}")
             if isinstance(before, torch.Tensor):
                 before.fill_(value)
             else:
@@ -84,3 +84,13 @@ def _plain(value: Any) -> Any:
     if isinstance(value, torch.Tensor):
         return value.item()
     return [_plain(each) for each in value] if isinstance(value, tuple | list) else value
+
+
+def _fits(value: Any, before: Any) -> bool:
+    """Whether this may take the place of a setting of an optimizer's."""
+    if isinstance(before, list):
+        return isinstance(value, list) and len(value) == len(before) and all(map(_fits, value, before))
+    if before is None or isinstance(before, bool):  # torch sets what is None to what it takes for best
+        return value is None or isinstance(value, bool | int | float | str)
+    numbers = isinstance(value, int | float) and not isinstance(value, bool)
+    return numbers if isinstance(before, int | float) else isinstance(value, type(before))

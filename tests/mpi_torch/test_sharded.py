@@ -539,9 +539,35 @@ def test_states_that_do_not_fit_are_refused():
             ({**state, "buffers": short}, "buffer norm.running_mean is"),
             ({**state, "optimizer": {**optimizer, "name": "SGD"}}, "the state is not one of AdamW"),
             ({**state, "optimizer": {**optimizer, "groups": []}}, "groups of parameters"),
+            *(
+                ({**state, "optimizer": {**optimizer, "groups": [group]}}, f"{key} of an optimizer cannot be")
+                for key, value in (
+                    *(("betas", "ab"), ("betas", [0.9]), ("betas", [0.9, None]), ("lr", None), ("lr", True)),
+                    *(("amsgrad", [1]), ("params", [])),
+                )
+                for group in [{**optimizer["groups"][0], key: value}]
+            ),
         ]:
             refused(ValueError, words, training.load_state_dict, wrong)
         assert equal(training.weights(), before)
+
+
+@pytest.mark.parametrize("stored", STORED)
+def test_parameters_are_where_they_were_if_sharded_cannot_be_made(stored, monkeypatch):
+    def fail(*_):
+        raise MemoryError("no memory for hooks")
+
+    stage, share = STORED[stored]
+    module = made()
+    before = [(x.data_ptr(), x.detach().clone()) for x in module.parameters()]
+    with monkeypatch.context() as patch:
+        patch.setattr("mpiagg.sharded.torch_sharded.on_gradient", fail)
+        with pytest.raises(MemoryError, match="for hooks"):
+            mpiagg.Sharded(module, adamw, stage=stage, share=share)
+    after = zip(module.parameters(), before, strict=True)
+    assert all(x.data_ptr() == place and x.equal(old) for x, (place, old) in after)
+    with mpiagg.Sharded(module, adamw, stage=stage, share=share, algorithm="direct") as training:
+        train(training)
 
 
 def test_what_adafactor_keeps_of_whole_matrices_is_saved(tmp_path):
