@@ -378,6 +378,11 @@ def check_wire_op(wire: str | None, op: str) -> None:
 
 
 def check_wire_dtype(wire: str | None, dtype: np.dtype[Any]) -> None:
-    """Raise TypeError if values of ``dtype`` are combined in a dtype that no codec takes."""
-    if wire is not None and working_dtype(dtype).kind != "f":
+    """Raise TypeError if values of ``dtype`` are combined in a dtype that no codec takes, or no exact sum."""
+    if wire is None:
+        return
+    working = working_dtype(dtype)
+    if working.kind != "f":
         raise TypeError(f"wire {wire!r} is for real floating-point numbers, not for {dtype}")
+    if wire == EXACT and working.itemsize > 8:
+        raise TypeError(f"wire {wire!r} is for float64 and shorter numbers, not for {dtype}")

@@ -14,6 +14,7 @@ from mpi4py import MPI
 
 from mpiagg.arrays import Array, Combine, Reduction, reduction
 from mpiagg.collectives.mpi_ops import op_name
+from mpiagg.plans.native import PAIRS
 
 _LOGICAL: Final = ("land", "lor", "lxor")
 _BITWISE: Final = ("band", "bor", "bxor")
@@ -40,16 +41,6 @@ _NOT_NUMBERS: Final = (
     "COMPLEX32",
 )
 
-_PAIRS: Final = {
-    "FLOAT_INT": "f",
-    "DOUBLE_INT": "d",
-    "LONG_INT": "l",
-    "INT_INT": "i",
-    "SHORT_INT": "h",
-    "LONG_DOUBLE_INT": "g",
-}
-"""The datatypes of MAXLOC and MINLOC, and the types of their values, in C's letters."""
-
 
 def _dtypes() -> dict[str, np.dtype[Any]]:
     """Return the dtypes of numbers by their type strings, as ``MPI.Datatype.typestr`` spells them."""
@@ -73,8 +64,7 @@ def _numbers() -> dict[int, np.dtype[Any]]:
 def _pairs() -> dict[int, np.dtype[Any]]:
     """Return the dtype of every pair of a value and an index, by the datatype's handle."""
     pairs = {}
-    for name, code in _PAIRS.items():
-        datatype = getattr(MPI, name)
+    for code, datatype in PAIRS.items():
         dtype = np.dtype([("value", code), ("index", "i")], align=True)
         if _EXTENTS.get(datatype.handle) == dtype.itemsize:
             pairs[datatype.handle] = dtype

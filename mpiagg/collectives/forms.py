@@ -62,7 +62,7 @@ def _resolved(method: Method, given: tuple[Any, ...]) -> Any:
     asked = method.read(channel, *given[1:])
     if asked is None:
         if CHECK:
-            channel.agree(f"{method.name} of arguments for the MPI library alone")
+            channel.agree(method.unread(channel, given))
         return Unread(channel, method.name)
     arrays = method.arrays(channel, asked.dtype, given)
     operation = asked.operation(channel, arrays=arrays)
@@ -104,9 +104,11 @@ def _plan(comm: Comm, method: Method, given: tuple[Any, ...], memory: Memory) ->
         return None
     channel = comm._open()  # noqa: SLF001 - of Comm, whose methods these are
     key: Hashable = None
+    known: Any = None
     with suppress(AttributeError, IndexError, TypeError):  # what cannot be a key
-        key = memory, channel.memory.host.leased, method.exact((comm, *given))
-    known: Any = channel.calls.get(key)
+        whole = memory, channel.memory.host.leased, method.exact((comm, *given))
+        known = channel.calls.get(whole)
+        key = whole
     arrays: Arrays | None = None
     alone = False
     if known is None:

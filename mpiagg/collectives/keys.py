@@ -9,6 +9,7 @@ integer. Collectives that are mostly by our own algorithms have it in their keys
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Callable, Hashable
 from typing import Any, Final
 
@@ -143,7 +144,7 @@ def _form(buffer: Any) -> Any:
     if kind is list or kind is tuple:
         if buffer[0].__class__ is not np.ndarray:
             raise TypeError
-        return (kind, *map(_part, buffer))
+        return (kind, _form(buffer[0]), *map(_number, buffer[1:]))
     if buffer is None or buffer is _IN_PLACE:
         return kind
     if isinstance(buffer, np.ndarray):
@@ -152,11 +153,13 @@ def _form(buffer: Any) -> Any:
         return kind, view.format, view.nbytes, view.readonly, view.c_contiguous, view.contiguous
 
 
-def _part(part: Any) -> tuple[Any, ...]:
-    """Return what a call depends on of a part of a buffer specification."""
+def _number(part: Any) -> Any:
+    """Return the counts, displacements or datatype of a buffer specification; of arrays of them the values."""
     kind = part.__class__
-    if kind is np.ndarray:
-        return part.dtype, part.size, part.flags.num
     if kind is list or kind is tuple:
-        return tuple([_part(inner) for inner in part])
-    return (kind, part.handle) if isinstance(part, MPI.Datatype) else (kind, part)
+        return (kind, *map(_number, part))
+    if isinstance(part, MPI.Datatype):
+        return kind, part.handle
+    if isinstance(part, np.ndarray | array):
+        return kind, _number(part.tolist())
+    return kind, part

@@ -8,12 +8,16 @@ wrong. Buffers on two devices are a TypeError.
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from mpi4py import MPI
 
 from mpiagg.collectives import keys, moving, reducing
-from mpiagg.collectives.asked import Arrays, Asked
+from mpiagg.collectives.asked import BYTES, Arrays, Asked
+from mpiagg.plans.choices import NATIVE, Choice
+from mpiagg.plans.operation import Operation
+from mpiagg.schedules import Collective
+from mpiagg.transport import Channel
 
 
 class Method(NamedTuple):
@@ -33,6 +37,8 @@ class Method(NamedTuple):
         Returns what the arguments ask for, or None if that is for the MPI library alone.
     arrays : callable
         Returns the input and the output of a call that has been read, as vectors of a dtype.
+    ragged : bool
+        Whether a rank knows the lengths of those blocks alone that it has.
     """
 
     name: str
@@ -43,6 +49,22 @@ class Method(NamedTuple):
     exact: Callable[..., Hashable]
     read: Callable[..., Asked | None]
     arrays: Callable[..., Arrays]
+    ragged: bool = False
+
+    def unread(self, channel: Channel, given: tuple[Any, ...]) -> str:
+        """Return what all ranks must agree on of a call whose arguments are for the MPI library alone.
+
+        A rank whose blocks lie apart makes the same call as others, who do not know: where blocks lie is its own
+        affair, and so are their lengths in a gather or a scatter.
+        """
+        if not self.ragged:
+            return f"{self.name} of arguments for the MPI library alone"
+        root, none = (given[3] if len(given) > 3 else 0), (0,) * channel.size
+        choice = Choice(NATIVE)
+        same = Operation(
+            Collective(self.name), channel.rank, channel.layout, root, none, BYTES, choice, MPI.SUM, ragged=True
+        )
+        return same.description
 
 
 def _method(  # noqa: PLR0917 - what a Method has
@@ -52,11 +74,13 @@ def _method(  # noqa: PLR0917 - what a Method has
     read: Callable[..., Asked | None],
     arrays: Callable[..., Arrays],
     exact: Callable[..., Hashable] | None = None,
+    *,
+    ragged: bool = False,
 ) -> Method:
     """Return the collective method of a name, with mpi4py's own in its three forms."""
     forms = (name, f"I{name[0].lower()}{name[1:]}", f"{name}_init")
     now, start, init = (getattr(MPI.Intracomm, form) for form in forms)
-    return Method(collective, now, start, init, key, exact or key, read, arrays)
+    return Method(collective, now, start, init, key, exact or key, read, arrays, ragged)
 
 
 _ALLGATHER, _ALLTOALL, _ALLTOALLW = map(keys.of_two, ("Allgather", "Alltoall", "Alltoallw"))
@@ -83,7 +107,13 @@ ALLGATHERV: Final = _method(
 )
 GATHER: Final = _method("gather", "Gather", _GATHER, moving.gather_read, moving.gather_arrays, keys.exact(_GATHER))
 GATHERV: Final = _method(
-    "gather", "Gatherv", keys.of_blocks("Gatherv"), moving.gatherv_read, moving.gatherv_arrays, keys.of_all("Gatherv")
+    "gather",
+    "Gatherv",
+    keys.of_blocks("Gatherv"),
+    moving.gatherv_read,
+    moving.gatherv_arrays,
+    keys.of_all("Gatherv"),
+    ragged=True,
 )
 SCATTER: Final = _method(
     "scatter", "Scatter", _SCATTER, moving.scatter_from_read, moving.scatter_from_arrays, keys.exact(_SCATTER)
@@ -95,6 +125,7 @@ SCATTERV: Final = _method(
     moving.scatterv_read,
     moving.scatterv_arrays,
     keys.of_all("Scatterv"),
+    ragged=True,
 )
 ALLTOALL: Final = _method(
     "alltoall", "Alltoall", _ALLTOALL, moving.alltoall_read, moving.alltoall_arrays, keys.exact(_ALLTOALL)
@@ -106,6 +137,7 @@ ALLTOALLV: Final = _method(
     moving.alltoallv_read,
     moving.alltoallv_arrays,
     keys.of_all("Alltoallv"),
+    ragged=True,
 )
 ALLTOALLW: Final = _method(
     "alltoallw", "Alltoallw", _ALLTOALLW, moving.alltoallw_read, moving.alltoallv_arrays, keys.exact(_ALLTOALLW)

@@ -42,6 +42,17 @@ KNOWN_TO_MPI: Final = frozenset("?bhilqBHILQfdFD")
 """The codes of the dtypes that mpi4py passes to every MPI library; others are only moved, as bytes."""
 
 
+PAIRS: Final = {
+    "f": MPI.FLOAT_INT,
+    "d": MPI.DOUBLE_INT,
+    "l": MPI.LONG_INT,
+    "i": MPI.INT_INT,
+    "h": MPI.SHORT_INT,
+    "g": MPI.LONG_DOUBLE_INT,
+}
+"""The datatypes of MAXLOC and MINLOC by the codes of their values; a dtype of them has the fields value and index."""
+
+
 class NativeCall(NamedTuple):
     """A call of the MPI library's own collective.
 
@@ -90,7 +101,14 @@ def native_call(o: Operation, x: Array | None, out: Array | None) -> NativeCall:
         given, out = _sent(given), _parted(o, method, out, o.counts)
     elif o.collective.prefix and out is None:
         out = np.empty_like(x)  # MPI wants an output on rank 0, too
-    return NativeCall(method, (given, out, *counts, *op, *root), before)
+    return NativeCall(method, (_of_pairs(given), _of_pairs(out), *counts, *op, *root), before)
+
+
+def _of_pairs(array: Any) -> Any:
+    """Return an array as mpi4py takes it: with the datatype of pairs, if it is one of pairs."""
+    if array is None or array is MPI.IN_PLACE or isinstance(array, list) or array.dtype.names is None:
+        return array
+    return [array.reshape(-1).view(np.uint8), PAIRS[array.dtype["value"].char]]
 
 
 def _moving_call(o: Operation, method: str, x: Array | None, out: Array | None) -> NativeCall:

@@ -67,6 +67,14 @@ def test_codecs_are_for_real_floating_point_numbers(name):
             check_wire_dtype(name, np.dtype(dtype))
 
 
+@pytest.mark.skipif(np.dtype(np.longdouble).itemsize == 8, reason="long double is double here")
+def test_exact_sums_are_not_for_numbers_longer_than_float64():
+    check_wire_dtype("u8", np.dtype(np.longdouble))
+    check_wire_dtype("exact", np.dtype(np.float64))
+    with pytest.raises(TypeError, match="wire 'exact' is for float64 and shorter numbers, not for"):
+        check_wire_dtype("exact", np.dtype(np.longdouble))
+
+
 # -- half precision, bit for bit
 
 SPECIAL = np.array(

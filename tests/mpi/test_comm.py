@@ -88,6 +88,21 @@ def test_pairs_take_the_extreme_value_and_the_lowest_index(comm, carried, form, 
     assert len(carried) == len(PAIRS)
 
 
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("name", ["Allreduce", "Reduce", "Reduce_scatter_block", "Scan"])
+def test_pairs_beside_registered_memory(comm, form, name):
+    mpiagg.empty(1, comm=comm)
+    length = 40_000
+    for code, datatype in PAIRS.items():
+        x = np.zeros(length * SIZE, np.dtype([("value", code), ("index", "i")], align=True))
+        x["value"], x["index"] = (np.arange(x.size) * (RANK + 7)) % 50, RANK
+        part = length if name == "Reduce_scatter_block" else x.size
+        expected, got = np.zeros_like(x), np.zeros_like(x)
+        getattr(NATIVE, name)([x, datatype], [expected[:part], datatype], MPI.MINLOC)
+        call(comm, form, name, [x, datatype], [got[:part], datatype], MPI.MINLOC)
+        assert np.array_equal(got, expected), datatype.name
+
+
 def collectives(length, root):
     """Return every collective's name, lengths of input and output, where an input in place lies, and arguments."""
     counts = [(length + rank) % 4 for rank in range(SIZE)]

@@ -1,5 +1,8 @@
 """Gather, scatter, all-to-all and scans of a communicator, in all their forms, beside mpi4py's own."""
 
+from array import array
+
+import ml_dtypes
 import numpy as np
 import pytest
 from mpi4py import MPI
@@ -235,3 +238,58 @@ def test_the_methods_are_named_as_mpi4pys(ours):
         method, given = getattr(type(ours), name), getattr(MPI.Intracomm, name)
         assert (method.__name__, method.__doc__) == (given.__name__, given.__doc__)
         assert method is not given
+
+
+# -- counts and displacements, whatever they are kept in
+
+KEPT_IN = {"list": list, "numpy": np.array, "array": lambda counts: array("i", counts)}
+
+
+@pytest.mark.parametrize("kept", KEPT_IN)
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("dtype", ["int32", ml_dtypes.bfloat16], ids=["int32", "bfloat16"])
+def test_counts_are_those_of_the_call(ours, rank, size, form, dtype, kept):  # noqa: PLR0917 - fixtures and parameters
+    keep, half = KEPT_IN[kept], np.dtype(dtype).itemsize == 2
+    for shift in (0, 1, 0):
+        matrix = [[1 + (sender + receiver + shift) % 2 for receiver in range(size)] for sender in range(size)]
+        sent, received = matrix[rank], [row[rank] for row in matrix]
+        x, out = np.full(sum(sent), rank, dtype), np.zeros(sum(received), dtype)
+        call(ours, form, "Alltoallv", [x, keep(sent)], [out, keep(received)])
+        assert out.tolist() == np.repeat(np.arange(size), received).tolist()
+        counts = matrix[0]
+        x, out = np.full(counts[rank], rank, dtype), np.zeros(sum(counts), dtype)
+        call(ours, form, "Allgatherv", x, [out, keep(counts)])
+        assert out.tolist() == np.repeat(np.arange(size), counts).tolist()
+        starts = [2 * at + shift for at in range(size)]
+        apart = np.zeros(2 * size + shift, np.int16 if half else dtype)
+        specification = [apart, keep([1] * size), keep(starts), MPI.INT16_T if half else MPI.INT32_T]
+        call(ours, form, "Gatherv", np.full(1, rank, apart.dtype), specification if rank == 0 else None)
+        assert apart[starts].tolist() == (list(range(size)) if rank == 0 else [0] * size)
+
+
+@pytest.mark.parametrize("kept", KEPT_IN)
+def test_counts_are_those_of_the_call_in_registered_memory(ours, rank, size, kept):
+    n, keep = 40_000, KEPT_IN[kept]
+    out = mpiagg.empty(2 * n * size, "i", comm=ours)
+    for shift in (0, 1, 0):
+        counts = [n * (1 + (each + shift) % 2) for each in range(size)]
+        start = sum(counts[:rank])
+        out[:] = 0
+        out[start : start + counts[rank]] = rank + 1
+        ours.Allgatherv(MPI.IN_PLACE, [out, keep(counts)])
+        assert (out[: sum(counts)] == np.repeat(np.arange(1, size + 1), counts)).all()
+
+
+def test_blocks_may_lie_apart_on_some_ranks_where_calls_are_compared(ours, rank, size, monkeypatch):
+    monkeypatch.setattr("mpiagg.collectives.forms.CHECK", True)
+    starts = [2 * at for at in range(size)]
+    apart = np.zeros(2 * size, "i")
+    ours.Gatherv(np.full(1, rank + 1, "i"), [apart, ([1] * size, starts)] if rank == 0 else None)
+    assert apart[starts].tolist() == (list(range(1, size + 1)) if rank == 0 else [0] * size)
+    own = np.zeros(1, "i")
+    ours.Scatterv([apart, ([1] * size, starts)] if rank == 0 else None, own)
+    assert own[0] == rank + 1
+    # A root that ranks do not agree on is told as before.
+    if size > 1:
+        with pytest.raises(mpiagg.MismatchError, match="root"):
+            ours.Gatherv(own, [apart, ([1] * size, starts)], root=rank % 2)
