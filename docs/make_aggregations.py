@@ -27,18 +27,18 @@ def page() -> str:
 
 
 def _learned(records: list[dict[str, Any]]) -> list[str]:
-    """Return the lines of a table for each task: what curves of four ranks have come to."""
+    """Return the lines of a table for each task and number of ranks: what the curves have come to."""
     lines = []
-    for task in sorted({each["task"] for each in records}):
-        last = {
-            (each["way"], each["split"]): each
-            for each in records
-            if (each["task"], each["ranks"], each["link"], each["seed"]) == (task, 4, None, 0)
-        }
-        if not last:  # of which there are other seeds, or times, alone
-            continue
+    curves = [each for each in records if not each["link"] and not each["seed"]]
+    for task, ranks in sorted({(each["task"], each["ranks"]) for each in curves}):
+        last = {(each["way"], each["split"]): each for each in curves if (each["task"], each["ranks"]) == (task, ranks)}
         ways = list(dict.fromkeys(way for way, _ in last))
-        lines += [f"`{task}`, 4 ranks:", "", f"| way | {' | '.join(LEARNED_COLUMNS)} |", "|---" + "|---:" * 6 + "|"]
+        lines += [
+            f"`{task}`, {ranks} ranks:",
+            "",
+            f"| way | {' | '.join(LEARNED_COLUMNS)} |",
+            "|---" + "|---:" * 6 + "|",
+        ]
         lines += [f"| `{way}` | {' | '.join(_ends(last, way))} |" for way in ways]
         lines.append("")
     return lines
