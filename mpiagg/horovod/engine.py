@@ -4,7 +4,7 @@ A rank with anything pending takes part in rounds. Each begins with an all-gathe
 first in the queue, whether the rank has joined or is to end, and how long the descriptions of all that is pending are.
 If the digests are equal, that request is done at once. Otherwise the descriptions are gathered, and what all ranks have
 is done, in the order of the first rank that has not joined. A rank that has nothing pending has not come yet; the
-others wait for it.
+others wait for it. If nothing is common and nothing new comes for too long, all ranks are told who waits for what.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from __future__ import annotations
 import threading
 import time
 from hashlib import blake2b
+from itertools import zip_longest
 from typing import Final
 
 import msgspec
@@ -20,14 +21,21 @@ from mpi4py import MPI
 
 from mpiagg.collectives import block_functions, moving_functions
 from mpiagg.collectives.comm import Comm
-from mpiagg.errors import Error
+from mpiagg.errors import Error, StallError
 from mpiagg.horovod.exceptions import HorovodInternalError, InvalidRequestError
 from mpiagg.horovod.requests import TensorRequest, Terms
 from mpiagg.horovod.running import run
 from mpiagg.plans.background import threads_allowed
+from mpiagg.transport.process import warning_time
+from mpiagg.transport.waiting import time_limit
+from mpiagg.watch import say
 
 _JOINED: Final = 1
 _ENDS: Final = 2
+_GIVES_UP: Final = 4
+
+_NAMED: Final = 8
+"""How many requests that others lack are named, at most."""
 
 _LONGEST_SLEEP: Final = 5e-3
 """Seconds between two rounds at most, while the ranks have nothing in common."""
@@ -53,6 +61,9 @@ class Engine:
         self._ends = self._over = False
         self._failed: BaseException | None = None
         self._pause = 0.0
+        self._limit, self._warning = time_limit(), warning_time()
+        self._stuck: tuple[bytes, set[int]] | None = None
+        self._since = self._warned = 0.0
         self._thread: threading.Thread | None = None
         if threads_allowed():
             self._thread = threading.Thread(target=self._run, name="mpiagg horovod", daemon=True)
@@ -146,6 +157,8 @@ class Engine:
         except (Error, MPI.Exception, msgspec.MsgspecError) as error:
             self._fail(error)
             return
+        if found:
+            self._stuck = None
         self._pause = 0.0 if found else min(self._pause + 1e-4, _LONGEST_SLEEP)
         if self._pause and not self._over:
             time.sleep(self._pause)
@@ -154,7 +167,8 @@ class Engine:
         """Do what all ranks have; return whether that is anything."""
         with self._changed:
             pending = list(self._pending.values())
-            flags = _JOINED * (self._join is not None) + _ENDS * self._ends
+            late = self._stuck is not None and time.monotonic() - self._since > self._limit
+            flags = _JOINED * (self._join is not None) + _ENDS * self._ends + _GIVES_UP * late
         text = msgspec.msgpack.encode([msgspec.Raw(request.encoded) for request in pending])
         first = blake2b(pending[0].encoded if pending else b"", digest_size=16).digest()
         own = np.array([*np.frombuffer(first, np.int64), flags, len(text)])
@@ -171,8 +185,21 @@ class Engine:
         ]
         joined = set(np.flatnonzero(told[:, 2] & _JOINED).tolist())
         found = self._do_common([{each.name: each for each in terms} for terms in lists], joined)
+        if not found and len(joined) < self.size:
+            self._look_for_stall(whole, lists, joined, gives_up=bool((told[:, 2] & _GIVES_UP).any()))
         self._end_of_round(joined, told[:, 2] & _ENDS)
         return found
+
+    def _look_for_stall(self, whole: bytes, lists: list[list[Terms]], joined: set[int], *, gives_up: bool) -> None:
+        """Raise StallError on all ranks if nothing new has come for as long as a rank waits; warn before."""
+        now = time.monotonic()
+        if self._stuck != (whole, joined):
+            self._stuck, self._since, self._warned = (whole, joined), now, now
+        elif gives_up:
+            raise StallError(f"waited {self._limit:g} s in vain for {_in_words(lists, joined)}")
+        elif self.rank == 0 and 0 < self._warning < now - self._warned:
+            self._warned = now
+            say(f"waiting for {now - self._since:.0f} s for {_in_words(lists, joined)}")
 
     def _do_common(self, lists: list[dict[str, Terms]], joined: set[int]) -> bool:
         """Do what all ranks that have not joined have asked for."""
@@ -181,13 +208,13 @@ class Engine:
         order = lists[active[0]] if active else lists[0]
         common = [name for name in order if all(name in lists[rank] for rank in (active or range(self.size)))]
         for name in common:
-            having = [rank for rank in range(self.size) if name in lists[rank]]
-            reference = lists[having[0]][name]
-            difference, refused = "", ""
-            for rank in having:
-                if not difference and (words := reference.difference(lists[rank][name])):
-                    difference = f"ranks {having[0]} and {rank} disagree on {name!r}: {words}"
-            absent = [rank for rank in joined if rank not in having]
+            asked = {rank: lists[rank][name] for rank in range(self.size) if name in lists[rank]}
+            first = next((rank for rank, terms in asked.items() if not terms.spare), min(asked))
+            reference, difference, refused = asked[first], "", ""
+            for rank, terms in asked.items():
+                if not difference and (words := reference.difference(terms)):
+                    difference = f"ranks {first} and {rank} disagree on {name!r}: {words}"
+            absent = [rank for rank in joined if rank not in asked]
             if absent:
                 refused = reference.refused_to_joined()
                 if reference.kind == "broadcast" and reference.root in absent:
@@ -198,6 +225,8 @@ class Engine:
                 if request is not None:
                     self._finish(request, error=HorovodInternalError(difference or refused))
             else:
+                if request is not None and request.terms.kind != reference.kind:
+                    request.go_with(reference)
                 self._do(request or TensorRequest(reference, reference.stand_ins()))
         return bool(common)
 
@@ -245,3 +274,18 @@ class Engine:
             self._pending.clear()
         for request in left:
             request.end(error=error)
+
+
+def _in_words(lists: list[list[Terms]], joined: set[int]) -> str:
+    """Return what some ranks have asked for and others have not; what each has asked for first is named first."""
+    having: dict[str, list[int]] = {"join()": sorted(joined)} if joined else {}
+    for terms_of_ranks in zip_longest(*lists):
+        for rank, terms in enumerate(terms_of_ranks):
+            if terms is not None:
+                having.setdefault(repr(terms.name), []).append(rank)
+    who = [
+        f"{what} of rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, sorted(ranks)))}"
+        for what, ranks in having.items()
+    ]
+    more = [f"{len(who) - _NAMED} more"] if len(who) > _NAMED else []
+    return f"requests that not all ranks have made: {', '.join([*who[:_NAMED], *more])}"

@@ -33,6 +33,8 @@ class Terms(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         What values are multiplied with before and after the reduction.
     words : str
         What else is asked for.
+    spare : bool
+        Whether the rank has no values: it goes with another kind that others ask for under this name.
     """
 
     name: str
@@ -44,13 +46,16 @@ class Terms(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     prescale: float = 1.0
     postscale: float = 1.0
     words: str = ""
+    spare: bool = False
 
     def difference(self, other: Terms) -> str:
-        """Return in which respects two differ, in words; nothing if in none."""
+        """Return in which respects two differ, in words; nothing if in none, or if the other goes with this one."""
+        if other.spare and self.kind != other.kind:
+            return ""
         return ", ".join(
             f"{field} {getattr(self, field)!r} and {getattr(other, field)!r}"
             for field in self.__struct_fields__
-            if getattr(self, field) != getattr(other, field)
+            if field != "spare" and getattr(self, field) != getattr(other, field)
         )
 
     def refused_to_joined(self) -> str:
@@ -99,6 +104,12 @@ class TensorRequest:
         self.over = threading.Event()
         self.result: Any = None
         self.error: BaseException | None = None
+
+    def go_with(self, terms: Terms) -> None:
+        """Take part in what others ask for, without values."""
+        device = self.tensors[0].device
+        self.terms, self.in_place = terms, False
+        self.tensors = [x.to(device) for x in terms.stand_ins()]
 
     def end(self, result: object = None, error: BaseException | None = None) -> None:
         """Let those who wait have the result, or the error."""

@@ -61,18 +61,20 @@ def _all_reduce(comm: Comm, request: TensorRequest) -> Tensors:
             which = [i for i, x in enumerate(request.tensors) if x.dtype == dtype]
             parts = [request.tensors[i] for i in which]
             whole = _joined(comm, parts, terms, in_place=request.in_place)
+            if len(parts) == 1:
+                results[which[0]] = whole
+                continue
             for i, piece in zip(which, whole.split([x.numel() for x in parts]), strict=True):
                 own = piece.view(request.tensors[i].shape)
-                results[i] = own if request.in_place or len(which) == 1 else own.clone()
+                results[i] = own if request.in_place else own.clone()
     return _handed_out(request, results)
 
 
 def _joined(comm: Comm, parts: Sequence[torch.Tensor], terms: Terms, *, in_place: bool) -> torch.Tensor:
-    """Return the reduction of tensors of one dtype, one after the other in one vector."""
+    """Return the reduction of tensors of one dtype, one after the other in one vector; of one tensor in its shape."""
     if len(parts) == 1:
-        own = parts[0]
-        whole = plain(own).reshape(-1)
-        if not in_place and whole.data_ptr() == own.data_ptr():
+        whole = plain(parts[0])
+        if not in_place and whole is parts[0]:
             whole = whole.clone()
     else:
         whole = torch.cat([plain(x).reshape(-1) for x in parts])
@@ -103,7 +105,7 @@ def _adasum(comm: Comm, tensor: torch.Tensor) -> torch.Tensor:
     while len(level) > 1:
         pairs = [_pair(*level[i : i + 2]) for i in range(0, len(level) - 1, 2)]
         level = [*pairs, *level[2 * len(pairs) :]]
-    return level[0].to(tensor.dtype).view(tensor.shape)
+    return tensor.new_empty(tensor.shape).copy_(level[0].view(tensor.shape))
 
 
 def _pair(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:

@@ -81,7 +81,7 @@ def process() -> Process:
     ValueError
         If an environment variable does not say what it must.
     """
-    warn, keeps, end = _seconds(WARN, 30.0), os.environ.get(RECORD) or "operations", ending()
+    warn, keeps, end = warning_time(), os.environ.get(RECORD) or "operations", ending()
     if keeps not in KEEPS:
         raise ValueError(f"{RECORD}={keeps!r} must be one of {', '.join(KEEPS)}")
     timeout = timeout_by_environment()
@@ -100,14 +100,15 @@ def _watchdog(end: Ending, warn: float, timeout: float) -> Watchdog | None:
     return watchdog
 
 
-def _seconds(name: str, default: float) -> float:
-    text = os.environ.get(name)
+def warning_time() -> float:
+    """Return the seconds after which a wait is warned of; ValueError if :data:`WARN` does not say what it must."""
+    text = os.environ.get(WARN)
     try:
-        seconds = float(text) if text else default
+        seconds = float(text) if text else 30.0
     except ValueError:
         seconds = -1.0
     if not seconds >= 0:
-        raise ValueError(f"{name}={text!r} must be a number of seconds")
+        raise ValueError(f"{WARN}={text!r} must be a number of seconds")
     return seconds
 
 

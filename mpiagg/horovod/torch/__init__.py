@@ -31,6 +31,16 @@ from mpiagg.horovod.process_sets import (
     remove_process_set,
 )
 from mpiagg.horovod.torch import elastic
+from mpiagg.horovod.torch.allreduce_ops import (
+    allreduce,
+    allreduce_,
+    allreduce_async,
+    allreduce_async_,
+    grouped_allreduce,
+    grouped_allreduce_,
+    grouped_allreduce_async,
+    grouped_allreduce_async_,
+)
 from mpiagg.horovod.torch.built import (
     ccl_built,
     cuda_built,
@@ -74,16 +84,6 @@ from mpiagg.horovod.torch.moving_ops import (
     broadcast_async_,
     grouped_allgather,
     grouped_allgather_async,
-)
-from mpiagg.horovod.torch.mpi_ops import (
-    allreduce,
-    allreduce_,
-    allreduce_async,
-    allreduce_async_,
-    grouped_allreduce,
-    grouped_allreduce_,
-    grouped_allreduce_async,
-    grouped_allreduce_async_,
 )
 from mpiagg.horovod.torch.optimizer import DistributedOptimizer
 from mpiagg.horovod.torch.reducing_ops import (

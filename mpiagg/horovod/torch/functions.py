@@ -9,9 +9,12 @@ from typing import Any
 import numpy as np
 import torch
 
+from mpiagg.horovod.exceptions import HorovodInternalError
 from mpiagg.horovod.process_sets import ProcessSet, engine_of, global_process_set
 from mpiagg.horovod.torch.handles import synchronize
 from mpiagg.horovod.torch.moving_ops import allgather, broadcast_, broadcast_async_
+
+_NOTHING = torch.empty(0, dtype=torch.uint8)
 
 
 def broadcast_parameters(
@@ -115,7 +118,8 @@ def broadcast_object(
     Raises
     ------
     HorovodInternalError, ValueError
-        As :func:`allreduce`.
+        As :func:`allreduce`; HorovodInternalError also if the root cannot pickle its object. The root raises what
+        pickle does.
 
     Examples
     --------
@@ -125,9 +129,10 @@ def broadcast_object(
     name = name or "object"
     ranks = process_set.ranks or []
     root = ranks[engine_of(process_set).rank] == root_rank
-    content = _bytes_of(obj) if root else torch.empty(0, dtype=torch.uint8)
-    length = torch.tensor([len(content)])
+    content, error = _bytes_of(obj) if root else (_NOTHING, None)
+    length = torch.tensor([-1 if error else len(content)])
     broadcast_(length, root_rank, f"{name}.length", process_set)
+    _check_lengths({root_rank: int(length)}, error)
     if not root:
         content = torch.empty(int(length), dtype=torch.uint8)
     broadcast_(content, root_rank, f"{name}.content", process_set)
@@ -152,7 +157,8 @@ def allgather_object(obj: object, name: str | None = None, process_set: ProcessS
     Raises
     ------
     HorovodInternalError, ValueError
-        As :func:`allreduce`.
+        As :func:`allreduce`; HorovodInternalError also if another rank cannot pickle its object. That one raises what
+        pickle does.
 
     Examples
     --------
@@ -160,11 +166,25 @@ def allgather_object(obj: object, name: str | None = None, process_set: ProcessS
     True
     """
     name = name or "object"
-    content = _bytes_of(obj)
-    lengths = allgather(torch.tensor([len(content)]), f"{name}.length", process_set).tolist()
+    content, error = _bytes_of(obj)
+    length = torch.tensor([-1 if error else len(content)])
+    lengths = allgather(length, f"{name}.length", process_set).tolist()
+    _check_lengths(dict(zip(process_set.ranks or [], lengths, strict=True)), error)
     parts = allgather(content, f"{name}.content", process_set).split(lengths)
     return [pickle.loads(part.numpy().tobytes()) for part in parts]  # noqa: S301 - of this job
 
 
-def _bytes_of(obj: object) -> torch.Tensor:
-    return torch.from_numpy(np.frombuffer(pickle.dumps(obj), np.uint8).copy())
+def _bytes_of(obj: object) -> tuple[torch.Tensor, Exception | None]:
+    """Return a pickled object, and the error if it cannot be pickled."""
+    try:
+        return torch.from_numpy(np.frombuffer(pickle.dumps(obj), np.uint8).copy()), None
+    except Exception as error:  # noqa: BLE001 - whatever the object's own methods raise
+        return _NOTHING, error
+
+
+def _check_lengths(lengths: dict[int, int], error: Exception | None) -> None:
+    """Raise this rank's error, or HorovodInternalError if another rank cannot pickle its object."""
+    if error is not None:
+        raise error
+    if failed := [str(rank) for rank, length in lengths.items() if length < 0]:
+        raise HorovodInternalError(f"the objects of these ranks cannot be pickled: {', '.join(failed)}")

@@ -57,12 +57,18 @@ def submit(
     own_rows: bool = False,
     in_place: bool = False,
     splits: Sequence[int] = (),
+    known_as: str = "",
     **terms: Any,
 ) -> int:
-    """Ask for a collective of a tensor, or of several at once; return the handle of as many results."""
+    """Ask for a collective of a tensor, or of several at once; return the handle of as many results.
+
+    Its name among the ranks begins with its kind, or with what it is known as.
+    """
     engine = engine_of(process_set)
     tensors = [given] if isinstance(given, torch.Tensor) else given
     bare = [x.detach() for x in tensors]
+    if any(x.layout is not torch.strided for x in bare):
+        raise InvalidRequestError(f"{kind} is of dense tensors; sparse ones are added up by sparse_allreduce_async")
     if kind in ("allgather", "alltoall", "reducescatter") and any(not x.dim() for x in bare):
         raise InvalidRequestError(f"{kind} is of tensors with at least one dimension")
     if name is None:
@@ -70,11 +76,11 @@ def submit(
         numbers[key] = numbers.get(key, 0) + 1
         name = f"noname.{numbers[key]}"
     shapes = tuple((0, *x.shape[1:]) if own_rows else tuple(x.shape) for x in bare)
-    asked = Terms(f"{kind}.{name}", kind, tuple(str(x.dtype) for x in bare), shapes, **terms)
+    asked = Terms(f"{known_as or kind}.{name}", kind, tuple(str(x.dtype) for x in bare), shapes, **terms)
     request = engine.submit(TensorRequest(asked, bare, in_place=in_place, splits=splits))
 
     def result(found: Any) -> Any:
-        if in_place:
+        if request.in_place:
             return given
         return found if given is tensors else found[0]
 
@@ -170,10 +176,13 @@ def reduction(  # noqa: PLR0917 - a call in full
     process_set: ProcessSet,
     *,
     in_place: bool = False,
+    spare: bool = False,
 ) -> int:
     """Ask for a collective that reduces, of values times the first factor; its results are times the second."""
     prescale, postscale = map(float, factors)
-    return submit(kind, given, name, process_set, in_place=in_place, op=op, prescale=prescale, postscale=postscale)
+    return submit(
+        kind, given, name, process_set, in_place=in_place, op=op, prescale=prescale, postscale=postscale, spare=spare
+    )
 
 
 class _WithGradient(torch.autograd.Function):  # type: ignore[misc]  # mypy sees no classes of torch's

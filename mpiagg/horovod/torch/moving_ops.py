@@ -9,8 +9,8 @@ import torch
 
 from mpiagg.horovod.exceptions import InvalidRequestError
 from mpiagg.horovod.process_sets import ProcessSet, engine_of, global_process_set
+from mpiagg.horovod.torch.allreduce_ops import allreduce, grouped_allreduce
 from mpiagg.horovod.torch.handles import Average, Tensors, root_of, submit, synchronize, with_gradient
-from mpiagg.horovod.torch.mpi_ops import allreduce, grouped_allreduce
 
 
 def allgather_async(tensor: torch.Tensor, name: str | None = None, process_set: ProcessSet = global_process_set) -> int:

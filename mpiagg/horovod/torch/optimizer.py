@@ -7,17 +7,18 @@ from __future__ import annotations
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from itertools import pairwise
 from typing import Any
 
 import torch
 
+from mpiagg.horovod.exceptions import HorovodInternalError
 from mpiagg.horovod.process_sets import ProcessSet, global_process_set
+from mpiagg.horovod.torch.allreduce_ops import allreduce
 from mpiagg.horovod.torch.compression import Compression, Compressor
-from mpiagg.horovod.torch.handles import Adasum, Average, synchronize
-from mpiagg.horovod.torch.mpi_ops import allreduce, allreduce_async_, grouped_allreduce_async_
-from mpiagg.horovod.torch.reducing_ops import sparse_allreduce_async
+from mpiagg.horovod.torch.handles import Adasum, Average, reduction, synchronize
+from mpiagg.horovod.torch.reducing_ops import spare_allreduce_async_, sparse_allreduce_async
 
 Named = Iterable[tuple[str, torch.Tensor]]
 
@@ -69,49 +70,76 @@ class _Distributed(torch.optim.Optimizer):  # type: ignore[misc]  # mypy sees no
     def _start(self, group: tuple[torch.Tensor, ...]) -> None:
         """Start to reduce the gradients of some parameters; those that have none are zeros."""
         compression, op, predivide = (self._how[key] for key in ("compression", "op", "predivide"))
-        small: list[Any] = []
+        name, factors, small = self._names[group[0]], (1 / predivide, predivide), []
+        alone = len(group) == 1
+        missing = [p for p in group if p.grad is None]
+        for p in missing:
+            p.grad = torch.zeros_like(p)
         for p in group:
-            if p.grad is None:
-                p.grad = torch.zeros_like(p)
             if p.grad.is_sparse and self._how["sparse_as_dense"]:
                 p.grad = p.grad.to_dense()
-            small.append(p.grad if p.grad.is_sparse else compression.compress(p.grad))
-        named = {"op": op, "prescale_factor": 1 / predivide, "postscale_factor": predivide}
-        name = self._names[group[0]]
-        if any(p.grad.is_sparse for p in group):
-            if len(group) > 1:
+            if not p.grad.is_sparse:
+                small.append(compression.compress(p.grad))
+            elif not alone:
                 raise ValueError("sparse gradients go in no group; pass sparse_as_dense=True")
-            handle = sparse_allreduce_async(small[0], name, op, self._set)
-        elif len(group) == 1:
-            handle = allreduce_async_(small[0][0], name=name, process_set=self._set, **named)
+        tensors = [x for x, _ in small]
+        if not small:
+            handle = sparse_allreduce_async(group[0].grad, name, op, self._set)
+        elif missing and alone:
+            handle = spare_allreduce_async_(tensors[0], name, op, factors, self._set)
         else:
-            tensors = [x for x, _ in small]
-            handle = grouped_allreduce_async_(tensors, name=name, process_set=self._set, **named)
+            handle = reduction("allreduce", tensors, name, op, factors, self._set, in_place=True)
         self._handles[group] = handle, small
 
     def synchronize(self) -> None:
         """Wait for the gradients of all ranks."""
         if self._active:
-            for group in dict.fromkeys(self._groups.get(p, (p,)) for p in self._names if p in self._wanted):
-                if group not in self._handles:
-                    self._start(group)
+            self._start_the_rest()
             try:
                 for group, (handle, small) in self._handles.items():
-                    found = synchronize(handle)
-                    self._take(group, found, small)
+                    self._take(group, synchronize(handle), small)
             finally:
-                self._handles.clear()
-                self._ready.clear()
-                self._left = dict(self._passes)
+                self._forget()
         self._synchronized = True
 
+    def _start_the_rest(self) -> None:
+        """Start what no hook has: where parameters have no gradients."""
+        for group in dict.fromkeys(self._groups.get(p, (p,)) for p in self._names if p in self._wanted):
+            if group not in self._handles:
+                self._start(group)
+
     def _take(self, group: tuple[torch.Tensor, ...], found: Any, small: list[Any]) -> None:
+        if isinstance(found, torch.Tensor) and found.is_sparse:
+            group[0].grad = found
+            return
         with torch.no_grad():
             for p, sent in zip(group, small, strict=True):
-                if isinstance(sent, torch.Tensor):
-                    p.grad = found
-                elif sent[0] is not p.grad:
+                if sent[0] is not p.grad:
                     p.grad.copy_(self._how["compression"].decompress(*sent))
+
+    def _forget(self) -> None:
+        """Let what is under way end, whatever comes of it, and begin anew."""
+        for handle, _ in self._handles.values():
+            with suppress(HorovodInternalError):
+                synchronize(handle)
+        self._handles.clear()
+        self._ready.clear()
+        self._left = dict(self._passes)
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Take a state; gradients that are under way are forgotten.
+
+        Parameters
+        ----------
+        state_dict : dict
+            What ``state_dict`` has returned.
+        """
+        if self._handles:  # other ranks may have started others, and wait for them
+            with suppress(HorovodInternalError):
+                self._start_the_rest()
+        self._forget()
+        self._should_synchronize, self._synchronized = True, False
+        super().load_state_dict(state_dict)
 
     @contextmanager
     def skip_synchronize(self) -> Iterator[None]:
@@ -148,6 +176,9 @@ class _Distributed(torch.optim.Optimizer):  # type: ignore[misc]  # mypy sees no
             self.synchronize()
         self._synchronized = False
         return super().step(closure)
+
+    # torch would wrap it once more, and call the hooks of steps twice.
+    step.hooked = True  # type: ignore[attr-defined]
 
     def _step_by_adasum(self, closure: Callable[[], Any] | None) -> Any:
         """Take a step alone, and then the ranks' steps together."""

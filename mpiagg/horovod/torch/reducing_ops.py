@@ -9,8 +9,18 @@ import torch
 from mpiagg.horovod.exceptions import HorovodInternalError
 from mpiagg.horovod.process_sets import ProcessSet, engine_of, global_process_set
 from mpiagg.horovod.torch.compression import Compression, Compressor
-from mpiagg.horovod.torch.handles import Average, Sum, Tensors, op_of, reduction, synchronize, then, with_gradient
-from mpiagg.horovod.torch.moving_ops import grouped_allgather, grouped_allgather_async
+from mpiagg.horovod.torch.handles import (
+    Average,
+    Sum,
+    Tensors,
+    op_of,
+    reduction,
+    submit,
+    synchronize,
+    then,
+    with_gradient,
+)
+from mpiagg.horovod.torch.moving_ops import grouped_allgather
 
 
 def reducescatter_async(
@@ -196,7 +206,7 @@ def sparse_allreduce_async(
     ------
     ValueError
         If ``op`` is another one; otherwise as :func:`allreduce_async`. :func:`synchronize` raises
-        HorovodInternalError on all ranks if shapes differ.
+        HorovodInternalError on all ranks if shapes differ, or if others reduce a dense tensor under this name.
 
     Examples
     --------
@@ -208,13 +218,32 @@ def sparse_allreduce_async(
         raise ValueError(f"sparse tensors are added up or averaged: op must be Average or Sum, not {op!r}")
     own = tensor.detach().coalesce()
     parts = [own.indices().t().contiguous(), own.values(), torch.tensor([own.shape])]
+    words = "sparse; gradients are made dense by DistributedOptimizer(..., sparse_as_dense=True)"
+    handle = submit("allgather", parts, name, process_set, own_rows=True, known_as="allreduce", words=words)
     size = engine_of(process_set).size
+    return then(handle, lambda gathered: _total(gathered, name, own.shape, op, size))
 
-    def total(gathered: Tensors) -> torch.Tensor:
-        indices, values, shapes = gathered
-        if (shapes != shapes[0]).any():
-            raise HorovodInternalError(f"sparse tensors {name!r} have different shapes: {shapes.tolist()}")
-        values = values / size if op == Average else values
-        return torch.sparse_coo_tensor(indices.t(), values, own.shape, check_invariants=True).coalesce()
 
-    return then(grouped_allgather_async(parts, f"{name}.sparse", process_set), total)
+def spare_allreduce_async_(
+    zeros: torch.Tensor, name: str, op: int, factors: tuple[float, float], process_set: ProcessSet
+) -> int:
+    """Start to reduce in place what this rank has no values of.
+
+    If others ask for the sum of sparse tensors under this name, the result is that.
+    """
+    handle = reduction("allreduce", [zeros], name, op, factors, process_set, in_place=True, spare=True)
+    shape, size = zeros.shape, engine_of(process_set).size
+
+    def result(found: Tensors) -> torch.Tensor:
+        return found[0] if len(found) == 1 else _total(found, name, shape, op, size)
+
+    return then(handle, result)
+
+
+def _total(gathered: Tensors, name: str, shape: torch.Size, op: int, size: int) -> torch.Tensor:
+    """Return the sum or average of sparse tensors from the indices, values and shapes of all ranks."""
+    indices, values, shapes = gathered
+    if (shapes != shapes[0]).any():
+        raise HorovodInternalError(f"sparse tensors {name!r} have different shapes: {shapes.tolist()}")
+    values = values / size if op == Average else values
+    return torch.sparse_coo_tensor(indices.t(), values, shape, check_invariants=True).coalesce()

@@ -7,12 +7,13 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from torch.autograd.function import once_differentiable
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from mpiagg.horovod.process_sets import ProcessSet, global_process_set
+from mpiagg.horovod.torch.allreduce_ops import allreduce
 from mpiagg.horovod.torch.handles import Sum
 from mpiagg.horovod.torch.moving_ops import allgather
-from mpiagg.horovod.torch.mpi_ops import allreduce
 
 
 class SyncBatchNorm(_BatchNorm):  # type: ignore[misc]  # mypy sees no classes of torch's
@@ -29,6 +30,8 @@ class SyncBatchNorm(_BatchNorm):  # type: ignore[misc]  # mypy sees no classes o
     ------
     ValueError
         For an input of fewer than 2 dimensions, or a batch with no more than one value a channel in all.
+    RuntimeError
+        For a gradient of a gradient, where there are several ranks: there is none.
 
     Examples
     --------
@@ -115,14 +118,20 @@ class _Normalise(torch.autograd.Function):  # type: ignore[misc]  # mypy sees no
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor, *_: Any) -> Any:
-        normal, weight, inverse, count = ctx.saved_tensors
-        exact = gradient.to(normal.dtype)
-        of_bias, of_weight = exact.sum(ctx.axes), (exact * normal).sum(ctx.axes)
-        sums = allreduce(torch.stack([of_bias, of_weight]), op=Sum, process_set=ctx.process_set) / count
-        scale = inverse if weight is None else inverse * weight
-        of_x = (exact - _wide(sums[0], normal) - normal * _wide(sums[1], normal)) * _wide(scale, normal)
-        own = None if weight is None else of_weight.to(weight.dtype)
-        return of_x.to(gradient.dtype), own, of_bias.to(weight.dtype) if ctx.biased else None, None, None
+        # A constant, too, has gradients that depend on x, and so on what must not be differentiated.
+        return _backward(ctx, gradient.detach().requires_grad_(torch.is_grad_enabled()))
+
+
+@once_differentiable  # type: ignore[untyped-decorator]  # torch's decorators have no types
+def _backward(ctx: Any, gradient: torch.Tensor) -> Any:
+    normal, weight, inverse, count = ctx.saved_tensors
+    exact = gradient.to(normal.dtype)
+    of_bias, of_weight = exact.sum(ctx.axes), (exact * normal).sum(ctx.axes)
+    sums = allreduce(torch.stack([of_bias, of_weight]), op=Sum, process_set=ctx.process_set) / count
+    scale = inverse if weight is None else inverse * weight
+    of_x = (exact - _wide(sums[0], normal) - normal * _wide(sums[1], normal)) * _wide(scale, normal)
+    own = None if weight is None else of_weight.to(weight.dtype)
+    return of_x.to(gradient.dtype), own, of_bias.to(weight.dtype) if ctx.biased else None, None, None
 
 
 def _wide(vector: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
