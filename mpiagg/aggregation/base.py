@@ -123,6 +123,11 @@ class Aggregation(ABC):
         -------
         dict
             Arrays, numbers and strings by name; empty where nothing is kept from step to step.
+
+        Raises
+        ------
+        PlanError
+            If what is kept has been freed with the aggregation.
         """
         return {}
 

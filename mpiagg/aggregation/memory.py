@@ -155,7 +155,13 @@ class Remembering(Aggregation, Generic[M]):
         -------
         dict
             ``{"memories": [{"layout": ..., "state": {...}}, ...]}``; arrays are copies.
+
+        Raises
+        ------
+        PlanError
+            If the aggregation is freed, and what it has kept with it.
         """
+        self._require_open()
         self._forget()
         own = [{"layout": describe_layout(entry.layout), "state": entry.memory.state()} for entry in self._entries]
         return {"memories": own + deepcopy(self._pending)}
@@ -177,6 +183,8 @@ class Remembering(Aggregation, Generic[M]):
             of ranks has made it, and it is not for these.
         MismatchError
             On all ranks, if the states are of different tensors.
+        PlanError
+            If the aggregation is freed.
         """
         self._require_open()
         self._forget()

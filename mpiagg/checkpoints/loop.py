@@ -154,6 +154,7 @@ class Loop:
         self._commit_every = commit_every
         self._checkpoint, self._checkpoint_every = checkpoint, checkpoint_every
         self._commits: list[_Commit] = []
+        self._unsaved = False
         self._flags: Flags | None = None
         self._respawn = respawn and active()
         self._wanted = self.comm.Get_size()
@@ -164,7 +165,7 @@ class Loop:
         """Train until so many steps are taken in all, those before a checkpoint too; collective.
 
         A rank that dies costs the steps since the last commit, at most. The last steps are only over when all ranks
-        have taken them.
+        have taken them. What an earlier call has not been able to save is saved, also if no steps are left.
 
         Parameters
         ----------
@@ -262,9 +263,13 @@ class Loop:
         def asked() -> bool:
             nothing_new = False, False
             told = flags.share(
-                lambda: [stopping.asked(self), *(self._newcomers.look() if self._newcomers else nothing_new)]
+                lambda: [
+                    stopping.asked(self),
+                    self._unsaved,
+                    *(self._newcomers.look() if self._newcomers else nothing_new),
+                ]
             )
-            stop, ready, given_up = map(bool, told)
+            stop, self._unsaved, ready, given_up = map(bool, told)
             self._growing = ready and not stop and self.step < steps
             if given_up:
                 self._newcomers = None
@@ -275,18 +280,19 @@ class Loop:
         self.stopped = asked()  # before the first step
         if self.step < steps and not self.stopped and not self._growing:
             self._start_missing()
-        if (self.stopped or self._growing) and self._checkpoint is not None:  # of which there may be but a commit
-            save_checkpoint(self._checkpoint, self._state(), self.comm)
+        # There may be but a commit of this state, or saving it may have failed.
+        if self.stopped or self._growing or (self._unsaved and self.step >= steps):
+            self._save()
         while self.step < steps and not self.stopped and not self._growing:
             trained.step(self.step)
             self.step += 1
+            self._unsaved = True
             # All are together here: so commits are one apart at most, and all stop at the same step.
             self.stopped = asked()
             if self.step % self._commit_every == 0:
                 self._commit()
-            due = self.stopped or self._growing or self.step == steps or self._due()
-            if self._checkpoint is not None and due:
-                save_checkpoint(self._checkpoint, self._state(), self.comm)
+            if self.stopped or self._growing or self.step == steps or self._due():
+                self._save()
 
     def _begin(self) -> None:
         """Make what is trained, and go on from the last commit, from the checkpoint, or from its beginning."""
@@ -310,7 +316,7 @@ class Loop:
         elif (kept := self._saved()) is not None:
             self._load(made, kept)
         # Only now, lest a run after an error train what has not been loaded, and take the place of the checkpoint.
-        self._flags = Flags(self.comm, 3)
+        self._flags = Flags(self.comm, 4)
         self._commit()
 
     def _saved(self) -> Mapping[str, Any] | None:
@@ -332,6 +338,11 @@ class Loop:
     def _state(self) -> dict[str, Any]:
         assert self.trained is not None
         return {"step": self.step, "state": self.trained.state_dict()}
+
+    def _save(self) -> None:
+        if self._checkpoint is not None:
+            save_checkpoint(self._checkpoint, self._state(), self.comm)
+            self._unsaved = False
 
     def _commit(self) -> None:
         """Keep the state, and the one before: another rank may not come to keep this one."""

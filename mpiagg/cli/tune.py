@@ -105,7 +105,9 @@ def tune(
             console = job.console()
             console.print(_printed(settings, collective, layout, lengths, narrow=console.width < _WIDE))
         return
-    if (output is None) is not quick:
+    if output is not None and quick:
+        raise click.UsageError("-o FILE and --quick exclude each other: --quick keeps its table in the user's cache")
+    if output is None and not quick:
         raise click.UsageError("give -o FILE to measure and save, or --quick, or --show to print what would be chosen")
     if table is not None or nodes is not None:
         raise click.UsageError("--table and --nodes are for --show")

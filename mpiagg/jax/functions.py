@@ -26,7 +26,7 @@ import jax.numpy as jnp
 import numpy as np
 from mpi4py import MPI
 
-from mpiagg.arrays import reduction
+from mpiagg.arrays import OPS, reduction
 from mpiagg.common.arguments import check_root
 from mpiagg.jax.frames import DTYPES
 from mpiagg.jax.primitives import TracedCall, collective_p, comm_of
@@ -202,6 +202,8 @@ def _bound(  # noqa: PLR0917 - a call in full
         known_algorithm(algorithm, _BESIDE)
     number, size, rank = comm_of(comm)
     if verb in ("allreduce", "reduce_scatter"):
+        if op not in OPS:
+            raise ValueError(f"unknown op {op!r}; known: {', '.join(OPS)}")
         reduction(op, dtype, size)
     if verb in ("reduce_scatter", "alltoall") and (given.ndim == 0 or given.shape[0] % size):
         raise ValueError(f"{verb} of {size} ranks needs rows that they divide, not the shape {given.shape}")

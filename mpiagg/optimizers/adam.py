@@ -39,9 +39,13 @@ class _Moments(Optimizer):
         super().__init__(lr)
         if not isinstance(betas, tuple | list) or len(betas) != 2:
             raise ValueError(f"betas must be two numbers from 0 up to 1, not {betas!r}")
-        self.beta1, self.beta2 = check_share("betas[0]", betas[0]), check_share("betas[1]", betas[1])
-        self.eps = check_not_negative("eps", eps)
-        self.weight_decay = check_not_negative("weight_decay", weight_decay)
+        (self.beta1, self.beta2), self.eps, self.weight_decay = betas, eps, weight_decay
+        self._check_settings()
+
+    def _check_settings(self) -> None:
+        self.beta1, self.beta2 = check_share("betas[0]", self.beta1), check_share("betas[1]", self.beta2)
+        self.eps = check_not_negative("eps", self.eps)
+        self.weight_decay = check_not_negative("weight_decay", self.weight_decay)
 
     def _take_in(self, g: Array, state: OptimizerState) -> None:
         """Bring a gradient into the moments."""

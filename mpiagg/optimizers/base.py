@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Final, NamedTuple
 
 import numpy as np
 
-from mpiagg.arrays import Array
+from mpiagg.arrays import Array, writeable
 from mpiagg.common.arguments import check_number
 
 BLOCK: Final = 2**15
@@ -143,17 +143,15 @@ class Optimizer(ABC):
         ------
         ValueError
             If there are more or fewer gradients than parameters, or they are others than before, or of another shape,
-            or a parameter is not contiguous; nothing is changed then.
+            or a parameter is read-only or not contiguous; nothing is changed then.
         TypeError
-            If a gradient is of another dtype; nothing is changed then.
+            If a gradient is of another dtype, or a parameter is of integers or booleans; nothing is changed then.
         """
-        if not self._states:
-            self._states = [self.new_state(each) for each in parameters]
-        if not len(parameters) == len(gradients) == len(self._states):
-            raise ValueError(
-                f"{len(parameters)} parameters, {len(gradients)} gradients, and states of {len(self._states)}"
-            )
-        given = zip(parameters, gradients, self._states, strict=True)
+        known = len(self._states or parameters)
+        if not len(parameters) == len(gradients) == known:
+            raise ValueError(f"{len(parameters)} parameters, {len(gradients)} gradients, and states of {known}")
+        states = self._states or [self.new_state(each) for each in parameters]
+        given = zip(parameters, gradients, states, strict=True)
         items = [Item(x, g, state) for x, g, state in given if g is not None]
         for x, g, state in items:
             shapes = {g.shape, *(each.shape for name, each in state.items() if name != "step")}
@@ -161,8 +159,15 @@ class Optimizer(ABC):
                 raise ValueError(f"a parameter has shape {x.shape}, its gradient and state {shapes}")
             if g.dtype != x.dtype:
                 raise TypeError(f"a parameter has dtype {x.dtype}, its gradient {g.dtype}")
-            if x.size and not np.may_share_memory(x.reshape(-1), x):
-                raise ValueError("an optimizer steps contiguous arrays")
+            if x.dtype.kind in "biu":
+                raise TypeError(f"a parameter has dtype {x.dtype}, which cannot be stepped")
+            # Of NumPy's arrays most need but one look: they are contiguous, aligned and can be written to.
+            if not getattr(x.flags, "carray", False):
+                if not writeable(x):
+                    raise ValueError("a parameter is read-only")
+                if x.size and not np.may_share_memory(x.reshape(-1), x):
+                    raise ValueError("an optimizer steps contiguous arrays")
+        self._states = states  # of parameters that can be stepped
         self.update(items)
 
     def hyperparameters(self) -> dict[str, Any]:
@@ -186,7 +191,7 @@ class Optimizer(ABC):
         Raises
         ------
         ValueError
-            If they are another optimizer's; nothing is set then.
+            If they are another optimizer's, or out of range; nothing is set then.
         """
         own = self.hyperparameters()
         if not isinstance(given, Mapping) or given.keys() != own.keys() or given["name"] != own["name"]:
@@ -194,8 +199,24 @@ class Optimizer(ABC):
         for name, value in given.items():
             if type(value) is not type(own[name]):
                 raise ValueError(f"{name} of {own['name']} must be like {own[name]!r}, not {value!r}")
+        before = vars(self).copy()
+        try:
+            self._load_settings(given)
+        except Exception:
+            vars(self).update(before)
+            raise
+
+    def _load_settings(self, given: Mapping[str, Any]) -> None:
+        """Set what :meth:`hyperparameters` says, or raise ValueError when a part of it is set."""
         for name in ("lr", *self.settings):
             setattr(self, name, given[name])
+        self._check_settings()
+
+    def _check_settings(self) -> None:  # noqa: B027 - an optimizer of one's own may have no settings to check
+        """Raise ValueError if a setting is out of range; bring those into their types that are not.
+
+        Both what makes an optimizer and what loads its settings call this when they have set them.
+        """
 
 
 def count_step(item: Item) -> int:

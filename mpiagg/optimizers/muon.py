@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Final
 
 import numpy as np
@@ -92,16 +92,20 @@ class Muon(Optimizer):
         others: Optimizer | None = None,
     ) -> None:
         super().__init__(lr)
-        self.momentum = check_share("momentum", momentum)
-        self.nesterov = check_flag("nesterov", nesterov)
-        self.weight_decay = check_not_negative("weight_decay", weight_decay)
-        self.ns_steps = check_integer("ns_steps", ns_steps, 1)
-        self.adjust = adjust
-        if adjust not in ADJUSTMENTS:
-            raise ValueError(f"unknown adjust {adjust!r}; known: {', '.join(ADJUSTMENTS)}")
+        self.momentum, self.nesterov, self.weight_decay = momentum, nesterov, weight_decay
+        self.ns_steps, self.adjust = ns_steps, adjust
+        self._check_settings()
         if others is not None and not isinstance(others, Optimizer):
             raise TypeError(f"others must be an optimizer of mpiagg.optimizers, not {type(others).__name__}")
         self.others = AdamW() if others is None else others
+
+    def _check_settings(self) -> None:
+        self.momentum = check_share("momentum", self.momentum)
+        self.nesterov = check_flag("nesterov", self.nesterov)
+        self.weight_decay = check_not_negative("weight_decay", self.weight_decay)
+        self.ns_steps = check_integer("ns_steps", self.ns_steps, 1)
+        if self.adjust not in ADJUSTMENTS:
+            raise ValueError(f"unknown adjust {self.adjust!r}; known: {', '.join(ADJUSTMENTS)}")
 
     def new_state(self, values: Array) -> OptimizerState:
         """Return the state of a tensor that has not been stepped.
@@ -153,17 +157,9 @@ class Muon(Optimizer):
         """
         return super().hyperparameters() | {"others": self.others.hyperparameters()}
 
-    def load_hyperparameters(self, given: Any) -> None:
-        """Step as :meth:`hyperparameters` has said; see :meth:`Optimizer.load_hyperparameters`.
-
-        Parameters
-        ----------
-        given : dict
-            What :meth:`hyperparameters` has returned.
-        """
-        before = self.others.hyperparameters()
-        super().load_hyperparameters({**given, "others": before} if isinstance(given, dict) else given)
-        self.others.load_hyperparameters(given["others"])
+    def _load_settings(self, given: Mapping[str, Any]) -> None:
+        super()._load_settings(given)
+        self.others.load_hyperparameters(given["others"])  # last: what it refuses it does not set
 
 
 def orthogonal(matrix: Array, steps: int) -> Any:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar
+from collections.abc import Sequence
+from typing import ClassVar
 
 import numpy as np
 
@@ -63,23 +63,16 @@ class SGD(Optimizer):
         nesterov: bool = False,
     ) -> None:
         super().__init__(lr)
-        self.momentum = check_share("momentum", momentum)
-        self.dampening = check_share("dampening", dampening)
-        self.weight_decay = check_not_negative("weight_decay", weight_decay)
-        self.nesterov = check_flag("nesterov", nesterov)
-        if nesterov and (not momentum or dampening):
+        self.momentum, self.dampening, self.weight_decay, self.nesterov = momentum, dampening, weight_decay, nesterov
+        self._check_settings()
+
+    def _check_settings(self) -> None:
+        self.momentum = check_share("momentum", self.momentum)
+        self.dampening = check_share("dampening", self.dampening)
+        self.weight_decay = check_not_negative("weight_decay", self.weight_decay)
+        self.nesterov = check_flag("nesterov", self.nesterov)
+        if self.nesterov and (not self.momentum or self.dampening):
             raise ValueError("nesterov wants a momentum, and no dampening")
-        self.kept = ("momentum",) if momentum else ()
-
-    def load_hyperparameters(self, given: Mapping[str, Any]) -> None:
-        """Step as :meth:`hyperparameters` has said; see :meth:`Optimizer.load_hyperparameters`.
-
-        Parameters
-        ----------
-        given : dict
-            What :meth:`hyperparameters` has returned.
-        """
-        super().load_hyperparameters(given)
         self.kept = ("momentum",) if self.momentum else ()
 
     def update(self, items: Sequence[Item], total: Total = alone) -> None:

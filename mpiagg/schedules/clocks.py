@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cached_property
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -140,8 +141,9 @@ class Clocks:
         met = [costs(side) for side in self._sides]
         return self._run(costs(self._loads), met, gamma * chunk_bytes, chance or Chance(), start)
 
+    @cached_property
     def rounds(self) -> int:
-        """Return the most messages that follow one another."""
+        """The most messages that follow one another."""
 
         def unit(of: Loads | Side) -> Costs:
             return Costs(1.0, 0.0, np.zeros_like(of.pace), np.ones(of.chunks.shape, np.bool_))
@@ -187,7 +189,7 @@ class Clocks:
                 continue
             these = Costs(*(np.broadcast_to(cost, costs.at_ends.shape)[wave.messages] for cost in costs))
             if wave.repeats:
-                times = int(self._times[wave.messages[0]])
+                times = int(self._times[wave.messages][0])
                 clock[ranks] = _repeated(clock[ranks], extra, these, reduced, times=times, chance=chance)
                 continue
             done: Sequence[Values]

@@ -122,7 +122,7 @@ class Pricing:
             latency,
             seconds - latency - reduction,
             reduction,
-            self._clocks.rounds(),
+            self._clocks.rounds,
             self._clocks.busiest() * chunk,
             tuple(chunk * chunks for chunks in self._clocks.crossing()),
         )

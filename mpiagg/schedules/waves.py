@@ -21,7 +21,7 @@ class Wave(NamedTuple):
     meet others of their sets there are no messages, and ``meets`` says where they are among those that do.
     """
 
-    messages: Numbers
+    messages: slice
     posts: Numbers
     repeats: bool = False
     in_turn: bool = False
@@ -29,7 +29,7 @@ class Wave(NamedTuple):
 
 
 class Waves:
-    """The messages between posts, and the waves in which they pass.
+    """The messages between posts, in the order in which they pass, and the waves in which they do.
 
     Attributes
     ----------
@@ -67,9 +67,14 @@ class Waves:
         self._posted = np.zeros(len(posts.rank), np.bool_)
         self._mark, self._seen = np.empty(len(posts.rank), np.int64), np.empty(len(self.sent), np.int64)
         self._done = np.zeros(len(posts.rank), np.bool_)
+        self._passed: list[Numbers] = [np.empty(0, np.int64)]
+        self._passing = 0
         self.waves = list(self._walk())
         if not self._done.all():
             raise Irregular
+        # So what is known of the messages of a wave lies together; it is needed for every length.
+        order = np.concatenate(self._passed)
+        self.sent, self.received, self.ends = self.sent[order], self.received[order], self.ends[:, order]
 
     def _walk(self) -> Iterator[Wave]:
         new = np.flatnonzero(np.append(1, self._posts.last)[:-1])
@@ -84,7 +89,7 @@ class Waves:
                 messages = _once(messages[passing], self._seen)
                 done = self._pass(messages)
                 if len(messages):
-                    yield Wave(messages, done)
+                    yield Wave(self._numbered(messages), done)
                 new = self._finish(done)
             found = self._meet(held) or self._repeat(held) or self._turns(held)
             if found is None:
@@ -92,6 +97,13 @@ class Waves:
             yield found
             new = self._finish(found.posts)
             held = held[~self._done[held]]
+
+    def _numbered(self, messages: Numbers) -> slice:
+        """Return where messages will be that pass next."""
+        first = self._passing
+        self._passing += len(messages)
+        self._passed.append(messages)
+        return slice(first, self._passing)
 
     def _messages(self, posts: Numbers) -> Numbers:
         """Return the messages of posts."""
@@ -119,7 +131,7 @@ class Waves:
         here = np.flatnonzero(np.isin(meeting.posts, held))
         sets = meeting.sets[here]
         here = here[np.bincount(sets)[sets] == meeting.sizes[here]] if len(here) else here
-        return Wave(held[:0], meeting.posts[here], meets=here) if len(here) else None
+        return Wave(slice(0), meeting.posts[here], meets=here) if len(here) else None
 
     def _repeat(self, held: Numbers) -> Wave | None:
         """Find posts that are repeated as often as all those that they exchange messages with."""
@@ -129,7 +141,7 @@ class Waves:
             messages = self._messages(posts)
             outside = ~np.isin(self.ends[:, messages], posts)
             if not outside.any():
-                return Wave(_once(messages, self._seen), posts, repeats=True)
+                return Wave(self._numbered(_once(messages, self._seen)), posts, repeats=True)
             posts = np.setdiff1d(posts, self.ends[:, messages[outside.any(axis=0)]])
         return None
 
@@ -140,7 +152,7 @@ class Waves:
             ends = self.ends[:, messages]
             peers = ends[ends != post]
             if self._posted[peers].all() and not self._special[peers].any():
-                return Wave(messages, self._pass(messages), in_turn=True)
+                return Wave(self._numbered(messages), self._pass(messages), in_turn=True)
         return None
 
 

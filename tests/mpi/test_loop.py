@@ -8,6 +8,7 @@ import sys
 import threading
 import time
 import warnings
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -209,6 +210,29 @@ def test_a_checkpoint_is_saved_every_few_steps(folder):
         loop.run(10)
     loop.free()
     assert trained(10, checkpoint=folder).trained.steps == [*range(6, 10)]
+
+
+@pytest.mark.parametrize("steps", [6, 4])
+def test_what_could_not_be_saved_at_the_end_is_saved_by_the_next_run(folder, rank, world, steps):
+    class Odd(Training):
+        def state_dict(self):
+            return {**super().state_dict(), **odd}
+
+    odd = {"what": object()} if rank == world.size - 1 else {}
+    with mpiagg.Loop(Odd, checkpoint=folder) as loop:
+        error, words = (TypeError, "what") if odd else (mpiagg.MismatchError, "raised TypeError")
+        for _ in range(2):  # it is tried anew each time
+            refused(error, words, loop.run, 6)
+        with pytest.raises(FileNotFoundError):
+            mpiagg.load_checkpoint(folder)
+        odd.clear()
+        loop.run(steps)
+        saved = mpiagg.load_checkpoint(folder)
+        assert (loop.step, saved["step"], loop.trained.steps) == (6, 6, [*range(6)])
+        assert (saved["state"]["weights"] == loop.trained.weights).all()
+        generations = sorted(Path(folder).iterdir())
+        loop.run(6)
+        assert sorted(Path(folder).iterdir()) == generations  # not once more
 
 
 def test_signals_are_left_alone_without_a_checkpoint():

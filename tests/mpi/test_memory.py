@@ -57,6 +57,14 @@ def test_a_memory_goes_with_its_plan(aggregation):
     assert plans(aggregation) == before
 
 
+def test_what_is_freed_has_no_state(aggregation):
+    aggregation.aggregate([noise(0)])
+    saved = aggregation.state_dict()
+    aggregation.free()
+    refused(mpiagg.PlanError, f"{type(aggregation).__name__} is freed", aggregation.state_dict)
+    refused(mpiagg.PlanError, f"{type(aggregation).__name__} is freed", aggregation.load_state_dict, saved)
+
+
 def test_a_new_ddp_on_an_old_aggregation_goes_on_from_its_own_state(aggregation):
     if aggregation.aggregates == "weights":
         refused(ValueError, "meant for weights", mpiagg.DDP, [np.zeros(3)], aggregation=aggregation)

@@ -241,6 +241,8 @@ def test_wrong_arguments_are_refused_before_anything_is_sent(size, through):
     x = jnp.ones((size, 2))
     with pytest.raises(ValueError, match="unknown op 'mean'"):
         through(lambda x: mj.allreduce(x, "mean"))(x)
+    with pytest.raises(ValueError, match=r"unknown op <mpi4py.*>; known: sum, avg, min, max, prod(?!,)"):
+        through(lambda x: mj.allreduce(x, MPI.SUM))(x)
     with pytest.raises(ValueError, match="unknown algorithm 'rings'"):
         through(lambda x: mj.allreduce(x, algorithm="rings"))(x)
     with pytest.raises(ValueError, match="root"):

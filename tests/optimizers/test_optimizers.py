@@ -179,12 +179,43 @@ def test_lists_of_other_lengths_and_arrays_that_cannot_be_stepped_in_place_are_r
         SGD(0.1).step([np.ones((4, 4))[:, :2]], [np.ones((4, 2))])
 
 
+def test_what_is_refused_in_the_first_step_is_not_remembered():
+    optimizer, weights = SGD(0.5), [np.ones(1), np.ones(2)]
+    with pytest.raises(ValueError, match="1 parameters, 2 gradients"):
+        optimizer.step(weights[:1], weights)
+    with pytest.raises(ValueError, match="a parameter has shape"):
+        optimizer.step(weights[:1], weights[1:])
+    optimizer.step(weights, [np.ones(1), np.ones(2)])
+    assert [x.tolist() for x in weights] == [[0.5], [0.5, 0.5]]
+
+
+@pytest.mark.parametrize("make", [lambda: SGD(0.1, 0.9), Adam, LAMB, Muon])
+def test_what_cannot_be_stepped_is_refused_before_anything_is_changed(make):
+    read_only = np.ones((2, 2))
+    read_only.flags.writeable = False
+    integers, booleans = np.ones((2, 2), np.int64), np.ones((2, 2), np.bool_)
+    for wrong, kind, words in (
+        (read_only, ValueError, "read-only"),
+        (integers, TypeError, "dtype int64, which cannot be stepped"),
+        (booleans, TypeError, "dtype bool, which cannot be stepped"),
+    ):
+        optimizer, weights = make(), [np.ones((2, 2)), np.ones(3), wrong]
+        for _ in range(2):
+            with pytest.raises(kind, match=words):
+                optimizer.step(weights, [np.ones((2, 2)), np.ones(3), np.ones((2, 2), wrong.dtype)])
+        assert all((x == 1).all() for x in weights)
+        optimizer.step(weights, [np.ones((2, 2)), np.ones(3), None])  # without a gradient it is left alone
+        assert all((x != 1).any() for x in weights[:2])
+        assert (wrong == 1).all()
+
+
 @pytest.mark.parametrize("gradient", [np.ones(1), np.ones(9), np.ones((2, 2)), np.ones(4, np.float32)])
 def test_a_gradient_of_another_form_is_refused_and_changes_nothing(gradient):
     optimizer, weights = Adam(0.1), [np.zeros(2), np.zeros(4)]
     with pytest.raises((TypeError, ValueError), match="a parameter has"):
         optimizer.step(weights, [np.ones(2), gradient])
     assert not any(x.any() for x in weights)
+    optimizer.step(weights, [np.ones(2), np.ones(4)])
     with pytest.raises(ValueError, match="its gradient and state"):
         optimizer.step([np.zeros(2), np.zeros(6)], [np.ones(2), np.ones(6)])
 
@@ -216,3 +247,36 @@ def test_how_it_steps_is_saved_and_loaded():
         with pytest.raises(ValueError, match=r"the state is not one of|must be like"):
             other.load_hyperparameters(wrong)
     assert other.hyperparameters() == before
+
+
+@pytest.mark.parametrize(
+    ("make", "wrong", "words"),
+    [
+        (Adam, {"lr": 0.5, "beta2": 1.0}, "must be a number from 0 up to 1"),
+        (LAMB, {"eps": -1.0}, "eps must be"),
+        (AdamW, {"weight_decay": float("nan")}, "weight_decay must be"),
+        (lambda: SGD(0.1), {"momentum": 5.0}, "momentum must be"),
+        (lambda: SGD(0.1), {"momentum": 0.5, "lr": -1.0}, "lr must be"),
+        (lambda: SGD(0.1), {"lr": 0.5, "nesterov": True}, "nesterov wants"),
+        (Muon, {"adjust": "foo"}, "unknown adjust 'foo'"),
+        (Muon, {"ns_steps": 0}, "ns_steps must be"),
+        (Muon, {"momentum": 0.5, "others": {**AdamW().hyperparameters(), "beta1": 1.5}}, "must be a number from 0"),
+        (Muon, {"momentum": 0.5, "others": Adam().hyperparameters()}, "the state is not one of AdamW"),
+        (Muon, {"momentum": 0.5, "others": None}, "others of Muon must be like"),
+    ],
+)
+def test_settings_out_of_range_are_not_loaded(make, wrong, words):
+    optimizer = make()
+    before, kept = optimizer.hyperparameters(), optimizer.kept
+    with pytest.raises(ValueError, match=words):
+        optimizer.load_hyperparameters({**before, **wrong})
+    assert (optimizer.hyperparameters(), optimizer.kept) == (before, kept)
+
+
+def test_settings_of_muon_without_the_others_are_not_loaded():
+    optimizer, given = Muon(), Muon(0.5, 0.5).hyperparameters()
+    before = optimizer.hyperparameters()
+    del given["others"]
+    with pytest.raises(ValueError, match="the state is not one of Muon"):
+        optimizer.load_hyperparameters(given)
+    assert optimizer.hyperparameters() == before
