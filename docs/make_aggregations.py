@@ -61,8 +61,10 @@ def _ends(last: dict[tuple[str, str], dict[str, Any]], way: str) -> list[str]:
         worse = alone is not None and way != "none" and (end["loss"] or 1e9) > alone["curve"][-1]["loss"]
         loss = "diverged" if end["loss"] is None else f"{end['loss']:.3f}"
         cells += [f"**{loss}: worse than none**" if worse else loss, f"{end['accuracy']:.3f}"]
-    whole, own = last["torch-ddp", "iid"], last.get((way, "iid")) or last[way, "skewed"]
+    whole, own = last.get(("torch-ddp", "iid")), last.get((way, "iid")) or last[way, "skewed"]
     sent = own["curve"][-1]["bytes"]
+    if whole is None:  # as long as not all ways are there
+        return [*cells, "", ""]
     return [
         *cells,
         f"{whole['curve'][-1]['bytes'] / sent:.1f}" if sent else "",
