@@ -196,10 +196,10 @@ class Engine:
         if self._stuck != (whole, joined):
             self._stuck, self._since, self._warned = (whole, joined), now, now
         elif gives_up:
-            raise StallError(f"waited {self._limit:g} s in vain for {_in_words(lists, joined)}")
+            raise StallError(f"waited {self._limit:g} s in vain for {_describe(lists, joined)}")
         elif self.rank == 0 and 0 < self._warning < now - self._warned:
             self._warned = now
-            say(f"waiting for {now - self._since:.0f} s for {_in_words(lists, joined)}")
+            say(f"waiting for {now - self._since:.0f} s for {_describe(lists, joined)}")
 
     def _do_common(self, lists: list[dict[str, Terms]], joined: set[int]) -> bool:
         """Do what all ranks that have not joined have asked for."""
@@ -276,7 +276,7 @@ class Engine:
             request.end(error=error)
 
 
-def _in_words(lists: list[list[Terms]], joined: set[int]) -> str:
+def _describe(lists: list[list[Terms]], joined: set[int]) -> str:
     """Return what some ranks have asked for and others have not; what each has asked for first is named first."""
     having: dict[str, list[int]] = {"join()": sorted(joined)} if joined else {}
     for terms_of_ranks in zip_longest(*lists):
