@@ -1,10 +1,11 @@
 """Time torch.distributed with the backend mpiagg beside Gloo: the same calls of torch's, in turns, in one job.
 
-    mpiexec -n 2 python -m mpi4py bench/torch_backend.py FILE.json [SECONDS]
+    mpiexec -n 2 python -m mpi4py bench/torch_backend.py FILE.json [SECONDS [DEVICE]]
 
 Each collective runs on plain tensors, as users have them, and the all-reduce also on tensors in memory that the ranks
 of a node share. A turn is a few calls after a barrier; the file has the medians over all turns of what the slowest rank
-took, in us. The all-reduce of the MPI library, by mpi4py, is beside the others.
+took, in us. The all-reduce of the MPI library, by mpi4py, is beside the others. On the device ``cuda``, which ranks may
+share, there are the collectives that Gloo has there.
 """
 
 import json
@@ -33,21 +34,22 @@ SIZES = (8, 64, KIB, 16 * KIB, 256 * KIB, MIB, 4 * MIB, 32 * MIB, 64 * MIB)
 Call = Callable[[], object]
 
 
-def calls(nbytes: int, group: dist.ProcessGroup, memory: str) -> dict[str, Call]:
+def calls(nbytes: int, group: dist.ProcessGroup, memory: str, device: str) -> dict[str, Call]:
     """Return the calls of a group for an input of so many bytes, in ordinary or registered memory."""
     size = COMM.size
     count = max(size, nbytes // 4) // size * size
 
     def tensor(length: int) -> torch.Tensor:
         if memory == "registered":
-            return group.allocate_tensor(length, dtype=torch.float32, device=torch.device("cpu")).zero_()
-        return torch.zeros(length)
+            return group.allocate_tensor(length, dtype=torch.float32, device=torch.device(device)).zero_()
+        return torch.zeros(length, device=device)
 
     x, out, part = tensor(count), tensor(count), tensor(count // size)
     found: dict[str, Call] = {"all_reduce": lambda: dist.all_reduce(x, group=group)}
     if memory == "plain":
+        found["broadcast"] = lambda: dist.broadcast(x, 0, group=group)
+    if memory == "plain" and device == "cpu":
         found |= {
-            "broadcast": lambda: dist.broadcast(x, 0, group=group),
             "all_gather": lambda: dist.all_gather_single(out, part, group=group),
             "reduce_scatter": lambda: dist.reduce_scatter_single(part, x, group=group),
             "all_to_all": lambda: dist.all_to_all_single(out, x, group=group),
@@ -61,6 +63,8 @@ def seconds(call: Call, repeats: int) -> float:
     start = time.perf_counter()
     for _ in range(repeats):
         call()
+    if torch.cuda.is_initialized():
+        torch.cuda.synchronize()
     return COMM.allreduce((time.perf_counter() - start) / repeats, op=MPI.MAX)
 
 
@@ -76,12 +80,12 @@ def in_turns(contenders: dict[str, Call], limit: float, repeats: int) -> dict[st
     return {name: round(1e6 * float(np.median(each)), 1) for name, each in times.items()}
 
 
-def collectives(groups: dict[str, dist.ProcessGroup], limit: float) -> list[dict[str, object]]:
+def collectives(groups: dict[str, dist.ProcessGroup], limit: float, device: str) -> list[dict[str, object]]:
     """Return the times of all collectives at all sizes."""
     rows: list[dict[str, object]] = []
     for nbytes in SIZES:
-        sets = {name: calls(nbytes, group, "plain") for name, group in groups.items()}
-        registered = calls(nbytes, groups["mpiagg"], "registered")
+        sets = {name: calls(nbytes, group, "plain", device) for name, group in groups.items()}
+        registered = calls(nbytes, groups["mpiagg"], "registered", device)
         x = np.zeros(max(1, nbytes // 4), np.float32)
         out = np.empty_like(x)
         for collective in sets["gloo"]:
@@ -142,13 +146,16 @@ def steps(groups: dict[str, dist.ProcessGroup], limit: float) -> list[dict[str, 
 
 def main() -> None:
     """Measure, and print and save what came out."""
-    limit = float(sys.argv[2]) if sys.argv[2:] else 2.0
+    limit, device = float(sys.argv[2]) if sys.argv[2:] else 2.0, sys.argv[3] if sys.argv[3:] else "cpu"
     torch.set_num_threads(1)
     mpiagg.torch.init_process_group()
     groups = {"mpiagg": dist.group.WORLD, "gloo": dist.new_group(backend="gloo")}
     saved = {"machine": machine.facts(), "torch": torch.__version__, "ranks": COMM.size}
-    saved["collectives"] = collectives(groups, limit)
-    saved["steps"] = steps(groups, limit)
+    saved["collectives"] = collectives(groups, limit, device)
+    if device == "cpu":
+        saved["steps"] = steps(groups, limit)
+    else:
+        saved["device"] = torch.cuda.get_device_name(device)
     if COMM.rank == 0:
         Path(sys.argv[1]).write_text(json.dumps(saved, indent=1) + "\n")
     dist.destroy_process_group()

@@ -18,8 +18,9 @@ from mpi4py import MPI
 from mpiagg.arrays import Array
 from mpiagg.collectives.comm import Comm
 from mpiagg.collectives.registered import empty
-from mpiagg.ddp.torch_modules import tensor_of
+from mpiagg.ddp.torch_modules import DEVICES, tensor_of
 from mpiagg.torch.starting import BACKEND
+from mpiagg.torch.streams import behind_present
 from mpiagg.torch.tensors import moved, plain
 from mpiagg.torch.versions import SPLITS
 from mpiagg.torch.works import Line, MessageWork, Work
@@ -175,14 +176,19 @@ class RankGroup(dist.ProcessGroup):  # type: ignore[misc]  # mypy sees no classe
 
     def supports_tensor_alloc(self, device: torch.device) -> bool:
         """Whether :meth:`allocate_tensor` serves a device."""
-        return bool(torch.device(device).type == "cpu")
+        return torch.device(device).type in DEVICES
 
     def allocate_tensor(self, size: int, *, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
         """Return a tensor in memory that the ranks of a node share; collective on the node."""
         nbytes, found = size * torch.empty(0, dtype=dtype).element_size(), list[Array]()
+        where = None if torch.device(device).type == "cpu" else str(device)
+
+        def make() -> None:
+            found.append(empty(nbytes, np.uint8, comm=self._comm, device=where))
+
         # In its turn: ranks that make memory come together on the communicator of the collectives.
-        self._line.do([], lambda: found.append(empty(nbytes, np.uint8, comm=self._comm)), at_once=True).wait()
-        return tensor_of(found[0]).view(dtype).to(device)
+        self._line.do([], make, at_once=True).wait()
+        return tensor_of(found[0]).view(dtype)
 
     def split_group(
         self,
@@ -226,19 +232,23 @@ class RankGroup(dist.ProcessGroup):  # type: ignore[misc]  # mypy sees no classe
 
     # -- how a collective runs
 
-    def _do(self, name: str, opts: Any, outputs: Tensors, task: Callable[[float | None], object]) -> Work:
+    def _do(
+        self, name: str, opts: Any, outputs: Tensors, task: Callable[[float | None], object], inputs: Tensors = ()
+    ) -> Work:
         """Do a task in its turn, given the seconds that it may wait: None for the package's own.
 
-        Recordings have it under the name.
+        Recordings have it under the name. ``inputs`` are needed where a rank has no outputs.
         """
         self._calls += 1
         given = opts.timeout
         limit = given if given > timedelta(0) else self._timeout
         seconds = None if limit == dist.default_pg_timeout else limit.total_seconds()
+        in_order = behind_present(outputs or inputs)
 
         def named() -> None:
             self._log.callers.append((self._log.count + 1, name))
-            task(seconds)
+            with in_order():
+                task(seconds)
 
         return self._line.do(outputs, named, at_once=not getattr(opts, "asyncOp", True))
 
@@ -268,14 +278,23 @@ class RankGroup(dist.ProcessGroup):  # type: ignore[misc]  # mypy sees no classe
         """Start to send a tensor, or to receive into it."""
         self._calls += 1
         (tensor,) = tensors
-        whole = plain(tensor)
+        # By way of the host, also where the MPI library is said to take memory of a GPU.
+        whole = (
+            plain(tensor) if not tensor.is_cuda else torch.empty_like(tensor, device="cpu") if into else tensor.cpu()
+        )
+        in_order = behind_present(tensors)
         start = self._messages.Irecv if into else self._messages.Isend
         request = start([moved(whole).view(np.uint8), MPI.BYTE], rank, tag)
         peer = "any rank" if rank == MPI.ANY_SOURCE else f"rank {rank}"
         label = f"{whole.nbytes} bytes to {'arrive from' if into else 'be sent to'} {peer}"
-        kept = (lambda: tensor.copy_(whole)) if into and whole is not tensor else None
+
+        def arrive() -> None:
+            with in_order():
+                tensor.copy_(whole)
+
+        then = arrive if into and whole is not tensor else None
         seconds = self._timeout.total_seconds()
-        return MessageWork(tensor if into else whole, request, label, seconds, kept, under_way=self._under_way)
+        return MessageWork(tensor if into else whole, request, label, seconds, then, under_way=self._under_way)
 
     def monitored_barrier(self, timeout: timedelta | None = None, wait_all_ranks: bool = False) -> None:
         """Wait for all ranks; rank 0 says which have not come in time.

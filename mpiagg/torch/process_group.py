@@ -206,7 +206,7 @@ class ProcessGroup(RankGroup):
             if whole is not None:
                 unflatten(whole.reshape(-1), targets)
 
-        return self._do("gather", opts, targets, task)
+        return self._do("gather", opts, targets, task, [tensor])
 
     def scatter(
         self, outputs: Tensors | torch.Tensor, inputs: Sequence[Tensors] | Tensors, *given: Any, **named: Any
@@ -266,7 +266,7 @@ class ProcessGroup(RankGroup):
             of_one_dtype(*outputs, *inputs)
             sent, received = ([_moved_size(each) for each in part] for part in (inputs, outputs))
             x = flat(inputs)
-            whole = np.empty(sum(received), x.dtype)
+            whole = np.empty_like(x, shape=sum(received))  # on x's device
             self._exchange(x, sent, received, whole, timeout)
             unflatten(whole, outputs)
 

@@ -113,7 +113,7 @@ class Work(dist.Work):  # type: ignore[misc]  # mypy sees no classes of torch's 
         """Return a future of the tensors with the result."""
         with _FUTURES:
             if self._future is None:
-                self._future = torch.futures.Future()
+                self._future = torch.futures.Future(devices=list({x.device for x in self._tensors if x.is_cuda}))
                 if self._over.is_set():
                     self._settle(self._future)  # which nobody has had yet
         self._let_go()

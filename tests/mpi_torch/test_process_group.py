@@ -35,10 +35,19 @@ def there_if(condition):
     return lambda test: test if condition else None
 
 
+def home():
+    """Return torch's default device: tests/gpu runs these tests with another."""
+    return torch.empty(0).device
+
+
+def drawn(draw, shape, seed, **how):
+    """Return random numbers that are the same on every device."""
+    return draw(size=shape, generator=torch.Generator("cpu").manual_seed(seed), device="cpu", **how).to(home())
+
+
 def numbers(rank, dtype=torch.float32, shape=(3, 4)):
     """Return a rank's numbers, small enough that every dtype adds up those of all ranks without rounding."""
-    generator = torch.Generator().manual_seed(rank)
-    return torch.randint(0, 5, shape, generator=generator).to(dtype)
+    return drawn(torch.randint, shape, rank, low=0, high=5).to(dtype)
 
 
 def of_all(dtype=torch.float32, shape=(3, 4)):
@@ -211,8 +220,9 @@ def test_futures_run_what_comes_after():
 
 
 def test_what_comes_after_work_may_wait_for_more():
+    here = home()  # of this thread: what comes after is run by another
     first = dist.all_reduce(torch.ones(200_000), async_op=True).get_future()
-    second = first.then(lambda _: dist.all_reduce(torch.ones(3), async_op=True).get_future().wait()[0])
+    second = first.then(lambda _: dist.all_reduce(torch.ones(3, device=here), async_op=True).get_future().wait()[0])
     third = second.then(lambda done: dist.all_reduce(done.value(), async_op=True).get_future().wait()[0])
     assert torch.equal(third.wait(), torch.full((3,), float(SIZE**2)))
 
@@ -474,7 +484,7 @@ def model():
 
 
 def batch(rank):
-    return torch.randn(4, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(rank))
+    return drawn(torch.randn, (4, 8), rank, dtype=torch.float64)
 
 
 def trained(network, batches, steps=4, wrap=lambda network: network):
@@ -499,10 +509,9 @@ def test_torchs_ddp_with_a_hook_that_waits():
     state = powerSGD_hook.PowerSGDState(None, matrix_approximation_rank=2, start_powerSGD_iter=2)
     run = DistributedDataParallel(torch.nn.Linear(16, 16))
     run.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
-    generator = torch.Generator().manual_seed(RANK)
-    for _ in range(4):
+    for step in range(4):
         run.zero_grad()
-        run(torch.randn(2, 16, generator=generator)).square().sum().backward()
+        run(drawn(torch.randn, (2, 16), SIZE * step + RANK)).square().sum().backward()
     gradients = [torch.empty(16, 16) for _ in range(SIZE)]
     dist.all_gather(gradients, run.module.weight.grad)
     assert all(torch.equal(each, gradients[0]) for each in gradients)
@@ -512,7 +521,7 @@ def test_torchs_ddp_with_a_hook_that_waits():
 @pytest.mark.filterwarnings("ignore:FSDP is switching")  # of one rank
 def test_fsdp1_trains_as_one_process():
     wanted = trained(model(), [batch(rank) for rank in range(SIZE)])
-    sharded = FullyShardedDataParallel(model(), device_id=torch.device("cpu"), use_orig_params=True)
+    sharded = FullyShardedDataParallel(model(), device_id=home(), use_orig_params=True)
     trained(sharded, [batch(RANK)])
     with FullyShardedDataParallel.summon_full_params(sharded):
         for one, other in zip(sharded.parameters(), wanted.parameters(), strict=True):
@@ -532,7 +541,7 @@ def test_tensor_parallel_is_as_one_process():
     from torch.distributed.tensor import Shard, distribute_tensor
     from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
-    mesh = dist.init_device_mesh("cpu", (SIZE,))
+    mesh = dist.init_device_mesh(home().type, (SIZE,))
 
     def layers():
         torch.manual_seed(5)  # as many in between as can be divided by up to 4 ranks
@@ -553,7 +562,7 @@ ALLOCATES = hasattr(getattr(fsdp, "FSDPModule", None), "set_allocate_memory_from
 @pytest.mark.parametrize("registered", [False, True] if ALLOCATES else [False])
 def test_fsdp2_trains_as_one_process(registered):
     wanted = trained(model(), [batch(rank) for rank in range(SIZE)])
-    sharded, mesh = model(), dist.init_device_mesh("cpu", (SIZE,))
+    sharded, mesh = model(), dist.init_device_mesh(home().type, (SIZE,))
     for module in (sharded[0], sharded[2], sharded):
         fsdp.fully_shard(module, mesh=mesh)
         if registered:

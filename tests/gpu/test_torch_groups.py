@@ -1,0 +1,93 @@
+"""torch.distributed on tensors of one GPU that all ranks share: what holds on the CPU, and streams.
+
+test_gpu_ranks.py starts the ranks, where torch knows the GPU.
+"""
+
+from datetime import timedelta
+
+import kernel_checks as checks
+import pytest
+
+checks.gpu()
+pytest.register_assert_rewrite("mpi_torch.test_process_group")
+torch = pytest.importorskip("torch")
+if not torch.cuda.is_available():
+    pytest.skip("torch knows no GPU", allow_module_level=True)
+
+from mpi_torch import test_process_group as on_the_cpu  # noqa: E402 - torch is there
+from mpi_torch.test_process_group import *  # noqa: E402, F403 - the tests
+
+dist, RANK, SIZE = torch.distributed, on_the_cpu.RANK, on_the_cpu.SIZE
+
+pytestmark = [
+    pytest.mark.mpi,
+    pytest.mark.gpu,
+    pytest.mark.usefixtures("process_group", "default_device"),
+    pytest.mark.filterwarnings("default"),
+]
+
+SLEEP = 50_000_000
+"""Clocks of the GPU: some 30 milliseconds."""
+
+
+@pytest.fixture(scope="module")
+def process_group():
+    import mpiagg.torch
+
+    mpiagg.torch.init_process_group(timeout=timedelta(seconds=60))
+    yield
+    dist.destroy_process_group()
+
+
+@pytest.fixture
+def default_device():
+    torch.set_default_device("cuda")
+    yield
+    torch.set_default_device(None)
+
+
+@pytest.mark.parametrize("later", [False, True])
+@pytest.mark.parametrize("length", [7, 300_000])
+def test_calls_follow_the_stream_in_which_they_are_made(later, length):
+    side = torch.cuda.Stream()
+    tensor, gathered = torch.full((length,), -1.0), torch.empty(SIZE * length)
+    out = torch.full((SIZE * length,), -1.0)
+    torch.cuda.synchronize()
+    with torch.cuda.stream(side):
+        torch.cuda._sleep(SLEEP)
+        tensor.fill_(RANK + 1.0)
+        works = [dist.all_reduce(tensor, async_op=later)]
+        works.append(dist.all_gather_into_tensor(gathered, tensor, async_op=later))
+        works.append(dist.all_to_all_single(out, gathered, async_op=later))
+    for work in works if later else []:
+        work.wait()
+    # In the default stream, which has nothing to wait for: the calls are done when they return, or wait() does.
+    total = SIZE * (SIZE + 1) / 2
+    assert all((each == total).all().item() for each in (tensor, gathered, out))
+
+
+def test_work_does_not_wait_for_what_the_stream_is_asked_for_later():
+    tensor, gate = torch.ones(300_000), torch.cuda.Event()
+    work = dist.all_reduce(tensor, async_op=True)
+    torch.cuda._sleep(40 * SLEEP)
+    gate.record()
+    work.wait()
+    early = not gate.query()
+    torch.cuda.synchronize()
+    assert (tensor == SIZE).all()
+    assert early
+
+
+def test_messages_follow_the_stream_in_which_they_are_sent():
+    if SIZE == 1:
+        return
+    to, source = (RANK + 1) % SIZE, (RANK - 1) % SIZE
+    side, tensor, into = torch.cuda.Stream(), torch.zeros(5000), torch.full((5000,), -1.0)
+    torch.cuda.synchronize()
+    with torch.cuda.stream(side):
+        torch.cuda._sleep(SLEEP)
+        tensor.fill_(float(RANK))
+        works = [dist.isend(tensor, to), dist.irecv(into, source)]
+    for work in works:
+        work.wait()
+    assert (into == source).all()
