@@ -16,7 +16,10 @@ RANKS_TESTS = {
     HERE / "mpi_torch",
     HERE / "mpi_jax",
     HERE / "torch_suite",
-    *(HERE / "gpu" / f"test_{name}.py" for name in ("collectives", "training", "torch_groups", "torch_modules")),
+    *(
+        HERE / "gpu" / f"test_{name}.py"
+        for name in ("collectives", "training", "torch_groups", "torch_horovod", "torch_modules")
+    ),
 }
 
 # The tests in gpu need no plugin: the machine with a GPU may have no more than pytest and what mpiagg needs.

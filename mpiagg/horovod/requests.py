@@ -9,6 +9,8 @@ from typing import Any, Final
 import msgspec
 import torch
 
+from mpiagg.torch.streams import behind_present
+
 SUM: Final = 1
 """The number of the op that adds up."""
 
@@ -27,6 +29,8 @@ class Terms(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         The name, and which collective it is.
     dtypes, shapes : tuple
         Those of each tensor; a first dimension in which ranks may differ is 0.
+    device : str
+        The kind of device that tensors are on.
     op, root : int
         The number of the op, and the rank that has the values.
     prescale, postscale : float
@@ -41,6 +45,7 @@ class Terms(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     kind: str
     dtypes: tuple[str, ...] = ()
     shapes: tuple[tuple[int, ...], ...] = ()
+    device: str = "cpu"
     op: int = SUM
     root: int = 0
     prescale: float = 1.0
@@ -67,7 +72,7 @@ class Terms(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     def stand_ins(self) -> list[torch.Tensor]:
         """Return what a rank that has joined takes part with: zeros, or no rows."""
         return [
-            torch.zeros(shape, dtype=getattr(torch, dtype.removeprefix("torch.")))
+            torch.zeros(shape, dtype=getattr(torch, dtype.removeprefix("torch.")), device=self.device)
             for shape, dtype in zip(self.shapes, self.dtypes, strict=True)
         ]
 
@@ -100,6 +105,7 @@ class TensorRequest:
     ) -> None:
         self.terms, self.tensors, self.in_place = terms, list(tensors), in_place
         self.splits, self.task = splits, task
+        self.in_order = behind_present(self.tensors)
         self.encoded = msgspec.msgpack.encode(terms)
         self.over = threading.Event()
         self.result: Any = None
@@ -107,9 +113,7 @@ class TensorRequest:
 
     def go_with(self, terms: Terms) -> None:
         """Take part in what others ask for, without values."""
-        device = self.tensors[0].device
-        self.terms, self.in_place = terms, False
-        self.tensors = [x.to(device) for x in terms.stand_ins()]
+        self.terms, self.in_place, self.tensors = terms, False, terms.stand_ins()
 
     def end(self, result: object = None, error: BaseException | None = None) -> None:
         """Let those who wait have the result, or the error."""

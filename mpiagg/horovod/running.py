@@ -33,7 +33,8 @@ def run(comm: Comm, request: TensorRequest) -> object:
     """Do what all ranks have agreed on; return a list of tensors, and for an all-to-all what has come from each."""
     if request.task is not None:
         return request.task()
-    return _RUNS[request.terms.kind](comm, request)
+    with request.in_order():
+        return _RUNS[request.terms.kind](comm, request)
 
 
 def scaled(tensor: torch.Tensor, factor: float) -> torch.Tensor:

@@ -76,7 +76,8 @@ def submit(
         numbers[key] = numbers.get(key, 0) + 1
         name = f"noname.{numbers[key]}"
     shapes = tuple((0, *x.shape[1:]) if own_rows else tuple(x.shape) for x in bare)
-    asked = Terms(f"{known_as or kind}.{name}", kind, tuple(str(x.dtype) for x in bare), shapes, **terms)
+    device = bare[0].device.type if bare else "cpu"
+    asked = Terms(f"{known_as or kind}.{name}", kind, tuple(str(x.dtype) for x in bare), shapes, device, **terms)
     request = engine.submit(TensorRequest(asked, bare, in_place=in_place, splits=splits))
 
     def result(found: Any) -> Any:

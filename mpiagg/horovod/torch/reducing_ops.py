@@ -217,7 +217,7 @@ def sparse_allreduce_async(
     if op not in (Average, Sum):
         raise ValueError(f"sparse tensors are added up or averaged: op must be Average or Sum, not {op!r}")
     own = tensor.detach().coalesce()
-    parts = [own.indices().t().contiguous(), own.values(), torch.tensor([own.shape])]
+    parts = [own.indices().t().contiguous(), own.values(), torch.tensor([own.shape], device=own.device)]
     words = "sparse; gradients are made dense by DistributedOptimizer(..., sparse_as_dense=True)"
     handle = submit("allgather", parts, name, process_set, own_rows=True, known_as="allreduce", words=words)
     size = engine_of(process_set).size
