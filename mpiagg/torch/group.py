@@ -278,10 +278,9 @@ class RankGroup(dist.ProcessGroup):  # type: ignore[misc]  # mypy sees no classe
         """Start to send a tensor, or to receive into it."""
         self._calls += 1
         (tensor,) = tensors
-        # By way of the host, also where the MPI library is said to take memory of a GPU.
-        whole = (
-            plain(tensor) if not tensor.is_cuda else torch.empty_like(tensor, device="cpu") if into else tensor.cpu()
-        )
+        whole = plain(tensor)
+        if tensor.is_cuda:  # by way of the host, also where the MPI library is said to take memory of a GPU
+            whole = torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu") if into else whole.cpu()
         in_order = behind_present(tensors)
         start = self._messages.Irecv if into else self._messages.Isend
         request = start([moved(whole).view(np.uint8), MPI.BYTE], rank, tag)

@@ -324,6 +324,11 @@ def test_messages():
             for work in works:
                 work.wait()
             assert (got == source).all()
+            turned = torch.empty(3, 4).t()
+            works = [dist.isend(numbers(RANK, shape=(4, 3)), to), dist.irecv(turned, source)]
+            for work in works:
+                work.wait()
+            assert torch.equal(turned, numbers(source, shape=(4, 3)))
         others = [rank for rank in range(SIZE) if rank != RANK]
         into = {rank: torch.empty(2, length)[:, ::1] for rank in others}
         ops = [
