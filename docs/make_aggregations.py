@@ -27,21 +27,28 @@ def page() -> str:
 
 
 def _learned(records: list[dict[str, Any]]) -> list[str]:
-    """Return the lines of a table for each task and number of ranks: what the curves have come to."""
+    """Return the lines of a table for each task and number of ranks: what the curves have come to, and times."""
     lines = []
     curves = [each for each in records if not each["link"] and not each["seed"]]
     for task, ranks in sorted({(each["task"], each["ranks"]) for each in curves}):
         last = {(each["way"], each["split"]): each for each in curves if (each["task"], each["ranks"]) == (task, ranks)}
-        ways = list(dict.fromkeys(way for way, _ in last))
-        lines += [
-            f"`{task}`, {ranks} ranks:",
-            "",
-            f"| way | {' | '.join(LEARNED_COLUMNS)} |",
-            "|---" + "|---:" * 6 + "|",
-        ]
-        lines += [f"| `{way}` | {' | '.join(_ends(last, way))} |" for way in ways]
+        times = {
+            (each["link"], each["way"]): f"{1e3 * each['step_s']:.0f}"
+            for each in records
+            if each["link"] and (each["task"], each["ranks"]) == (task, ranks)
+        }
+        links = [link for link in LINKS if any(of == link for of, _ in times)]
+        columns = [*LEARNED_COLUMNS, *(f"ms a step, {LINKS[link]}" for link in links)]
+        lines += [f"`{task}`, {ranks} ranks:", "", f"| way | {' | '.join(columns)} |"]
+        lines.append("|---" + "|---:" * len(columns) + "|")
+        for way in dict.fromkeys(way for way, _ in last):
+            cells = [*_ends(last, way), *(times.get((link, way), "") for link in links)]
+            lines.append(f"| `{way}` | {' | '.join(cells)} |")
         lines.append("")
     return lines
+
+
+LINKS = {"100mbit": "100 Mbit/s", "1gbit": "1 Gbit/s"}
 
 
 LEARNED_COLUMNS = (

@@ -51,10 +51,10 @@ class TorchSource:
     """A stream of torch's, in which gradients are computed."""
 
     def __init__(self, ordinal: int, pointer: int) -> None:
+        self._ordinal, self._pointer = ordinal, pointer
+        self._device: Any = find_device(f"cuda:{ordinal}")  # says what is wrong, if anything is
         import cupy  # noqa: PLC0415 - CuPy is an extra
 
-        self._ordinal, self._pointer = ordinal, pointer
-        self._device: Any = find_device(f"cuda:{ordinal}")
         self._stream = cupy.cuda.Stream.from_external(_TorchStream(pointer))  # which owns nothing
 
     @contextmanager

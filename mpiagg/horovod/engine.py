@@ -57,6 +57,7 @@ class Engine:
         self._pending: dict[str, TensorRequest] = {}
         self._changed = threading.Condition()
         self._join: TensorRequest | None = None
+        self._gpu = 0
         self._joined: set[int] = set()
         self._ends = self._over = False
         self._failed: BaseException | None = None
@@ -96,10 +97,11 @@ class Engine:
             self._changed.notify()
         return request
 
-    def join(self) -> TensorRequest:
+    def join(self, gpu: int = 0) -> TensorRequest:
         """Take part in what others ask for, until all ranks have joined; the result is the last that has."""
         with self._changed:
             self._check()
+            self._gpu = gpu
             self._join = self._join or TensorRequest(Terms("join", "join"))
             self._changed.notify()
             return self._join
@@ -227,7 +229,7 @@ class Engine:
             else:
                 if request is not None and request.terms.kind != reference.kind:
                     request.go_with(reference)
-                self._do(request or TensorRequest(reference, reference.stand_ins()))
+                self._do(request or TensorRequest(reference, reference.stand_ins(self._gpu)))
         return bool(common)
 
     def _end_of_round(self, joined: set[int], ending: np.ndarray) -> None:

@@ -9,6 +9,7 @@ from typing import Any, Final
 import msgspec
 import torch
 
+from mpiagg.errors import DeviceError
 from mpiagg.torch.streams import behind_present
 
 SUM: Final = 1
@@ -69,12 +70,22 @@ class Terms(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             return f"{self.kind} by {OPS[self.op]} does not go on with ranks that have called join()"
         return ""
 
-    def stand_ins(self) -> list[torch.Tensor]:
-        """Return what a rank that has joined takes part with: zeros, or no rows."""
-        return [
-            torch.zeros(shape, dtype=getattr(torch, dtype.removeprefix("torch.")), device=self.device)
-            for shape, dtype in zip(self.shapes, self.dtypes, strict=True)
-        ]
+    def stand_ins(self, gpu: int) -> list[torch.Tensor]:
+        """Return what a rank that has joined takes part with: zeros, or no rows; on its GPU if others are on one.
+
+        Raises
+        ------
+        DeviceError
+            If they cannot be made.
+        """
+        device = torch.device(self.device, gpu if self.device == "cuda" else None)
+        try:
+            return [
+                torch.zeros(shape, dtype=getattr(torch, dtype.removeprefix("torch.")), device=device)
+                for shape, dtype in zip(self.shapes, self.dtypes, strict=True)
+            ]
+        except (RuntimeError, AssertionError) as error:  # the latter where torch has no CUDA
+            raise DeviceError(f"a rank that has no tensor of {self.name!r} cannot take part: {error}") from error
 
 
 class TensorRequest:
@@ -113,7 +124,9 @@ class TensorRequest:
 
     def go_with(self, terms: Terms) -> None:
         """Take part in what others ask for, without values."""
-        self.terms, self.in_place, self.tensors = terms, False, terms.stand_ins()
+        self.terms, self.in_place = terms, False
+        self.tensors = terms.stand_ins(self.tensors[0].device.index or 0)
+        self.in_order = behind_present(self.tensors)
 
     def end(self, result: object = None, error: BaseException | None = None) -> None:
         """Let those who wait have the result, or the error."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from typing import Any, Final
 
 import numpy as np
@@ -13,7 +14,7 @@ from mpiagg.collectives import block_functions, functions, moving_functions
 from mpiagg.collectives.comm import Comm
 from mpiagg.ddp.torch_modules import tensor_of
 from mpiagg.horovod.requests import TensorRequest, Terms
-from mpiagg.torch.tensors import moved, op_of, plain, view
+from mpiagg.torch.tensors import moved, op_of, plain, put, view
 
 AVERAGE: Final = 0
 ADASUM: Final = 2
@@ -33,7 +34,7 @@ def run(comm: Comm, request: TensorRequest) -> object:
     """Do what all ranks have agreed on; return a list of tensors, and for an all-to-all what has come from each."""
     if request.task is not None:
         return request.task()
-    with request.in_order():
+    with nullcontext() if request.in_order is None else request.in_order():
         return _RUNS[request.terms.kind](comm, request)
 
 
@@ -91,8 +92,7 @@ def _handed_out(request: TensorRequest, results: Tensors) -> Tensors:
         return results
     for own, result in zip(request.tensors, results, strict=True):
         if own.data_ptr() != result.data_ptr() or not own.is_contiguous():
-            with torch.inference_mode(own.is_inference()):
-                own.copy_(result)
+            put(own, result)
     return request.tensors
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 import time
 import zlib
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Final
 
@@ -21,7 +22,7 @@ from mpiagg.collectives.registered import empty
 from mpiagg.ddp.torch_modules import DEVICES, tensor_of
 from mpiagg.torch.starting import BACKEND
 from mpiagg.torch.streams import behind_present
-from mpiagg.torch.tensors import moved, plain
+from mpiagg.torch.tensors import moved, plain, put
 from mpiagg.torch.versions import SPLITS
 from mpiagg.torch.works import Line, MessageWork, Work
 from mpiagg.transport import channel_of, keep_for_good
@@ -181,7 +182,12 @@ class RankGroup(dist.ProcessGroup):  # type: ignore[misc]  # mypy sees no classe
     def allocate_tensor(self, size: int, *, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
         """Return a tensor in memory that the ranks of a node share; collective on the node."""
         nbytes, found = size * torch.empty(0, dtype=dtype).element_size(), list[Array]()
-        where = None if torch.device(device).type == "cpu" else str(device)
+        where = None
+        if torch.device(device).type != "cpu":
+            if channel_of(self._comm).node.size == 1:
+                return torch.empty(size, dtype=dtype, device=device)
+            ordinal = torch.device(device).index
+            where = f"cuda:{torch.cuda.current_device() if ordinal is None else ordinal}"
 
         def make() -> None:
             found.append(empty(nbytes, np.uint8, comm=self._comm, device=where))
@@ -247,6 +253,9 @@ class RankGroup(dist.ProcessGroup):  # type: ignore[misc]  # mypy sees no classe
 
         def named() -> None:
             self._log.callers.append((self._log.count + 1, name))
+            if in_order is None:
+                task(seconds)
+                return
             with in_order():
                 task(seconds)
 
@@ -278,18 +287,19 @@ class RankGroup(dist.ProcessGroup):  # type: ignore[misc]  # mypy sees no classe
         """Start to send a tensor, or to receive into it."""
         self._calls += 1
         (tensor,) = tensors
-        whole = plain(tensor)
-        if tensor.is_cuda:  # by way of the host, also where the MPI library is said to take memory of a GPU
-            whole = torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu") if into else whole.cpu()
         in_order = behind_present(tensors)
+        if in_order is None:
+            whole = plain(tensor)
+        else:  # by way of the host, also where the MPI library is said to take memory of a GPU
+            whole = torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu") if into else plain(tensor).cpu()
         start = self._messages.Irecv if into else self._messages.Isend
         request = start([moved(whole).view(np.uint8), MPI.BYTE], rank, tag)
         peer = "any rank" if rank == MPI.ANY_SOURCE else f"rank {rank}"
         label = f"{whole.nbytes} bytes to {'arrive from' if into else 'be sent to'} {peer}"
 
         def arrive() -> None:
-            with in_order():
-                tensor.copy_(whole)
+            with nullcontext() if in_order is None else in_order():
+                put(tensor, whole)
 
         then = arrive if into and whole is not tensor else None
         seconds = self._timeout.total_seconds()

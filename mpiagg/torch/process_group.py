@@ -266,7 +266,7 @@ class ProcessGroup(RankGroup):
             of_one_dtype(*outputs, *inputs)
             sent, received = ([_moved_size(each) for each in part] for part in (inputs, outputs))
             x = flat(inputs)
-            whole = np.empty_like(x, shape=sum(received))  # on x's device
+            whole = np.empty_like(x, shape=(sum(received),))  # on x's device
             self._exchange(x, sent, received, whole, timeout)
             unflatten(whole, outputs)
 

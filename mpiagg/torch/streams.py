@@ -1,33 +1,69 @@
-"""Tensors on a GPU: what a group does with them comes after what their stream has to do when the group is asked."""
+"""Tensors on a GPU: what is done with them comes after what their stream has to do when it is asked for."""
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any
 
 import torch
 
+from mpiagg.arrays import find_device
 from mpiagg.ddp.torch_streams import present_source
+from mpiagg.transport import wait_patiently
+
+_own = threading.local()
+"""The streams of a thread, by the numbers of their devices: memory that is freed in one is used again there alone."""
 
 
-def behind_present(tensors: Sequence[torch.Tensor]) -> Callable[[], AbstractContextManager[object]]:
+def _own_stream(ordinal: int) -> Any:
+    streams = _own.__dict__.setdefault("streams", {})
+    if ordinal not in streams:
+        streams[ordinal] = torch.cuda.Stream(ordinal, priority=-1)  # torch has few; programs rarely take these
+    return streams[ordinal]
+
+
+def behind_present(tensors: Sequence[torch.Tensor]) -> Callable[[], AbstractContextManager[None]] | None:
     """Return a function that returns a block, for any thread and any later time, in which tensors are worked on.
 
-    On a GPU what torch and CuPy are asked for in the block comes after what the tensors' stream has to do now, but not
-    after what it is asked for later. When the block ends, all of it is done, for every stream. All tensors are on one
-    device.
+    What torch and CuPy are asked for in the block comes after what the tensors' stream has to do now, and does not wait
+    for what it is asked for later. When the block ends, all of it is done, for every stream. On the CPU there is
+    nothing to be done: None.
+
+    Raises
+    ------
+    ValueError
+        If the tensors are on several devices.
     """
+    if len(tensors) > 1 and len({tensor.device for tensor in tensors}) > 1:
+        raise ValueError("the tensors of a collective must be on one device")
     if not tensors or not tensors[0].is_cuda:
-        return nullcontext
+        return None
     ordinal: int = tensors[0].device.index
-    present = torch.cuda.current_stream(ordinal).record_event()
+    asking = torch.cuda.current_stream(ordinal)
+    present = asking.record_event()
+    device: Any = find_device(f"cuda:{ordinal}")
 
     @contextmanager
     def block() -> Iterator[None]:
-        stream = torch.cuda.Stream(ordinal)  # one of the few that torch has
-        stream.wait_event(present)
-        with torch.cuda.stream(stream), present_source(ordinal).inside():
-            yield
-        stream.synchronize()
+        with device.present():  # or torch, in a thread of its own, would begin to use the first GPU, too
+            stream = _own_stream(ordinal)
+            stream.wait_event(present)
+            try:
+                with torch.cuda.stream(stream), present_source(ordinal).inside():
+                    yield
+            finally:
+                wait_patiently(stream.query, lambda: f"what was asked of {device.name}")
+            for tensor in tensors:
+                if tensor.is_sparse:  # which has new parts then, made in our stream
+                    tensor._indices().record_stream(asking)  # noqa: SLF001 - also of one that is not coalesced
+                    tensor._values().record_stream(asking)  # noqa: SLF001 - likewise
 
     return block
+
+
+def keep_for_present_stream(tensor: torch.Tensor) -> None:
+    """Keep the memory of a result that was made in another stream, until the present stream has done with it."""
+    if tensor.is_cuda:
+        tensor.record_stream(torch.cuda.current_stream(tensor.device))

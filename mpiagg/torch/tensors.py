@@ -89,6 +89,12 @@ def plain(tensor: torch.Tensor) -> torch.Tensor:
     return tensor if is_plain(tensor) else tensor.detach().resolve_conj().resolve_neg().contiguous()
 
 
+def put(tensor: torch.Tensor, values: torch.Tensor) -> None:
+    """Give a tensor values, whatever autograd may want to know of it."""
+    with torch.inference_mode(tensor.is_inference()):
+        tensor.detach().copy_(values)
+
+
 def of_one_dtype(*tensors: torch.Tensor) -> None:
     """Raise ValueError if tensors are not all of one dtype."""
     dtypes = {tensor.dtype for tensor in tensors}
@@ -146,7 +152,7 @@ def vector_of(tensor: torch.Tensor) -> Iterator[Array]:
     whole = plain(tensor)
     yield moved(whole)
     if whole is not tensor:
-        tensor.copy_(whole)
+        put(tensor, whole)
 
 
 @contextmanager
@@ -169,7 +175,7 @@ def reducible(
     if op == "sum" and _kind(reduce_op) == dist.ReduceOp.AVG:
         torch.div(whole, size, rounding_mode="trunc", out=whole)
     if whole is not tensor:
-        tensor.copy_(whole)
+        put(tensor, whole)
 
 
 def flat(tensors: Sequence[torch.Tensor]) -> Array:

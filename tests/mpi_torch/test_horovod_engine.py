@@ -9,6 +9,7 @@ import pytest
 import torch
 from mpi4py import MPI
 
+from mpiagg.errors import DeviceError
 from mpiagg.horovod.engine import Engine
 from mpiagg.horovod.exceptions import HorovodInternalError
 from mpiagg.horovod.requests import TensorRequest, Terms
@@ -132,3 +133,10 @@ def test_who_waits_for_long_is_warned_of(engine, hands, monkeypatch):
     text = said.getvalue()
     assert text.startswith("mpiagg: waiting for ") if RANK == 0 else not text
     assert RANK or (names_all(text) and f"{SIZE + 2} more" in text)
+
+
+def test_tensors_that_cannot_be_made_are_an_error_of_ours():
+    devices = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    terms = Terms("x", "allreduce", ("torch.float32",), ((2,),), "cuda")
+    with pytest.raises(DeviceError, match="no tensor of 'x' cannot take part"):
+        terms.stand_ins(devices + 3)  # there is no such GPU

@@ -186,6 +186,10 @@ def test_lengths_may_differ():
     into = [torch.empty(count, 2) for count in received]
     dist.all_to_all(into, list(x.split(sent)))
     assert all(map(torch.equal, into, wanted))
+    to_first = [torch.full((2,), float(RANK))] + [torch.empty(0)] * (SIZE - 1)
+    into = [torch.empty(2 if RANK == 0 else 0) for _ in range(SIZE)]
+    dist.all_to_all(into, to_first)
+    assert RANK or [each.tolist() for each in into] == [[rank, rank] for rank in range(SIZE)]
 
 
 def sparse(rank):
@@ -324,7 +328,7 @@ def test_messages():
             for work in works:
                 work.wait()
             assert (got == source).all()
-            turned = torch.empty(3, 4).t()
+            turned = torch.empty(3, 4).t().requires_grad_()
             works = [dist.isend(numbers(RANK, shape=(4, 3)), to), dist.irecv(turned, source)]
             for work in works:
                 work.wait()

@@ -12,6 +12,7 @@ from mpiagg.horovod.engine import Engine
 from mpiagg.horovod.exceptions import InvalidRequestError
 from mpiagg.horovod.process_sets import ProcessSet, engine_of, global_process_set, state
 from mpiagg.horovod.requests import TensorRequest, Terms
+from mpiagg.torch.streams import keep_for_present_stream
 
 Average: Final = 0
 """The sum divided by the number of ranks; of integers, rounded toward zero."""
@@ -76,6 +77,9 @@ def submit(
         numbers[key] = numbers.get(key, 0) + 1
         name = f"noname.{numbers[key]}"
     shapes = tuple((0, *x.shape[1:]) if own_rows else tuple(x.shape) for x in bare)
+    devices = {x.device for x in bare}
+    if len(devices) > 1:
+        raise InvalidRequestError(f"the tensors of a collective must be on one device, not {sorted(map(str, devices))}")
     device = bare[0].device.type if bare else "cpu"
     asked = Terms(f"{known_as or kind}.{name}", kind, tuple(str(x.dtype) for x in bare), shapes, device, **terms)
     request = engine.submit(TensorRequest(asked, bare, in_place=in_place, splits=splits))
@@ -158,7 +162,10 @@ def synchronize(handle: int) -> Any:
     if handle not in _UNDER_WAY:
         return None
     engine, request, result = _UNDER_WAY.pop(handle)
-    return result(engine.wait(request))
+    found = engine.wait(request)
+    for x in found if isinstance(found, list | tuple) else ():
+        keep_for_present_stream(x)
+    return result(found)
 
 
 def then(handle: int, act: Callable[[Any], Any]) -> int:
@@ -228,7 +235,7 @@ def join(device: int = -1) -> int:
     Parameters
     ----------
     device : int
-        Ignored.
+        On which GPU it takes part, where the others' tensors are on one; -1 for the one in use at present.
 
     Returns
     -------
@@ -249,9 +256,10 @@ def join(device: int = -1) -> int:
     >>> hvd.join() in range(size)
     True
     """
-    del device
+    if device < 0:
+        device = torch.cuda.current_device() if torch.cuda.is_initialized() else 0
     engine = engine_of(global_process_set)
-    last = engine.wait(engine.join())
+    last = engine.wait(engine.join(device))
     # Ranks that have joined early have numbered fewer operations.
     state().numbers.clear()
     assert isinstance(last, int)
