@@ -18,7 +18,7 @@ from mpiagg.arrays import HOST
 from mpiagg.benchmarks.flags import SizeRange
 from mpiagg.cli.bench import SIZES, bind_early, device_option
 from mpiagg.cli.quantities import POSITIVE, parse_nodes
-from mpiagg.launch import job
+from mpiagg.launch import job, start
 from mpiagg.schedules import Collective, Layout
 from mpiagg.tables import Case, Memory, Settings
 from mpiagg.tables.cache import folder, write_cached
@@ -72,6 +72,7 @@ mpiagg tune --show -n 64 --nodes 8        shows what is chosen, and why
 @click.option("--show", is_flag=True, help="Do not measure; print what would be chosen, and why.")
 @click.option("--table", type=click.Path(path_type=Path), help=f"The table to show.  [default: {TUNING}, or none]")
 @click.option("--nodes", metavar="N|NxR|R,R,...", help="With --show: the nodes.  [default: the table's, or one]")
+@click.option("--library", metavar="NAME", help="With --show: the MPI library.  [default: the table's, or mpi4py's]")
 def tune(
     *,
     ranks: int | None,
@@ -85,6 +86,7 @@ def tune(
     show: bool,
     table: Path | None,
     nodes: str | None,
+    library: str | None,
 ) -> None:
     """Measure which algorithm is fastest on this cluster, and write a table for the environment variable MPIAGG_TUNING.
 
@@ -100,17 +102,17 @@ def tune(
         if device != HOST.name:
             raise click.UsageError("--show measures nothing, on no device")
         settings = _settings(table, ranks, nodes)
-        layout = _layout(settings, ranks, nodes)
+        layout, library = _layout(settings, ranks, nodes), library or _library_of(settings)
         for collective in chosen:
             console = job.console()
-            console.print(_printed(settings, collective, layout, lengths, narrow=console.width < _WIDE))
+            console.print(_printed(settings, collective, layout, library, lengths, narrow=console.width < _WIDE))
         return
     if output is not None and quick:
         raise click.UsageError("-o FILE and --quick exclude each other: --quick keeps its table in the user's cache")
     if output is None and not quick:
         raise click.UsageError("give -o FILE to measure and save, or --quick, or --show to print what would be chosen")
-    if table is not None or nodes is not None:
-        raise click.UsageError("--table and --nodes are for --show")
+    if table is not None or nodes is not None or library is not None:
+        raise click.UsageError("--table, --nodes and --library are for --show")
     # What is measured must not depend on what was chosen before.
     for variable in (TUNING, FORCED):
         os.environ.pop(variable, None)
@@ -202,11 +204,11 @@ def _layout(settings: Settings, ranks: int | None, nodes: str | None) -> Layout:
 
 
 def _printed(
-    settings: Settings, collective: Collective, layout: Layout, lengths: Sequence[int], *, narrow: bool
+    settings: Settings, collective: Collective, layout: Layout, library: str, lengths: Sequence[int], *, narrow: bool
 ) -> Printed:
     """Return what is chosen for a collective on a layout, in words."""
     printed = Printed(
-        title=f"{collective.value}, {layout.size} ranks, nodes: {layout}",
+        title=f"{collective.value}, {layout.size} ranks, nodes: {layout}, {library}",
         title_justify="left",
         box=box.SIMPLE_HEAD,
         show_edge=False,
@@ -219,10 +221,10 @@ def _printed(
     prices = {memory: Prices(collective, layout, memory) for memory in Memory} if layout.size > 1 else {}
     for nbytes in lengths:
         told: dict[tuple[str, str, str], list[tuple[Memory, bool]]] = {}
-        for library, memory in product((None, _library_of(settings)), Memory):
-            found = settings.found(Case(collective, nbytes, layout, memory, library))
+        for native, memory in product((False, True), Memory):
+            found = settings.found(Case(collective, nbytes, layout, memory, library if native else None))
             words = str(found.choice), _origin(found), _reason(found, nbytes, prices.get(memory))
-            told.setdefault(words, []).append((memory, library is not None))
+            told.setdefault(words, []).append((memory, native))
         for words, places in told.items():
             printed.add_row(f"{nbytes:,}", _where(places), *words)
     return printed
@@ -238,11 +240,16 @@ def _where(places: Sequence[tuple[Memory, bool]]) -> str:
 
 
 def _library_of(settings: Settings) -> str:
-    """Return the MPI library that a table was measured with, or words for any."""
-    origin = None if settings.table is None else settings.table.origin
-    rows = () if settings.table is None else settings.table.rows
-    known = {row.library for row in rows if row.library is not None}
-    return known.pop() if origin is not None and len(known) == 1 else "any MPI library"
+    """Return the MPI library that a table was measured with, or that of mpi4py, or words for any."""
+    table = settings.table
+    if table is not None and table.origin is not None:
+        known = {row.library for row in table.rows if row.library is not None}
+        if len(known) == 1:
+            return known.pop()
+    try:
+        return start.mpi_vendor()
+    except click.ClickException:  # a table can be looked at where there is no MPI library
+        return "any MPI library"
 
 
 def _origin(found: Found) -> str:

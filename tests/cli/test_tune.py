@@ -35,7 +35,7 @@ def invoke(monkeypatch):
         (["--quick", "-o", "t.json"], "-o FILE and --quick exclude each other"),
         (["-o", "/absent/t.json"], "folder '/absent' does not exist"),
         (["--show", "-o", "t.json"], "--show measures nothing that could be saved"),
-        (["-o", "t.json", "--nodes", "2"], "--table and --nodes are for --show"),
+        (["-o", "t.json", "--nodes", "2"], "--table, --nodes and --library are for --show"),
         (["-o", "t.json", "-m", "bees"], "Invalid value for '-m' / '--message-size': 'bees' is not a size"),
         (["-o", "t.json", "-d", "gpu"], "'gpu' is no device"),
         (["--show", "-d", "cuda"], "--show measures nothing, on no device"),
@@ -87,6 +87,16 @@ def test_every_collective_is_shown_even_for_one_rank(invoke):
 def test_names_of_algorithms_are_whole_in_80_columns(invoke):
     _, output = invoke("--show", "--collective", "allreduce", "-m", "64:64", COLUMNS="80")
     assert re.search(r"recursive_doubling \d+\.\d us", output)
+
+
+def test_the_choice_is_shown_for_a_library(invoke):
+    """A row of the default table is for Open MPI alone."""
+    shown = {}
+    for library in ("MPICH", "Open MPI"):
+        _, output = invoke("--show", "--collective", "allgather", "-m", "64K:64K", "--library", library)
+        assert f"nodes: 1 x 4, {library}" in output
+        shown[library] = "shared, or MPI's own native" in output
+    assert shown == {"MPICH": False, "Open MPI": True}
 
 
 def test_what_is_forced_is_shown(invoke):
