@@ -48,13 +48,11 @@ def _learned(records: list[dict[str, Any]]) -> list[str]:
     return lines
 
 
-LINKS = {"100mbit": "100 Mbit/s", "1gbit": "1 Gbit/s"}
-
-
 LEARNED_COLUMNS = (
     *("loss, iid", "accuracy", "loss, other data each", "accuracy"),
     *("fewer bytes", "fewer at the peak"),
 )
+LINKS = {"100mbit": "100 Mbit/s", "1gbit": "1 Gbit/s"}
 
 
 def _ends(last: dict[tuple[str, str], dict[str, Any]], way: str) -> list[str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from functools import partial
 from typing import Any, Final
 
 import numpy as np
@@ -34,8 +34,7 @@ def run(comm: Comm, request: TensorRequest) -> object:
     """Do what all ranks have agreed on; return a list of tensors, and for an all-to-all what has come from each."""
     if request.task is not None:
         return request.task()
-    with nullcontext() if request.in_order is None else request.in_order():
-        return _RUNS[request.terms.kind](comm, request)
+    return request.in_order(partial(_RUNS[request.terms.kind], comm, request))
 
 
 def scaled(tensor: torch.Tensor, factor: float) -> torch.Tensor:

@@ -7,8 +7,8 @@ from __future__ import annotations
 import time
 import zlib
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
 from datetime import timedelta
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -181,16 +181,13 @@ class RankGroup(dist.ProcessGroup):  # type: ignore[misc]  # mypy sees no classe
 
     def allocate_tensor(self, size: int, *, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
         """Return a tensor in memory that the ranks of a node share; collective on the node."""
-        nbytes, found = size * torch.empty(0, dtype=dtype).element_size(), list[Array]()
-        where = None
-        if torch.device(device).type != "cpu":
-            if channel_of(self._comm).node.size == 1:
-                return torch.empty(size, dtype=dtype, device=device)
-            ordinal = torch.device(device).index
-            where = f"cuda:{torch.cuda.current_device() if ordinal is None else ordinal}"
+        sample = torch.empty(0, dtype=dtype, device=device)  # knows which GPU is meant, where that is the present one
+        if sample.is_cuda and channel_of(self._comm).node.size == 1:
+            return sample.new_empty(size)  # which follows torch's streams; CuPy's memory does not
+        nbytes, found = size * sample.element_size(), list[Array]()
 
         def make() -> None:
-            found.append(empty(nbytes, np.uint8, comm=self._comm, device=where))
+            found.append(empty(nbytes, np.uint8, comm=self._comm, device=str(sample.device)))
 
         # In its turn: ranks that make memory come together on the communicator of the collectives.
         self._line.do([], make, at_once=True).wait()
@@ -253,11 +250,7 @@ class RankGroup(dist.ProcessGroup):  # type: ignore[misc]  # mypy sees no classe
 
         def named() -> None:
             self._log.callers.append((self._log.count + 1, name))
-            if in_order is None:
-                task(seconds)
-                return
-            with in_order():
-                task(seconds)
+            in_order(lambda: task(seconds))
 
         return self._line.do(outputs, named, at_once=not getattr(opts, "asyncOp", True))
 
@@ -288,20 +281,15 @@ class RankGroup(dist.ProcessGroup):  # type: ignore[misc]  # mypy sees no classe
         self._calls += 1
         (tensor,) = tensors
         in_order = behind_present(tensors)
-        if in_order is None:
-            whole = plain(tensor)
-        else:  # by way of the host, also where the MPI library is said to take memory of a GPU
+        if tensor.is_cuda:  # by way of the host, also where the MPI library is said to take memory of a GPU
             whole = torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu") if into else plain(tensor).cpu()
+        else:
+            whole = plain(tensor)
         start = self._messages.Irecv if into else self._messages.Isend
         request = start([moved(whole).view(np.uint8), MPI.BYTE], rank, tag)
         peer = "any rank" if rank == MPI.ANY_SOURCE else f"rank {rank}"
         label = f"{whole.nbytes} bytes to {'arrive from' if into else 'be sent to'} {peer}"
-
-        def arrive() -> None:
-            with nullcontext() if in_order is None else in_order():
-                put(tensor, whole)
-
-        then = arrive if into and whole is not tensor else None
+        then = partial(in_order, partial(put, tensor, whole)) if into and whole is not tensor else None
         seconds = self._timeout.total_seconds()
         return MessageWork(tensor if into else whole, request, label, seconds, then, under_way=self._under_way)
 

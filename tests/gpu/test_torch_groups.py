@@ -3,8 +3,6 @@
 test_gpu_ranks.py starts the ranks, where torch knows the GPU.
 """
 
-from datetime import timedelta
-
 import kernel_checks as checks
 import pytest
 
@@ -14,10 +12,9 @@ torch = pytest.importorskip("torch")
 if not torch.cuda.is_available():
     pytest.skip("torch knows no GPU", allow_module_level=True)
 
-from mpi_torch import test_process_group as on_the_cpu  # noqa: E402 - torch is there
+from mpi_torch.conftest import process_group  # noqa: E402, F401 - torch is there; a fixture
 from mpi_torch.test_process_group import *  # noqa: E402, F403 - the tests
-
-dist, RANK, SIZE = torch.distributed, on_the_cpu.RANK, on_the_cpu.SIZE
+from mpi_torch.test_process_group import RANK, SIZE, dist  # noqa: E402 - torch is there
 
 pytestmark = [
     pytest.mark.mpi,
@@ -28,15 +25,6 @@ pytestmark = [
 
 SLEEP = 50_000_000
 """Clocks of the GPU: some 30 milliseconds."""
-
-
-@pytest.fixture(scope="module")
-def process_group():
-    import mpiagg.torch
-
-    mpiagg.torch.init_process_group(timeout=timedelta(seconds=60))
-    yield
-    dist.destroy_process_group()
 
 
 @pytest.fixture

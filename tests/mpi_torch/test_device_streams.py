@@ -73,26 +73,27 @@ ORDER = [
 
 
 def test_work_comes_after_what_was_asked_before_and_is_waited_for(gpu):
-    block = streams.behind_present([tensor()])
+    in_order = streams.behind_present([tensor()])
     gpu.current, gpu.busy = "another", 3
-    with block():
-        gpu.asked.append("work")
+    in_order(lambda: gpu.asked.append("work"))
     assert gpu.asked == ORDER
     assert gpu.busy < 0
 
 
 def test_work_that_has_failed_is_waited_for_too(gpu):
-    gpu.busy = 3
-    with pytest.raises(ValueError, match="wrong"), streams.behind_present([tensor()])():
+    def fail():
         raise ValueError("wrong")
+
+    gpu.busy = 3
+    with pytest.raises(ValueError, match="wrong"):
+        streams.behind_present([tensor()])(fail)
     assert gpu.busy < 0
 
 
 @pytest.mark.usefixtures("gpu")
 def test_a_thread_has_one_stream_for_a_device():
     for _ in range(2):
-        with streams.behind_present([tensor()])():
-            pass
+        assert streams.behind_present([tensor()])(lambda: "result") == "result"
     assert list(streams._own.streams) == [1]
 
 
@@ -102,14 +103,14 @@ def test_the_parts_of_a_sparse_result_are_kept_for_who_asked():
     part = SimpleNamespace(record_stream=kept.append)
     result = tensor(_indices=lambda: part, _values=lambda: part)
     result.is_sparse = True
-    with streams.behind_present([result])():
-        pass
+    streams.behind_present([result])(lambda: None)
     assert len(kept) == 2
 
 
-def test_on_the_cpu_nothing_is_done():
-    assert streams.behind_present([]) is None
-    assert streams.behind_present([torch.ones(1), torch.ones(2)]) is None
+def test_on_the_cpu_the_task_is_all_that_is_run(gpu):
+    for tensors in ([], [torch.ones(1), torch.ones(2)]):
+        assert streams.behind_present(tensors)(lambda: "result") == "result"
+    assert not gpu.asked
     streams.keep_for_present_stream(torch.ones(1))
 
 
