@@ -224,6 +224,41 @@ def making():
     return {"sizes": sizes, "lost": lost}
 
 
+class Keeping(Counting):
+    """Keeps its parameters once on the node, where a rank dies in the middle."""
+
+    def __init__(self, comm):
+        self.comm, self.sharded = comm, None
+        self.load_state_dict({"0": np.ones(8)})
+
+    def step(self, step):
+        if step == 4 and WORLD.rank == 1:
+            die()
+        self.sharded.step([np.ones(8)])
+
+    def state_dict(self):
+        return self.sharded.weights()
+
+    def load_state_dict(self, state):
+        self.free()
+        sgd = mpiagg.optimizers.SGD(lr=0.125)
+        self.sharded = mpiagg.Sharded([state["0"].copy()], sgd, stage=3, comm=self.comm)
+
+    def free(self):
+        if self.sharded is not None:
+            self.sharded.free()
+
+
+def keeping():
+    """Lose a rank, with it its part of memory that the others go on with."""
+    loop = mpiagg.Loop(Keeping)
+    loop.run(8)
+    seen = {"weights": loop.trained.state_dict()["0"].tolist(), "lost": [list(each.ranks) for each in loop.failures]}
+    loop.trained.free()
+    loop.free()
+    return seen
+
+
 class Asked(Counting):
     """Is asked to stop in a step in which a rank dies: the others learn of both only when they have gone back."""
 
@@ -301,7 +336,7 @@ def alone():
 
 if __name__ == "__main__":
     folder, case = sys.argv[1:]
-    cases = {"calls": calls, "training": training, "making": making, "asking": asking, "growing": growing}
+    cases = {each.__name__: each for each in (calls, training, making, keeping, asking, growing)}
     seen = cases[case]()
     # The ranks of several worlds have the same number.
     name = os.getpid() if case == "growing" else WORLD.rank

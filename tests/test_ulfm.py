@@ -76,6 +76,12 @@ def test_ranks_may_die_before_a_loop_takes_its_first_step(tmp_path):
 
 
 @ulfm
+def test_a_rank_may_die_that_has_a_part_of_the_parameters(tmp_path):
+    seen = survive(tmp_path, 3, "keeping")
+    assert seen == {rank: {"weights": [0.0] * 8, "lost": [[1]]} for rank in (0, 2)}
+
+
+@ulfm
 def test_what_a_death_has_left_is_saved_when_the_others_are_to_stop(tmp_path):
     seen = survive(tmp_path, 3, "asking")
     assert seen == {rank: {"stopped": True, "step": 6, "saved": 6} for rank in (0, 2)}
@@ -108,6 +114,9 @@ def test_the_demo_goes_on_without_a_rank(tmp_path):
     told = json.loads(path.read_text())
     assert told["ranks"] == 3
     assert told["test_accuracy"] >= 0.96
+    # Of the epoch that was over before, too, though the dead rank has taken its share of it along.
+    assert told["losses"][0] == pytest.approx(told["serial_losses"][0], rel=0.15)
+    assert 0 < told["bytes_by_epoch"][0] < told["bytes_by_epoch"][1]
     assert told["difference_from_serial"] <= 1e-8
     assert told["difference_between_ranks"] == 0
 

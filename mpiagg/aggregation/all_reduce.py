@@ -112,7 +112,8 @@ class AllReduce(Elementwise):
             how = "divide, then add" if divide_before else op
             each = "each tensor" if by_layer else "all tensors"
             by = "a backend" if backend else algorithm
-            return f"AllReduce of {each} by {by}: {how}, denom {self.denom}, wire {wire}"
+            bits = ", reproducible" if self._reproducible else ""
+            return f"AllReduce of {each} by {by}: {how}, denom {self.denom}, wire {wire}{bits}"
 
         self._channel.agree_on(check)
 

@@ -89,8 +89,8 @@ class Decentralized(Mixing):
             return f"Decentralized with peers {peer_selection} among {'nodes' if hierarchical else 'ranks'}"
 
         super().__init__(comm, communication_interval, check)
-        comm = self._channel.comm
-        self._nodes = nodes_of(comm) if self.hierarchical else tuple((rank,) for rank in range(comm.size))
+        size = self._channel.size
+        self._nodes = nodes_of(self.comm) if self.hierarchical else tuple((rank,) for rank in range(size))
 
     def _phases(self) -> tuple[Phase, ...]:
         return gossip(self._channel.rank, self._nodes, self.communications, self.peer_selection)

@@ -191,7 +191,8 @@ class Gather(Exchange):
         values = _taken(coordinates, kept)
         self._write(starts, values)
         if self._codec is not None:
-            lost = values - self._values(self._messages[self._channel.rank])
+            with np.errstate(invalid="ignore", over="ignore"):
+                lost = values - self._values(self._messages[self._channel.rank])
             lost[~np.isfinite(lost)] = 0  # what is not finite was not lost, but sent; it would come back for ever
             kept[coordinates] = lost
 

@@ -221,6 +221,24 @@ class LocalSGD(LocalSteps):
                 self._average(memory, members)
                 final = members.final
             memory.tensors = ()
+            settle(*tensors)
+
+    def aggregate_init(self, tensors: Sequence[Array]) -> Plan[None]:
+        """Plan the aggregation of arrays that stay where they are; see :meth:`Aggregation.aggregate_init`.
+
+        Parameters
+        ----------
+        tensors : sequence of numpy.ndarray
+            As for :meth:`Aggregation.aggregate`.
+
+        Raises
+        ------
+        PlanError
+            With patience: :meth:`finish` knows the lists that :meth:`aggregate` was called with alone.
+        """
+        if self.patience is not None:
+            raise PlanError("patience goes without aggregate_init: call aggregate, and finish at the end")
+        return super().aggregate_init(tensors)
 
     def _new_memory(self, layout: TensorLayout, tensors: Sequence[Array]) -> Anchor:
         memory = super()._new_memory(layout, tensors)

@@ -77,6 +77,10 @@ class Fragment:
         else:
             self._communication.start()
 
+    def drive(self) -> None:
+        """Bring an average that was begun forward; there may be none."""
+        self._communication.test()
+
     def wait(self) -> None:
         """Wait for an average that was begun; there may be none."""
         self._communication.wait()
@@ -330,6 +334,7 @@ class LocalSteps(Remembering[Anchor]):
                 fragment.wait()
                 self._step(fragment, warming=warming)
                 fragment.unpack(tensors, 0 if warming else self.mixing)
+            fragment.drive()
         settle(*tensors)
 
     def _meet(self, memory: Anchor) -> None:

@@ -312,7 +312,7 @@ class LowPrecisionDecentralized(Remembering[Replicas]):
 
         self._channel.agree_on(check)
         size = self._channel.size
-        nodes = nodes_of(self._channel.comm) if self.hierarchical else tuple((rank,) for rank in range(size))
+        nodes = nodes_of(self.comm) if self.hierarchical else tuple((rank,) for rank in range(size))
         self._place = _NodePlace(self._channel, nodes)
         self._faults = Flags(self.comm)
 

@@ -219,6 +219,7 @@ class Remembering(Aggregation, Generic[M]):
     def free(self) -> None:
         """Free the plans, those of :meth:`aggregate_init` too; a second call does nothing."""
         super().free()
+        self._by_layout.clear()
         while self._entries:
             entry = self._entries.pop()
             for plan in (entry.plan, entry.memory.plan):

@@ -102,6 +102,7 @@ class Mixing(Elementwise):
         PlanError
             If the aggregation is freed, or something was started and not waited for.
         """
+        self._require_open()
         with self._channel.one_thread:
             self._require_idle()
             if self._communicates():

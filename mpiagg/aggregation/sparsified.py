@@ -168,10 +168,10 @@ class _SparsifiedState:
         place: int,
         worth: float,
     ) -> None:
-        self.tensors, self.step, self._worth = tensors, 0, worth
+        self.tensors, self.step, self._place, self._worth = tensors, 0, place, worth
         self._parts: list[_SparsifiedPart] = []
         for number, group in enumerate(Packing(layout, in_place=False).groups):
-            self._parts.append(_SparsifiedPart(owner, channel, group, (place, number)))
+            self._parts.append(_SparsifiedPart(owner, channel, group, number))
         programs = [
             in_turn(partial(self._load, part), part.exchange.program, partial(self._store, part))
             for part in self._parts
@@ -180,7 +180,7 @@ class _SparsifiedState:
         self._fixed_bytes = self.plan.sent_bytes
 
     def _load(self, part: _SparsifiedPart) -> None:
-        part.load(self.tensors, self.step)
+        part.load(self.tensors, (self._place, self.step))
 
     def _store(self, part: _SparsifiedPart) -> None:
         part.store(self.tensors)
@@ -194,9 +194,13 @@ class _SparsifiedState:
         return [part.velocity for part in self._parts if part.velocity is not None]
 
     def state(self) -> dict[str, Any]:
-        """Return the number of steps done, and what is kept: a vector for each dtype; and what its mean counts for."""
+        """Return the number of steps done, and what is kept: a vector for each dtype; and what its mean counts for.
+
+        Random choices depend on the place, which is that in the order of all memories when this one was made.
+        """
         return {
             "step": self.step,
+            "place": self._place,
             "worth": self._worth,
             "kept": [to_host(part.kept) for part in self._parts],
             "velocities": [to_host(velocity) for velocity in self._velocities],
@@ -204,14 +208,15 @@ class _SparsifiedState:
 
     def check_state(self, state: Mapping[str, Any]) -> str:
         """Raise ValueError if this is not what :meth:`state` returns; return how far it is in words."""
-        expect_keys(state, ("step", "worth", "kept", "velocities"))
+        expect_keys(state, ("step", "place", "worth", "kept", "velocities"))
         check_arrays("kept", state["kept"], [part.kept for part in self._parts])
         check_arrays("velocities", state["velocities"], self._velocities)
-        return f"after {check_integer('step', state['step'], 0)} steps"
+        place = check_integer("place", state["place"], 0)
+        return f"after {check_integer('step', state['step'], 0)} steps, in place {place}"
 
     def load(self, state: Mapping[str, Any]) -> None:
         """Go on from what :meth:`state` returned."""
-        self.step = int(state["step"])
+        self.step, self._place = int(state["step"]), int(state["place"])
         for part, kept in zip(self._parts, state["kept"], strict=True):
             load(part.kept, kept)
         for own, velocity in zip(self._velocities, state["velocities"], strict=True):
@@ -221,12 +226,12 @@ class _SparsifiedState:
 class _SparsifiedPart:
     """The tensors of one dtype in a row: what is kept of them, and what is chosen of that.
 
-    ``key`` tells this part's random choices from those of other parts.
+    ``number`` tells this part's random choices from those of other parts.
     """
 
-    def __init__(self, owner: Sparsified, channel: Channel, group: Group, key: tuple[int, ...]) -> None:
+    def __init__(self, owner: Sparsified, channel: Channel, group: Group, number: int) -> None:
         self._owner, self._group = owner, group
-        self._key = (owner.seed, *key, channel.rank if owner.selection == "blockk" else 0)
+        self._number, self._rank = number, channel.rank if owner.selection == "blockk" else 0
         self.kept = group.device.empty(sum(group.lengths), group.working)
         self.kept.fill(0)
         self.velocity: Array | None = np.zeros_like(self.kept) if owner.momentum else None
@@ -245,14 +250,15 @@ class _SparsifiedPart:
             widths = counts if owner.selection == "blockk" else None
             self.exchange = Gather(channel, how, group.device, len(self.kept), sum(counts), widths=widths)
 
-    def load(self, tensors: Sequence[Array], step: int) -> None:
-        """Add tensors to what is kept, and take out what is to be sent."""
+    def load(self, tensors: Sequence[Array], turn: tuple[int, int]) -> None:
+        """Add tensors to what is kept, and take out what is to be sent in a turn: of which memory, and which step."""
         self._vector = self._group.pack(tensors)
         if self.velocity is not None:
             self.velocity *= self._owner.momentum
             self.velocity += self._vector
         self.kept += self._vector if self.velocity is None else self.velocity
-        random = np.random.default_rng((*self._key, step))
+        place, step = turn
+        random = np.random.default_rng((self._owner.seed, place, self._number, self._rank, step))
         chosen = [start + self._chosen(start, stop, k, random) for start, stop, k in self._pieces]
         starts = np.concatenate([self._group.device.empty(0, INDEX), *chosen])
         self.exchange.take(starts, self.kept)

@@ -9,6 +9,7 @@ from dataclasses import replace
 from itertools import groupby, pairwise
 from typing import Final, NamedTuple
 
+import click
 import numpy as np
 from mpi4py import MPI
 
@@ -116,7 +117,10 @@ class Tuner:
         self._memory: Array | None = None
         self._factors = self._agreed_factors()
         if self.layout.widest > 1:
-            self._memory = registered_zeros(comm, max(map(self._count, lengths)), self._dtype)
+            try:
+                self._memory = registered_zeros(comm, max(map(self._count, lengths)), self._dtype)
+            except MemoryError as error:  # on all ranks of a node; on the others by the launcher
+                raise click.ClickException(f"{error}; or measure shorter vectors, by -m") from None
 
     def table(self, name: str) -> Table:
         """Measure, and return the table; collective."""

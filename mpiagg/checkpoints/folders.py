@@ -67,7 +67,10 @@ class Manifest(Struct, frozen=True, forbid_unknown_fields=True):
 
 def begin(folder: Path) -> int:
     """Make a new generation in a folder, which is made if need be, and return its number."""
+    made = [each for each in (folder, *folder.parents) if not each.exists()]
     folder.mkdir(parents=True, exist_ok=True)
+    for each in made:
+        _sync(each.parent)
     there = _generations(folder)
     with suppress(OSError, ValueError):
         # What a crash has left takes room that may be needed now.
@@ -85,6 +88,8 @@ def generation_of(folder: Path, number: int) -> Path:
 def write_file(generation: Path, rank: int, tree: str, arrays: Sequence[tuple[Array, Stored]]) -> Record:
     """Write a rank's file, with those arrays that are to be in it, and return what the manifest is to say of it."""
     text = text_of(tree, [stored for _, stored in arrays])
+    if len(text) > MOST_TEXT_BYTES:
+        raise ValueError(f"what is no array in the state takes {len(text)} bytes, more than {MOST_TEXT_BYTES}")
     path = _file_of(generation, rank)
     try:
         file = path.open("xb")

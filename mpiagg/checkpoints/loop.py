@@ -308,10 +308,11 @@ class Loop:
         self.trained = made
         # New ranks do not know how many there were at first.
         self._wanted = int(allreduce(np.array([self._wanted]), "max", comm=self.comm)[0])
+        # A rank may have died here before, when some had the first commit and others had not.
+        last = np.array([self._commits[-1].step if self._commits else -1])
+        common = int(allreduce(last, "min", comm=self.comm)[0])
+        self._commits = [commit for commit in self._commits if commit.step == common]
         if self._commits:
-            last = np.array([self._commits[-1].step])
-            common = int(allreduce(last, "min", comm=self.comm)[0])
-            self._commits = [commit for commit in self._commits if commit.step == common]
             self._load(made, {"step": common, "state": deepcopy(self._commits[0].state)})
         elif (kept := self._saved()) is not None:
             self._load(made, kept)

@@ -43,8 +43,10 @@ class PerRank:
         """Return how many ranks there were."""
         return len(self._values)
 
-    def __getitem__(self, rank: int) -> Any:
-        """Return what a rank had."""
+    def __getitem__(self, rank: int | slice) -> Any:
+        """Return what a rank had; for a slice, a sequence of what some had."""
+        if isinstance(rank, slice):
+            return PerRank(self._values[rank], self._read)
         return self._read(self._values[rank])
 
     def __iter__(self) -> Iterator[Any]:

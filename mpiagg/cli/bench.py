@@ -144,7 +144,7 @@ mpiexec -n 8 mpiagg bench                 is a rank of that job
 )
 @job.ranks_option(default=2)
 @click.option("-a", "--algorithm", multiple=True, help="What to measure; repeatable.  [default: auto and all]")
-@click.option("--beside", multiple=True, type=click.Choice(PEERS), help="A peer to measure, too; needs torch.")
+@click.option("--beside", multiple=True, type=click.Choice(PEERS), help="A peer to measure, too; gloo needs torch.")
 @click.option("--wire", "wires", multiple=True, type=click.Choice(WIRES), help="Values by a wire, too; repeatable.")
 @SIZES
 @click.option("--factor", type=click.IntRange(min=2), default=4, help="From one size to the next.")
@@ -161,7 +161,7 @@ mpiexec -n 8 mpiagg bench                 is a rank of that job
 @click.option("-f", "--full", is_flag=True, help="Add count, type, mean, minimum, maximum, iterations.")
 @click.option("--dtype", type=click.Choice(DTYPES), default="float32")
 @click.option("--op", type=click.Choice(["sum", "avg", "min", "max", "prod"]), default="sum")
-@click.option("--root", type=click.IntRange(min=0), default=0, help="Of reduce and broadcast.")
+@click.option("--root", type=click.IntRange(min=0), default=0, help="Of reduce, broadcast, gather and scatter.")
 @click.option("--lanes", type=click.IntRange(1, 64), help="Interleaved parts.  [default: the algorithm's choice]")
 @click.option("--plan/--call", "planned", default=True, help="Time persistent plans, or blocking calls.")
 @device_option("Where the arrays lie: cpu; cuda, each rank's GPU by its place on the node; cuda:1.")

@@ -76,7 +76,7 @@ def _served(name: str) -> str:
 @click.option(
     "--kill-rank", type=click.IntRange(min=0), help="A rank that dies, of which the others are to go on; with Open MPI."
 )
-@click.option("--at-step", type=click.IntRange(min=0), default=50, help="In which step it dies, from 0 on.")
+@click.option("--at-step", type=click.IntRange(min=0), help="In which step it dies, from 0 on.  [default: 50]")
 def demo(
     *,
     ranks: int,
@@ -85,7 +85,7 @@ def demo(
     learning_rate: float | None,
     aggregators: tuple[str, ...],
     kill_rank: int | None,
-    at_step: int,
+    at_step: int | None,
     **options: object,
 ) -> None:
     """Train a network on handwritten digits across the ranks of an MPI job.
@@ -108,6 +108,8 @@ def demo(
         if settings.aggregator != "allreduce" and settings.algorithm != "auto":
             raise click.UsageError(f"--algorithm is for --aggregator allreduce, not for {settings.aggregator}")
 
+    if kill_rank is None and at_step is not None:
+        raise click.UsageError("--at-step goes with --kill-rank")
     if kill_rank is not None and launch.launched_ranks() is None:
         _check_that_ranks_may_die(kill_rank, ranks)
 
@@ -115,7 +117,7 @@ def demo(
         # scikit-learn takes a second to import, which a process that only starts the ranks need not spend.
         from mpiagg.cli import summary, surviving, training  # noqa: PLC0415
 
-        death = None if kill_rank is None else surviving.Death(kill_rank, at_step)
+        death = None if kill_rank is None else surviving.Death(kill_rank, 50 if at_step is None else at_step)
         with progress("training", len(every) * every[0].epochs, "epochs", shown=world.rank == 0) as advance:
             if death is None:
                 results = [training.work(settings, world, after_epoch=advance) for settings in every]

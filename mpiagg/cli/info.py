@@ -51,7 +51,7 @@ _OTHERS: Final = {"MPICH": ("OMPI_MCA_",), "Open MPI": ("MPIR_CVAR_", "MPICH_", 
     "json_file",
     is_flag=False,
     flag_value=_PRINTED,
-    type=click.Path(dir_okay=False, writable=True, allow_dash=True, path_type=Path),
+    type=job.OutputFile(allow_dash=True),
     metavar="[FILE]",
     help="Save the numbers; without a file, print them in place of the tables.",
 )

@@ -353,9 +353,9 @@ def _draw(figure: Any, question: Question) -> None:
         for name in names:
             with suppress(ValueError):  # too many messages, as was told of those in the table
                 pricing = question.pricing(name)
-                by_size[name] = [pricing.seconds(size) for size in sizes]
                 pricings = [*(smaller.pricing(name) for smaller in fewer[:-1]), pricing]  # the last are all ranks
-                by_ranks[name] = [each.seconds(question.nbytes) for each in pricings]
+                curves = [pricing.seconds(size) for size in sizes], [each.seconds(question.nbytes) for each in pricings]
+                by_size[name], by_ranks[name] = curves
             advance()
     shown = price_plot.fastest([by_size, by_ranks], question.names)
     by_size, by_ranks = ({name: curves[name] for name in shown} for curves in (by_size, by_ranks))

@@ -134,6 +134,7 @@ class Trainer:
         self.network = Network(digits.images.shape[1], HIDDEN, CLASSES, settings.seed)
         self.losses = np.zeros(settings.epochs)
         self.bytes_by_epoch = np.zeros(settings.epochs)
+        self._sent = self._sent_before = 0
         self.computing = self.communicating = 0.0
         momentum = AGGREGATORS[settings.aggregator].momentum
         self._optimizer = Momentum(self.network.parameters(), settings.learning_rate, momentum)
@@ -172,21 +173,29 @@ class Trainer:
     def end_step(self, step: int, bytes_sent: int) -> None:
         """Keep what has been sent so far, if the step was the last of its epoch."""
         epoch, number = divmod(step, self._steps)
+        self._sent = self._sent_before + bytes_sent
         if number == self._steps - 1:
-            self.bytes_by_epoch[epoch] = bytes_sent
+            self.bytes_by_epoch[epoch] = self._sent
             self._after_epoch()
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the weights, how they move, and the losses so far."""
+        """Return the weights, how they move, and what has come of it so far, on this rank."""
         return {
+            "ranks": self.size,
+            "seconds": [self.computing, self.communicating],
+            "bytes": self.bytes_by_epoch,
+            "sent": self._sent,
             "weights": [parameter.data for parameter in self.network.parameters()],
             "velocities": [velocity for _, velocity in self._optimizer.moving],
             "losses": self.losses,
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from a state."""
-        self.losses[:] = state["losses"]
+        """Go on from a state, of more ranks if some have died: what their shares have lost counts as the others'."""
+        self.losses[:] = state["losses"] * (state["ranks"] / self.size)
+        self.computing, self.communicating = state["seconds"]
+        self.bytes_by_epoch[:] = state["bytes"]
+        self._sent = self._sent_before = state["sent"]
         for (parameter, velocity), weights, kept in zip(
             self._optimizer.moving, state["weights"], state["velocities"], strict=True
         ):

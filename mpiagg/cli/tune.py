@@ -11,13 +11,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import click
+from click.core import ParameterSource
 from rich import box
 from rich.table import Table as Printed
 
 from mpiagg.arrays import HOST
 from mpiagg.benchmarks.flags import SizeRange
 from mpiagg.cli.bench import SIZES, bind_early, device_option
-from mpiagg.cli.quantities import POSITIVE, parse_nodes
+from mpiagg.cli.quantities import MOST_RANKS, POSITIVE, parse_nodes
 from mpiagg.launch import job, start
 from mpiagg.schedules import Collective, Layout
 from mpiagg.tables import Case, Memory, Settings
@@ -29,7 +30,6 @@ from mpiagg.tables.settings import FORCED, LEARN, TUNING, Found
 if TYPE_CHECKING:
     from mpi4py import MPI
 
-MOST_RANKS: Final = 2**16
 QUICK: Final = 20.0
 """Seconds that are enough for a first table."""
 
@@ -111,6 +111,8 @@ def tune(
         raise click.UsageError("-o FILE and --quick exclude each other: --quick keeps its table in the user's cache")
     if output is None and not quick:
         raise click.UsageError("give -o FILE to measure and save, or --quick, or --show to print what would be chosen")
+    if quick and click.get_current_context().get_parameter_source("seconds") is not ParameterSource.DEFAULT:
+        raise click.UsageError(f"--time and --quick exclude each other: --quick takes {QUICK:g} seconds")
     if table is not None or nodes is not None or library is not None:
         raise click.UsageError("--table, --nodes and --library are for --show")
     # What is measured must not depend on what was chosen before.
@@ -170,9 +172,10 @@ def _settings(path: Path | None, ranks: int | None, nodes: str | None) -> Settin
 def _learned(layout: Layout | None) -> Path | None:
     """Return the newest of the tables that were learned, or of those for a layout; None if there is none."""
     found: dict[Path, float] = {}
-    for path in folder().glob("*.json"):
-        with suppress(OSError):  # of one that is gone
-            found[path] = path.stat().st_mtime
+    with suppress(RuntimeError):  # of a user who has no home folder
+        for path in folder().glob("*.json"):
+            with suppress(OSError):  # of one that is gone
+                found[path] = path.stat().st_mtime
     for path in sorted(found, key=found.__getitem__, reverse=True):
         with suppress(ValueError):  # of one that is broken, which jobs warn of
             origin = read_table(path).origin
@@ -195,8 +198,6 @@ def _layout(settings: Settings, ranks: int | None, nodes: str | None) -> Layout:
     ranks = 4 if ranks is None and nodes is None else ranks
     try:
         layout = parse_nodes("1" if nodes is None else nodes, ranks)
-        if layout.size > MOST_RANKS:
-            raise click.UsageError(f"at most {MOST_RANKS:,} ranks, not {layout.size:,}")
         settings.check(layout, layout.size)
     except ValueError as error:
         raise click.ClickException(str(error)) from None

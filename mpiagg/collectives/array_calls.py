@@ -41,7 +41,9 @@ Op = str | MPI.Op
 Counts = tuple[tuple[int, ...], tuple[int, ...]]
 """The rows for each rank that an array has, and those that come from each; of an all-gather the second alone."""
 
-Arguments = tuple[str, npt.ArrayLike, Op, int, Array | None, str, int | None, str | None, bool | None, Counts | None]
+Arguments = tuple[
+    str, npt.ArrayLike | None, Op, int, Array | None, str, int | None, str | None, bool | None, Counts | None
+]
 """The arguments of a collective call, as they were given: the collective's name, x, op, root, out, algorithm, lanes,
 wire, reproducible, and the counts where ranks have different ones. No class of its own, since making one takes as long
 as finding the call."""
@@ -128,6 +130,19 @@ def _exchange(arguments: Arguments, x: Any, channel: Channel, timeout: float) ->
     return out
 
 
+def _input(arguments: Arguments, channel: Channel) -> Array:
+    """Return x as an array; of a rank that has nothing to scatter one of its shape, which is not read."""
+    name, x, _, root, out, *_ = arguments
+    if x is not None or name != "scatter":
+        return as_input(x)
+    if check_root(root, channel.size) == channel.rank:
+        raise ValueError(f"scatter takes an array of {channel.size} rows on its root")
+    if out is None:
+        raise ValueError("scatter takes an array, or without one an out that tells the shape of a row")
+    row = as_input(out)
+    return np.broadcast_to(row, (channel.size, *row.shape))
+
+
 def meant(
     arguments: Arguments, x: Array, channel: Channel, *, at_once: bool = True
 ) -> tuple[Operation, Array, Array | None]:
@@ -156,7 +171,8 @@ def meant(
         choice = pick(algorithm, lanes, case, wire, device)
     if ragged and algorithm == "auto":
         # Blocks may be short on all ranks, which would have to meet to know it: then MPI's own is faster than that.
-        shared = not at_once and channel.memory.host.leased and device is HOST
+        on_node = len(channel.layout.nodes) == 1
+        shared = not at_once and on_node and channel.memory.host.leased and device is HOST
         choice = Choice(SHARED, unregistered=NATIVE) if shared else Choice(NATIVE)
     check_wire_op(wire, how.name)
     check_wire_dtype(wire, x.dtype)
@@ -241,14 +257,14 @@ def _run_within(timeout: float, arguments: Arguments, comm: MPI.Intracomm | None
 
         def say() -> str:  # before anything is made that ranks make together
             check_timeout(timeout)
-            return meant(arguments, as_input(arguments[1]), channel)[0].description
+            return meant(arguments, _input(arguments, channel), channel)[0].description
 
         channel = channel_of(comm)
         channel.agree_on(say)
     if timeout is not DEFAULT_TIMEOUT:
         check_timeout(timeout)
     given, out = arguments[1], arguments[4]
-    x: Any = given if given.__class__ is np.ndarray else as_input(given)
+    x: Any = given if given.__class__ is np.ndarray else _input(arguments, channel)
     if arguments[-1] is not None and (done := _exchange(arguments, x, channel, timeout)) is not None:
         return done
     try:
@@ -276,7 +292,7 @@ def planned(arguments: Arguments, comm: MPI.Intracomm | None, timeout: float | N
 
         def say() -> str:
             check_timeout(timeout)
-            good.append(meant(arguments, as_input(arguments[1]), channel, at_once=False))
+            good.append(meant(arguments, _input(arguments, channel), channel, at_once=False))
             return good[0][0].description
 
         channel.agree_on(say)

@@ -237,12 +237,17 @@ def _gathered(
     check: bool | None,
 ) -> Counts:
     """Return how many rows come from each rank."""
+    rows = 0
 
     def ask() -> Array:
-        shape = as_input(x).shape
-        return allgather(np.int64(shape[0] if shape else 1), comm=comm, timeout=timeout, check=check)
+        return allgather(np.int64(rows), comm=comm, timeout=timeout, check=check)
 
-    return (), _told(lambda: "allgatherv", ask, recvcounts, comm, timeout, check=check)
+    def say() -> str:
+        nonlocal rows
+        rows = next(iter(as_input(x).shape), 1)
+        return "allgatherv"
+
+    return (), _told(say, ask, recvcounts, comm, timeout, check=check)
 
 
 def _told(

@@ -10,13 +10,16 @@ from __future__ import annotations
 import sys
 from itertools import accumulate
 from operator import index
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 from mpi4py import MPI
 
 from mpiagg.arrays import HOST, Array, device_of
 from mpiagg.collectives.datatypes import Datatype, extent_of, half_of, half_or_itself
+
+_REFUSED: Final = (AttributeError, BufferError, OverflowError, RuntimeError, TypeError, ValueError)
+"""What is raised for things that are no buffer specification; RuntimeError by NumPy 2.0, for memory of a device."""
 
 
 class BufferMessage(NamedTuple):
@@ -55,7 +58,7 @@ def read(specification: object, *, writable: bool, blocks: int = 1) -> BufferMes
     """
     try:
         return _read(specification, writable=writable, blocks=blocks)
-    except (AttributeError, BufferError, OverflowError, TypeError, ValueError):
+    except _REFUSED:
         return None
 
 
@@ -94,7 +97,7 @@ def read_blocks(specification: object, size: int, *, writable: bool) -> tuple[Bu
         if displacements is not None and [*map(index, displacements)] != starts[:-1]:
             return None
         message = _read([thing, starts[-1], *([] if kind is None else [kind])], writable=writable, blocks=1)
-    except (AttributeError, BufferError, OverflowError, TypeError, ValueError):
+    except _REFUSED:
         return None
     return None if message is None else (message, lengths)
 

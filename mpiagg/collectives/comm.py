@@ -118,7 +118,7 @@ class Comm(MPI.Intracomm):
 
     def _open(self) -> Channel:
         """Return what messages of the collectives travel on; the first call makes it, and is collective."""
-        self._channel = channel_of(self, reproducible=self._reproducible)
+        self._channel = channel_of(self)
         return self._channel
 
     # -- communicators made from this one
@@ -136,6 +136,12 @@ class Comm(MPI.Intracomm):
     def Idup(self, info: MPI.Info | None = None) -> tuple[Self, MPI.Request]:
         """Start to duplicate the communicator."""
         twin, request = super().Idup(info)
+        twin._reproducible = self._reproducible  # noqa: SLF001 - of this class
+        return twin, request
+
+    def Idup_with_info(self, info: MPI.Info) -> tuple[Self, MPI.Request]:
+        """Start to duplicate the communicator with hints."""
+        twin, request = super().Idup_with_info(info)
         twin._reproducible = self._reproducible  # noqa: SLF001 - of this class
         return twin, request
 

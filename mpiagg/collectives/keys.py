@@ -128,7 +128,8 @@ def _kind(buffer: Any) -> Any:
         thing = buffer[0]
         if thing.__class__ is not np.ndarray:
             raise TypeError
-        return thing.dtype, buffer[-1].handle if isinstance(buffer[-1], MPI.Datatype) else None
+        last = buffer[-1]
+        return thing.dtype, last.handle if isinstance(last, MPI.Datatype) else last if isinstance(last, str) else None
     if kind is np.ndarray:
         return buffer.dtype
     if buffer is None or buffer is _IN_PLACE:

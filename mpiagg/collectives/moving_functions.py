@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import numpy as np
 import numpy.typing as npt
 from mpi4py import MPI
 
 from mpiagg.arrays import Array
 from mpiagg.collectives.array_calls import run
-from mpiagg.transport import channel_of
 
 
 def broadcast(
@@ -184,7 +182,6 @@ def scatter(
     >>> mpiagg.scatter(table if rank == 0 else None, root=0, out=row).tolist() == [2 * rank, 2 * rank + 1]
     True
     """
-    x = rows_of(x, out, comm)
     return run(("scatter", x, "sum", root, out, algorithm, lanes, None, reproducible, None), comm, timeout, check=check)
 
 
@@ -226,12 +223,3 @@ def alltoall(
     True
     """
     return run(("alltoall", x, "sum", 0, out, algorithm, lanes, None, reproducible, None), comm, timeout, check=check)
-
-
-def rows_of(x: npt.ArrayLike | None, out: Array | None, comm: MPI.Intracomm | None) -> npt.ArrayLike:
-    """Return what is to be scattered, or on ranks that have nothing an array of that shape, which is not read."""
-    if x is not None:
-        return x
-    if out is None:
-        raise ValueError("scatter takes an array, or without one an out that tells the shape of a row")
-    return np.broadcast_to(out, (channel_of(comm).size, *out.shape))

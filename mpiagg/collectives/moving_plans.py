@@ -7,7 +7,6 @@ from mpi4py import MPI
 
 from mpiagg.arrays import Array
 from mpiagg.collectives.array_calls import ArrayPlan, planned
-from mpiagg.collectives.moving_functions import rows_of
 
 
 def broadcast_init(
@@ -159,7 +158,6 @@ def scatter_init(
     ...     plan().tolist() == [2 * rank, 2 * rank + 1]
     True
     """
-    x = rows_of(x, out, comm)
     return planned(("scatter", x, "sum", root, out, algorithm, lanes, None, reproducible, None), comm, timeout)
 
 

@@ -49,20 +49,26 @@ class GradBucket:
 
 
 class HookFlight:
-    """Aggregates a bucket by a communication hook."""
+    """Aggregates a bucket by a communication hook.
+
+    Attributes
+    ----------
+    fault : Exception or None
+        What was wrong with the hook this time. It is raised when all buckets are back: the other ranks wait for them.
+    """
 
     def __init__(self, hook: CommHook, state: Any, bucket: GradBucket) -> None:
         self._hook, self._state, self._bucket = hook, state, bucket
         self._future: torch.futures.Future[torch.Tensor] | None = None
-        self._fault: Exception | None = None
+        self.fault: Exception | None = None
 
     def start(self) -> None:
-        """Call the hook; what it raises, :meth:`wait` does: here others would wait for the buckets behind it."""
-        self._future = self._fault = None
+        """Call the hook."""
+        self._future = self.fault = None
         try:
             self._future = self._hook(self._state, self._bucket)
-        except Exception as error:  # noqa: BLE001 - it is raised by wait()
-            self._fault = error
+        except Exception as error:  # noqa: BLE001 - see above
+            self.fault = error
 
     def test(self) -> bool:
         """Return whether it is done."""
@@ -71,8 +77,13 @@ class HookFlight:
     def wait(self, meanwhile: Sequence[Any] = ()) -> None:
         """Wait for the future, and bring its result into the bucket."""
         del meanwhile
-        if self._fault is not None:
-            raise self._fault
+        if self.fault is None:
+            try:
+                self._take_result()
+            except Exception as error:  # noqa: BLE001 - see above
+                self.fault = error
+
+    def _take_result(self) -> None:
         if self._future is None or not hasattr(self._future, "wait"):  # of torch's there are two classes
             raise TypeError(f"a communication hook returns a torch.futures.Future, not {type(self._future).__name__}")
         result = self._future.wait()

@@ -17,7 +17,7 @@ from mpiagg.collectives.moving_functions import broadcast
 from mpiagg.common.arguments import check_flag, check_integer
 from mpiagg.ddp.adapters import Adapter, ArrayParameter, adapt, check_gradient, kind_of
 from mpiagg.ddp.finite import FiniteCheck, asked_for
-from mpiagg.ddp.hooks import Hooks, under_way
+from mpiagg.ddp.hooks import Hooks, end, under_way
 from mpiagg.ddp.join import JoinState, check_join, joined
 from mpiagg.ddp.steps import Copied, GradientList, Steps
 from mpiagg.errors import PlanError
@@ -122,12 +122,11 @@ class DDP:
         self._adapter: Adapter
         self._hooks: Hooks | None
         self._channel.agree_on(lambda: self._check(aggregation, check_finite))
-        self._own_aggregation = aggregation is None
         self.aggregation = AllReduce(self.comm) if aggregation is None else aggregation
         try:
             self._lay_out()
         except Exception:
-            if self._own_aggregation:
+            if aggregation is None:
                 self.aggregation.free()
             raise
 
@@ -175,8 +174,8 @@ class DDP:
                 Hooks(hooked, self._steps.views, self._steps.launcher, WeakMethod(self._begin)) if hooked else None
             )
             self._unsynced = self._adapter.unsynced(partial(under_way, ref(self)))
-            if self._hooks is not None:  # who loses sight of a DDP may train its module by another
-                finalize(self, self._hooks.remove)
+            # Who loses sight of a DDP may train its module by another.
+            self._end_hooks = finalize(self, end, self._hooks, self._unsynced)
             for parameter, view in zip(self._adapter.parameters, self._steps.views, strict=True):
                 if isinstance(parameter, ArrayParameter):
                     parameter.grad = view
@@ -242,6 +241,8 @@ class DDP:
             One for each parameter, for ``parameter.grad = view`` or, with a list of arrays, as it is. They stay the
             same as long as the DDP lives, and a module of torch's its dtype.
         """
+        if not self._freed:
+            self._require_open()
         return list(self._steps.views)
 
     @contextmanager
@@ -318,14 +319,11 @@ class DDP:
             return
         self._freed = True
         self._end_steps()
-        if self._own_aggregation:
+        if self._given[0] is None:
             self.aggregation.free()
 
     def _end_steps(self) -> None:
-        if self._unsynced is not None:
-            self._unsynced.end()
-        if self._hooks is not None:
-            self._hooks.remove()
+        self._end_hooks()
         self._steps.free()
 
     def __enter__(self) -> DDP:  # noqa: PYI034 - typing.Self needs Python 3.11

@@ -8,7 +8,7 @@ from typing import Any
 from weakref import WeakMethod, ref
 
 from mpiagg.arrays import Array
-from mpiagg.ddp.adapters import HookedParameter
+from mpiagg.ddp.adapters import HookedParameter, Unsynced
 from mpiagg.ddp.launching import Launcher
 from mpiagg.errors import PlanError
 from mpiagg.plans.background import threads_allowed
@@ -80,10 +80,17 @@ class Hooks:
             self._launcher.fault = PlanError("another hook has taken a gradient away before it could be aggregated")
         return gradient
 
-    def remove(self) -> None:
+    def end(self) -> None:
         """Take no more gradients; a second call does nothing."""
         while self._ends:
             self._ends.pop()()
+
+
+def end(*hooks: Hooks | Unsynced | None) -> None:
+    """Look for gradients no more."""
+    for each in hooks:
+        if each is not None:
+            each.end()
 
 
 def under_way(ddp: ref[Any]) -> bool | None:

@@ -27,6 +27,18 @@ class Flight(Protocol):
         """Wait until it is done, and bring others forward meanwhile."""
 
 
+class ForeignFlight(Flight, Protocol):
+    """One that is the user's.
+
+    Attributes
+    ----------
+    fault : Exception or None
+        What was wrong with it this time.
+    """
+
+    fault: Exception | None
+
+
 class Launcher:
     """Starts a bucket when all its gradients are in, but never before those with lower numbers.
 

@@ -15,7 +15,7 @@ from mpiagg.collectives.flags import Flags
 from mpiagg.collectives.registered import shared_vector
 from mpiagg.ddp.buckets import Bucket, fill_buckets
 from mpiagg.ddp.finite import FiniteCheck, unwarned
-from mpiagg.ddp.launching import Flight, Launcher
+from mpiagg.ddp.launching import Flight, ForeignFlight, Launcher
 from mpiagg.ddp.settled import Settled
 from mpiagg.errors import PlanError
 from mpiagg.plans.background import InBackground
@@ -89,6 +89,7 @@ class Steps:
         self.settled = Settled(self.views)
         self._everything: Sequence[bool] = np.ones(len(forms), bool)  # type: ignore[assignment]  # as good as one
         self._flights: list[Flight] = [InBackground(plan) if hooked else plan for plan in self._plans]
+        self._foreign: list[ForeignFlight] = []
         self.launcher = Launcher(self._buckets, self._flights, check if hooked else None)
         self.begun = self.failed = False
         self.attend: Callable[[bool], float] | None = None
@@ -145,21 +146,20 @@ class Steps:
             fault = error
 
         def which() -> Sequence[bool]:
-            if fault is not None:
-                raise fault
-            if copied is not None:
-                return self._everything
-            return [gradient is not None for gradient in gradients]
+            present = self._everything if copied is not None else [gradient is not None for gradient in gradients]
+            return _unless(fault, present)
 
         try:
             if self._hooked:  # what is on its way must come back before an error is raised
                 self._exchange(gradients, copied, overlapped=True)
+                fault = fault or self._fault_of_foreign()
                 present = self._share(which)
             else:  # nothing is on its way yet, and what is refused stays as it was
                 present = self._share(which)
                 self._exchange(gradients, copied, overlapped=overlapped)
-                if self._check is not None:
-                    self._share(lambda: [False] * len(self.views))
+                fault, gone = self._fault_of_foreign(), [False] * len(self.views)
+                if self._check is not None or self._foreign:
+                    self._share(partial(_unless, fault, gone))
         finally:
             self.begun = False
             if self._check is not None:
@@ -167,11 +167,15 @@ class Steps:
         self.failed = False
         return gradients, None if copied is not None else present
 
-    def replace(self, make: Callable[[int, Bucket, bool], Flight]) -> None:
+    def replace(self, make: Callable[[int, Bucket, bool], ForeignFlight]) -> None:
         """Let something else aggregate each bucket, made of its number, itself, and whether it is the last."""
         self.require_end()
         last = len(self._buckets) - 1
-        self._flights[:] = [make(number, bucket, number == last) for number, bucket in enumerate(self._buckets)]
+        self._foreign = [make(number, bucket, number == last) for number, bucket in enumerate(self._buckets)]
+        self._flights[:] = self._foreign
+
+    def _fault_of_foreign(self) -> Exception | None:
+        return next((flight.fault for flight in self._foreign if flight.fault is not None), None)
 
     def require_end(self) -> None:
         """Raise PlanError if a step has begun."""
@@ -230,3 +234,10 @@ class Steps:
         for plan in self._plans:
             with suppress(PlanError):  # an error has left it in the middle: freeing it could hang
                 plan.free()
+
+
+def _unless(fault: Exception | None, found: Sequence[bool]) -> Sequence[bool]:
+    """Return what was found, or raise the fault."""
+    if fault is not None:
+        raise fault
+    return found

@@ -22,7 +22,7 @@ class SavedModule(torch.nn.Module):  # type: ignore[misc]  # mypy sees no classe
 
     def _begin_life(self) -> None:
         torch.nn.Module.__init__(self)
-        self._laid_out = self._queued = self._synced = self._expected = False
+        self._laid_out = self._queued = self._expected = False
         self._pass_syncs = True
         self._buffers_due = True
         self._comm_hook: tuple[CommHook, Any] | None = None
@@ -37,6 +37,12 @@ class SavedModule(torch.nn.Module):  # type: ignore[misc]  # mypy sees no classe
         if not own & state_dict.keys() and own & prefixed.keys():
             state_dict = prefixed
         return torch.nn.Module.load_state_dict(self, state_dict, strict, assign)
+
+    def free(self) -> None:
+        """See :meth:`DDP.free`; a copy that has not trained holds nothing."""
+        if self._laid_out:
+            super().free()
+        self._freed = True
 
     # -- copies
 
@@ -56,8 +62,10 @@ class SavedModule(torch.nn.Module):  # type: ignore[misc]  # mypy sees no classe
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Return what a saved one is made of: on the ranks of the world, with the default aggregation."""
-        if self._given[0] is not None or self._comm_hook is not None or self._asked.process_group is not None:
-            raise TypeError("a DDP with an aggregation, a hook or a group of its own cannot be saved; its module can")
+        of_world = MPI.Comm.Compare(self.comm, MPI.COMM_WORLD) in (MPI.IDENT, MPI.CONGRUENT)
+        own = (self._given[0], self._comm_hook, self._asked.process_group, self._asked.device_mesh)
+        if not of_world or any(each is not None for each in own):
+            raise TypeError("a DDP with an aggregation, a hook or ranks of its own cannot be saved; its module can")
         return type(self).__new__, (type(self),), self._state()
 
     def _state(self) -> dict[str, Any]:

@@ -143,7 +143,9 @@ class TorchDDP(SavedModule, DDP):
         return f"{words}; {self._asked.check(self.module)}"
 
     def _lay_out(self) -> None:
+        synced = self._laid_out and self._unsynced.synced
         super()._lay_out()
+        self._unsynced.synced = synced
         if not self._overlap:
             self._unsynced.tell(WeakMethod(self._on_gradient))
         if self._comm_hook is not None:
@@ -212,7 +214,7 @@ class TorchDDP(SavedModule, DDP):
         if self._pass_syncs and not self._freed and came:
             with self._channel.one_thread, self._adapter.stream():
                 self._sync_in_stream(None, overlapped=False)
-            self._synced = True
+            self._unsynced.synced = True
 
     def _begin(self) -> bool:
         if not self._expected:
@@ -240,11 +242,9 @@ class TorchDDP(SavedModule, DDP):
 
     def _sync(self, given: GradientList | list[Array] | None, *, overlapped: bool) -> None:
         self._require_open()
-        if self._synced and self._syncing and given is None and not self._unsynced.found:
-            self._synced = False  # the backward pass has done it
-            return
-        super()._sync(given, overlapped=overlapped)
-        self._synced = False
+        done, self._unsynced.synced = self._unsynced.synced, False
+        if not (done and self._syncing and given is None and not self._unsynced.found):
+            super()._sync(given, overlapped=overlapped)
 
     def _sync_in_stream(self, given: GradientList | list[Array] | None, *, overlapped: bool) -> None:
         self._queued = self._expected = False
@@ -279,7 +279,8 @@ class TorchDDP(SavedModule, DDP):
         """
         if not enable:
             return nullcontext()
-        if throw_on_early_termination or (self._laid_out and self._adapter.sparse):
+        self._require_open()
+        if throw_on_early_termination or self._adapter.sparse:
             what = "throw_on_early_termination" if throw_on_early_termination else "sparse gradients"
             raise ValueError(f"DDP.join does not have {what}")
         return super().join(divide_by_initial_size=divide_by_initial_world_size and divide_by_initial_size)

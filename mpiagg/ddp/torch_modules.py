@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from contextlib import AbstractContextManager, nullcontext
 from operator import attrgetter, is_
 from typing import Any, Final
@@ -188,15 +188,18 @@ class UnsyncedParameters:
     ----------
     found : set of torch.Tensor
         The parameters.
+    synced : bool
+        Whether a backward pass has aggregated its gradients, and no optimizer has stepped with them yet.
     """
 
-    def __init__(self, parameters: Iterable[torch.Tensor], under_way: Callable[[], bool | None]) -> None:
+    def __init__(self, parameters: Collection[torch.Tensor], under_way: Callable[[], bool | None]) -> None:
         self.found: set[torch.Tensor] = set()
+        self.synced = False
         self._under_way = under_way
         self._excused: set[torch.Tensor] = set()
         # A set's own method, without a frame of Python: it is called for each parameter in each backward pass.
         self._hooks = [each.register_post_accumulate_grad_hook(self.found.add) for each in parameters]
-        self._trained = parameters
+        self._trained = frozenset(parameters)
         self._hooks.append(register_optimizer_step_pre_hook(self._before_step))
 
     def clear(self) -> None:
@@ -218,9 +221,12 @@ class UnsyncedParameters:
         self._hooks += [each.register_post_accumulate_grad_hook(told) for each in self._trained]
 
     def _before_step(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
+        if self.synced and any(x in self._trained for group in optimizer.param_groups for x in group["params"]):
+            self.synced = False
         if not self.found or (under_way := self._under_way()) is None:
             return
-        mine = [x for group in optimizer.param_groups for x in group["params"] if x in self.found - self._excused]
+        unsynced = self.found - self._excused
+        mine = [x for group in optimizer.param_groups for x in group["params"] if x in unsynced]
         if mine and (under_way or any(x.grad is not None for x in mine)):
             raise PlanError("an optimizer was to step with gradients that sync_gradients() has not aggregated")
 

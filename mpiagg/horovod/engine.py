@@ -3,8 +3,9 @@
 A rank with anything pending takes part in rounds. Each begins with an all-gather of a few numbers: a digest of what is
 first in the queue, whether the rank has joined or is to end, and how long the descriptions of all that is pending are.
 If the digests are equal, that request is done at once. Otherwise the descriptions are gathered, and what all ranks have
-is done, in the order of the first rank that has not joined. A rank that has nothing pending has not come yet; the
-others wait for it. If nothing is common and nothing new comes for too long, all ranks are told who waits for what.
+is done, in the order of the first rank that has not joined; ranks that have joined take part in it. Once all have
+joined, what any of them has asked for before is done. A rank that has nothing pending has not come yet; the others wait
+for it. If nothing is common and nothing new comes for too long, all ranks are told who waits for what.
 """
 
 from __future__ import annotations
@@ -12,11 +13,12 @@ from __future__ import annotations
 import threading
 import time
 from hashlib import blake2b
-from itertools import zip_longest
+from itertools import chain, zip_longest
 from typing import Final
 
 import msgspec
 import numpy as np
+import torch
 from mpi4py import MPI
 
 from mpiagg.collectives import block_functions, moving_functions
@@ -156,7 +158,7 @@ class Engine:
         """Take part in a round."""
         try:
             found = self._round()
-        except (Error, MPI.Exception, msgspec.MsgspecError) as error:
+        except Exception as error:  # noqa: BLE001 - whatever it is, nobody may wait for ever
             self._fail(error)
             return
         if found:
@@ -204,11 +206,10 @@ class Engine:
             say(f"waiting for {now - self._since:.0f} s for {_describe(lists, joined)}")
 
     def _do_common(self, lists: list[dict[str, Terms]], joined: set[int]) -> bool:
-        """Do what all ranks that have not joined have asked for."""
-        active = [rank for rank in range(self.size) if rank not in joined]
-        # A rank that has joined may have requests of before, which the others have as well.
-        order = lists[active[0]] if active else lists[0]
-        common = [name for name in order if all(name in lists[rank] for rank in (active or range(self.size)))]
+        """Do what all ranks that have not joined have asked for; once all have joined, what any of them has."""
+        active = [lists[rank] for rank in range(self.size) if rank not in joined]
+        order = active[0] if active else dict.fromkeys(chain.from_iterable(lists))
+        common = [name for name in order if all(name in terms for terms in active)]
         for name in common:
             asked = {rank: lists[rank][name] for rank in range(self.size) if name in lists[rank]}
             first = next((rank for rank, terms in asked.items() if not terms.spare), min(asked))
@@ -255,7 +256,7 @@ class Engine:
     def _do(self, request: TensorRequest) -> None:
         try:
             result = run(self.comm, request)
-        except (Error, MPI.Exception) as error:
+        except (Error, MPI.Exception, MemoryError, torch.cuda.OutOfMemoryError) as error:
             self._finish(request, error=error)
             raise
         except Exception as error:  # noqa: BLE001 - for who waits; it is the same on all ranks

@@ -18,7 +18,7 @@ SUM: Final = 1
 OPS: Final = {0: "Average", SUM: "Sum", 2: "Adasum", 3: "Min", 4: "Max", 5: "Product"}
 """The ops by their numbers."""
 
-_WITH_JOINED: Final = {"allreduce", "allgather", "broadcast", "alltoall", "reducescatter", "barrier"}
+_WITH_JOINED: Final = {"allreduce", "allgather", "broadcast", "barrier"}  # no rank has rows for one that is not there
 
 
 class Terms(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -66,9 +66,11 @@ class Terms(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     def refused_to_joined(self) -> str:
         """Return why a rank that has joined cannot take part, in words; nothing if it can."""
-        if self.kind not in _WITH_JOINED or (self.kind in ("allreduce", "reducescatter") and self.op not in (0, 1, 2)):
-            return f"{self.kind} by {OPS[self.op]} does not go on with ranks that have called join()"
-        return ""
+        reduces = self.kind in ("allreduce", "reducescatter")
+        if self.kind in _WITH_JOINED and not (reduces and self.op not in (0, 1, 2)):
+            return ""
+        what = f"{self.kind} by {OPS[self.op]}" if reduces else self.kind
+        return f"{what} does not go on with ranks that have called join()"
 
     def stand_ins(self, gpu: int) -> list[torch.Tensor]:
         """Return what a rank that has joined takes part with: zeros, or no rows; on its GPU if others are on one.

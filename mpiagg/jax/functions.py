@@ -30,6 +30,7 @@ from mpiagg.arrays import OPS, reduction
 from mpiagg.common.arguments import check_root
 from mpiagg.jax.frames import DTYPES
 from mpiagg.jax.primitives import TracedCall, collective_p, comm_of
+from mpiagg.schedules import Collective
 from mpiagg.schedules.table import algorithm as known_algorithm
 
 _BESIDE = ("auto", "native")
@@ -199,7 +200,7 @@ def _bound(  # noqa: PLR0917 - a call in full
     if dtype is None:
         raise TypeError(f"{verb} is not for arrays of {given.dtype}")
     if algorithm not in _BESIDE:
-        known_algorithm(algorithm, _BESIDE)
+        known_algorithm(algorithm, _BESIDE).generator(Collective(verb))
     number, size, rank = comm_of(comm)
     if verb in ("allreduce", "reduce_scatter"):
         if op not in OPS:

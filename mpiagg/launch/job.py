@@ -121,15 +121,20 @@ def ranks_option(default: int) -> Callable[[Callable[..., None]], Callable[..., 
 
 
 class OutputFile(click.Path):
-    """A file to write at the end: what stands in its way is told at the beginning."""
+    """A file to write at the end: what stands in its way is told at the beginning.
 
-    def __init__(self) -> None:
-        super().__init__(dir_okay=False, writable=True, path_type=Path)
+    With ``allow_dash``, ``-`` stands for the standard output.
+    """
+
+    def __init__(self, *, allow_dash: bool = False) -> None:
+        super().__init__(dir_okay=False, writable=True, allow_dash=allow_dash, path_type=Path)
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Path:
         """Return the path, if it can be written to its folder."""
         path = Path(os.fsdecode(super().convert(value, param, ctx)))
         folder = path.absolute().parent
+        if self.allow_dash and str(path) == "-":
+            return path
         if not folder.is_dir():
             self.fail(f"folder {str(path.parent)!r} does not exist", param, ctx)
         if not (path.exists() or os.access(folder, os.W_OK)):

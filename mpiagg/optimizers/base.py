@@ -91,6 +91,7 @@ class Optimizer(ABC):
     def __init__(self, lr: float) -> None:
         self.lr = lr
         self._states: list[OptimizerState] = []
+        self._loaded = False
 
     @property
     def lr(self) -> float:
@@ -145,12 +146,15 @@ class Optimizer(ABC):
             If there are more or fewer gradients than parameters, or they are others than before, or of another shape,
             or a parameter is read-only or not contiguous; nothing is changed then.
         TypeError
-            If a gradient is of another dtype, or a parameter is of integers or booleans; nothing is changed then.
+            If a gradient is of another dtype, or a parameter is not of real numbers; nothing is changed then.
         """
         known = len(self._states or parameters)
         if not len(parameters) == len(gradients) == known:
             raise ValueError(f"{len(parameters)} parameters, {len(gradients)} gradients, and states of {known}")
-        states = self._states or [self.new_state(each) for each in parameters]
+        states = self._states
+        if self._loaded or not states:  # the settings that were loaded may need other arrays
+            new = [self.new_state(each) for each in parameters]
+            states = [old if old.keys() == made.keys() else made for old, made in zip(states or new, new, strict=True)]
         given = zip(parameters, gradients, states, strict=True)
         items = [Item(x, g, state) for x, g, state in given if g is not None]
         for x, g, state in items:
@@ -159,7 +163,7 @@ class Optimizer(ABC):
                 raise ValueError(f"a parameter has shape {x.shape}, its gradient and state {shapes}")
             if g.dtype != x.dtype:
                 raise TypeError(f"a parameter has dtype {x.dtype}, its gradient {g.dtype}")
-            if x.dtype.kind in "biu":
+            if x.dtype.kind in "biuc":
                 raise TypeError(f"a parameter has dtype {x.dtype}, which cannot be stepped")
             # Of NumPy's arrays most need but one look: they are contiguous, aligned and can be written to.
             if not getattr(x.flags, "carray", False):
@@ -167,7 +171,7 @@ class Optimizer(ABC):
                     raise ValueError("a parameter is read-only")
                 if x.size and not np.may_share_memory(x.reshape(-1), x):
                     raise ValueError("an optimizer steps contiguous arrays")
-        self._states = states  # of parameters that can be stepped
+        self._states, self._loaded = states, False  # of parameters that can be stepped
         self.update(items)
 
     def hyperparameters(self) -> dict[str, Any]:
@@ -205,6 +209,7 @@ class Optimizer(ABC):
         except Exception:
             vars(self).update(before)
             raise
+        self._loaded = True
 
     def _load_settings(self, given: Mapping[str, Any]) -> None:
         """Set what :meth:`hyperparameters` says, or raise ValueError when a part of it is set."""

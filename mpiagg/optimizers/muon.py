@@ -130,12 +130,14 @@ class Muon(Optimizer):
         items, total
             As for :meth:`Optimizer.update`.
         """
-        for item in items:
-            if item.values.ndim > 1:
-                count_step(item)
-                if item.values.size:
-                    self._step_matrix(item)
-        self.others.update([item for item in items if item.values.ndim < 2], total)
+        try:
+            for item in items:
+                if item.values.ndim > 1:
+                    count_step(item)
+                    if item.values.size:
+                        self._step_matrix(item)
+        finally:  # a matrix is one rank's, but all ranks call what adds up
+            self.others.update([item for item in items if item.values.ndim < 2], total)
 
     def _step_matrix(self, item: Item) -> None:
         x, g, b = (each.reshape(len(each), -1) for each in (item.values, item.gradient, item.state["momentum"]))

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from mpiagg.arrays import Array, Form, device_of, form_of, is_array, working_dtype, writeable
+from mpiagg.arrays import Array, Form, device_of, form_of, is_array, same_memory, working_dtype, writeable
 from mpiagg.collectives.functions import allreduce
 from mpiagg.collectives.moving_functions import broadcast
 from mpiagg.errors import PlanError
@@ -48,10 +48,10 @@ class ArraySharded(Sharded):
             working_dtype(x.dtype)
             if not writeable(x):
                 raise ValueError(f"parameter {index} is read-only")
-            if isinstance(x, np.ndarray):
-                for other in range(index):
-                    if isinstance(module[other], np.ndarray) and np.may_share_memory(x, module[other]):
-                        raise ValueError(f"parameters {other} and {index} share memory: give tied ones once")
+            for other in range(index):
+                on_host = isinstance(x, np.ndarray) and isinstance(module[other], np.ndarray)
+                if np.may_share_memory(x, module[other]) if on_host else same_memory(x, module[other]):
+                    raise ValueError(f"parameters {other} and {index} share memory: give tied ones once")
         if not isinstance(optimizer, Optimizer):
             raise TypeError(f"optimizer must be one of mpiagg.optimizers, not {type(optimizer).__name__}")
         self.optimizer = optimizer
@@ -207,9 +207,14 @@ class ArraySharded(Sharded):
         fault: Exception | None = None
         for k in self._trained:
             values, gradients = self._values(k), self._gradients.own[k]
-            items = [self._item(index, k, values, gradients) for index in self._units[k].members if here[index]]
-            if not items:
+            members = [index for index in self._units[k].members if here[index]]
+            if not members:
                 continue
+            try:
+                items = [self._item(index, k, values, gradients) for index in members]
+            except Exception as error:  # noqa: BLE001 - as below
+                fault = fault or error
+                items = [self._no_item(index, k, values) for index in members]  # other ranks may add something up
             try:
                 self.optimizer.update(items, self._total)
             except Exception as error:  # noqa: BLE001 - raised when all have been given what they wait for
@@ -218,15 +223,24 @@ class ArraySharded(Sharded):
         if fault is not None:
             raise fault
 
+    def _own(self, index: int, k: int, x: Array) -> Array:
+        """Return this rank's part of a tensor, in the tensor's shape if the optimizer needs whole ones."""
+        own = x[self._parts[k][index].within]
+        if not self.optimizer.whole:
+            return own
+        shape = self._forms[index].shape
+        return own.reshape(shape if own.size else (0, *shape[1:]))
+
     def _item(self, index: int, k: int, values: Array, gradients: Array) -> Item:
-        part = self._parts[k][index]
-        own, gradient = values[part.within], gradients[part.within]
-        if self.optimizer.whole:
-            shape = self._forms[index].shape
-            own, gradient = (x.reshape(shape if x.size else (0, *shape[1:])) for x in (own, gradient))
+        own = self._own(index, k, values)
         if index not in self._states:
             self._states[index] = self.optimizer.new_state(own)
-        return Item(own, gradient, self._states[index])
+        return Item(own, self._own(index, k, gradients), self._states[index])
+
+    def _no_item(self, index: int, k: int, values: Array) -> Item:
+        """Return what a rank has that has no part of a tensor."""
+        own = self._own(index, k, values[:0])
+        return Item(own, own, self.optimizer.new_state(own))
 
     def _total(self, numbers: Array) -> Array:
         return allreduce(numbers, comm=self.comm)

@@ -21,7 +21,7 @@ from mpiagg.errors import PlanError, RankFailedError
 from mpiagg.plans.choices import pick
 from mpiagg.schedules import Collective
 from mpiagg.sharded.division import units_of
-from mpiagg.sharded.states import Shard, checked_buffers, checked_state, shard_state, write_shards
+from mpiagg.sharded.states import Shard, arrays_in, checked_buffers, checked_state, shard_state, write_shards
 from mpiagg.sharded.storage import copy_out
 from mpiagg.sharded.traffic import Traffic
 from mpiagg.sharded.training import ShardedTraining
@@ -310,7 +310,7 @@ class Sharded(ShardedTraining):
         self._require_open()
         kept = [self._kept(index, k) for k in self._trained for index in self._units[k].members]
         return {
-            "state": sum(x.nbytes for each in kept for x in each.values() if getattr(x, "ndim", 0)),
+            "state": sum(x.nbytes for each in kept for x in arrays_in(each)),
             "gradients": self._gradients.nbytes,
             "masters": sum(master.nbytes for master in self._masters.values()),
             "buckets": self._gradients.vectors.nbytes,
@@ -326,13 +326,13 @@ class Sharded(ShardedTraining):
         """
         if self._freed:
             return
-        try:
-            with suppress(RankFailedError):  # a Loop, which frees it, survives that
+        with suppress(RankFailedError):  # a Loop, which frees it, survives that
+            try:
                 self._await_parameters()
-        finally:
-            self._close()
-        if self.stage == 3:
-            self._channel.memory.host.collect()
+            finally:
+                self._close()
+            if self.stage == 3:
+                self._channel.memory.host.collect()
 
     def _close(self) -> None:
         self._freed = True

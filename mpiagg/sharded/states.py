@@ -76,6 +76,12 @@ def shard_state(part: Part, unit: Unit, values: Array, kept: Mapping[str, Any]) 
     }
 
 
+def arrays_in(kept: Mapping[str, Any]) -> list[Array]:
+    """Return the arrays of what an optimizer keeps for a part of a tensor."""
+    found = (x[WHOLE] if isinstance(x, Mapping) else x for x in kept.values())
+    return [x for x in found if _is_shard(x)]
+
+
 def _is_shard(x: Any) -> bool:
     return hasattr(x, "ndim") and x.ndim > 0
 
@@ -180,10 +186,12 @@ class _Saved:
         for rank, piece in pieces.items():
             for key, value in self.of("kept", rank).items():
                 own = of_rank(value, rank)
-                if _is_shard(own) and own.ndim > 1:  # something of the tensor as a whole, as Adafactor keeps
+                if isinstance(own, Mapping):  # something of the tensor as a whole, as Adafactor keeps
                     if part.stop - part.start != piece.length or piece.length != self._length:
                         raise ValueError(f"{key} of {self._name} is of the whole tensor, and it is divided now")
-                    found[key] = own
+                    found[key] = of_rank(own.get(WHOLE), rank)
+                    if not _is_shard(found[key]):
+                        raise ValueError(f"{key} of {self._name} must be an array")
                 elif _is_shard(own):
                     check_array(f"{key} of {self._name}", own, piece.length)
                     found.setdefault(key, []).append(piece._replace(read=partial(of_rank, own, rank)))
@@ -191,6 +199,9 @@ class _Saved:
                     found.setdefault(key, own)
         return found
 
+
+WHOLE: Final = "whole"
+"""Under which stands an array that is not one element for each of the tensor's."""
 
 _KEYS: Final = {"shape", "start", "stop", "values", "kept"}
 

@@ -10,7 +10,7 @@ import torch
 
 from mpiagg.arrays import Device, to_host
 from mpiagg.ddp.torch_modules import array_of, tensor_of
-from mpiagg.sharded.states import write_shards
+from mpiagg.sharded.states import WHOLE, write_shards
 
 
 def kept_of(optimizer: torch.optim.Optimizer, shard: torch.nn.Parameter) -> dict[str, Any]:
@@ -19,7 +19,10 @@ def kept_of(optimizer: torch.optim.Optimizer, shard: torch.nn.Parameter) -> dict
     for name, x in optimizer.state.get(shard, {}).items():
         if isinstance(x, torch.Tensor):
             array = array_of(x, name)
-            found[name] = array.reshape(-1) if x.shape == shard.shape and name != "step" else to_host(array)
+            if x.shape == shard.shape and name != "step":
+                found[name] = array.reshape(-1)
+            else:
+                found[name] = {WHOLE: to_host(array)} if x.ndim else to_host(array)
         else:
             found[name] = x
     return found

@@ -56,8 +56,10 @@ def write_cached(path: Path, table: Table) -> bool:
     origin = table.origin
     if origin is not None and (data := read_cached(path, origin.layout)[0]):
         mine = {row.collective for row in table.rows}
-        others = table_of(str(path), documents.parsed(data)).rows
-        table = replace(table, rows=(*table.rows, *(row for row in others if row.collective not in mine)))
+        before = table_of(str(path), documents.parsed(data))
+        rows = (*table.rows, *(row for row in before.rows if row.collective not in mine))
+        cost = before.piece_cost if table.piece_cost is None else table.piece_cost
+        table = replace(table, rows=rows, piece_cost=cost)
     try:
         caches.write(path, text_of(table).encode())
     except OSError as error:

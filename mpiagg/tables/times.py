@@ -7,6 +7,7 @@ from bisect import bisect_left
 from typing import Protocol
 
 from mpiagg.schedules import Cluster, Collective, Layout
+from mpiagg.schedules.model import Pricing
 from mpiagg.tables.predicted import Prices
 from mpiagg.tables.rows import Memory, Table
 
@@ -21,6 +22,9 @@ class Times(Protocol):
 
     def exchange(self, nbytes: int, peers: int) -> float:
         """Return what it takes all ranks to send ``nbytes`` to so many peers, and to receive as much."""
+
+    def central(self, nbytes: int) -> float:
+        """Return what it takes all ranks to send ``nbytes`` to one of them, and to receive the sum from there."""
 
 
 class Modelled:
@@ -56,6 +60,12 @@ class Modelled:
         # All ranks of a node may have their peers elsewhere.
         sharing = 1 if cluster.node_alpha is None else max(map(len, nodes))
         return cluster.alpha + peers * nbytes * sharing * max(cluster.links, default=cluster.beta)
+
+    def central(self, nbytes: int) -> float:
+        """Return what an all-reduce by way of one rank takes."""
+        if self.layout.size == 1:
+            return 0.0
+        return Pricing("parameter_server", Collective.ALLREDUCE, self.layout, self._cluster).seconds(nbytes)
 
 
 class Measured:
@@ -94,3 +104,7 @@ class Measured:
         if not peers:
             return 0.0
         return self.seconds(Collective.ALLREDUCE, nbytes * peers * size // (2 * max(1, size - 1)))
+
+    def central(self, nbytes: int) -> float:
+        """Return what two exchanges take that send as much as the one rank does."""
+        return 2 * self.exchange(nbytes, self.layout.size - 1)

@@ -121,7 +121,8 @@ class _Method:
     Attributes
     ----------
     calls : list of (Collective or int, int)
-        What one exchange consists of: a collective, or so many peers, and the bytes of its vector.
+        What one exchange consists of, and the bytes of its vector: a collective, so many peers, or None for an
+        all-reduce by way of one rank.
     sent : float
         What a rank sends in an exchange.
     exchanges : float
@@ -135,7 +136,7 @@ class _Method:
     """
 
     name: str
-    calls: Sequence[tuple[Collective | int, int]]
+    calls: Sequence[tuple[Collective | int | None, int]]
     sent: float
     exchanges: float
     window: float
@@ -188,7 +189,11 @@ def advised(found: Sequence[Planned], target: float) -> Planned:
 
 def _planned(method: _Method, training: Training, times: Times) -> Planned:
     seconds = sum(
-        times.exchange(nbytes, what) if isinstance(what, int) else times.seconds(what, nbytes)
+        times.central(nbytes)
+        if what is None
+        else times.exchange(nbytes, what)
+        if isinstance(what, int)
+        else times.seconds(what, nbytes)
         for what, nbytes in method.calls
     )
     average, work = seconds * method.exchanges, method.passes * training.nbytes / training.codec_rate
@@ -244,7 +249,7 @@ class _Methods:
         yield self._all_reduce("AllReduce()", whole, 0, 1, "links are much slower than computing", alike=True)
         few = "8 significant bits are too few"
         yield self._all_reduce('AllReduce(wire="bf16")', whole // 2, 1, 1.9, few, alike=True)
-        hub, caution = [(size - 1, whole)] * 2, "there are many ranks: the root is the bottleneck"
+        hub, caution = [(None, whole)], "there are many ranks: the root is the bottleneck"
         sent = min(1, size - 1) * whole
         yield _Method("ParameterServer()", hub, sent, 1, self._behind, 0, 1, alike=True, caution=caution)
         for wire, copies in (("u8", 3.0), ("u4", 2.6), ("u2", 2.6)):

@@ -67,7 +67,7 @@ class RankGroup(dist.ProcessGroup):  # type: ignore[misc]  # mypy sees no classe
         # By our own schedules alone: the MPI library's collectives cannot be left when the time is over.
         self._comm, self._messages = Comm(comm, reproducible=True), comm.Dup()
         self._name, self._description, self._timeout = name, "undefined", timeout
-        self._line, self._under_way = Line(f"mpiagg {name}"), set[MessageWork]()
+        self._line, self._under_way = Line(f"mpiagg {name}"), dict[MessageWork, None]()
         self._calls = 0
         self._log = channel_of(self._comm).log
         self._log.label = name
@@ -280,6 +280,8 @@ class RankGroup(dist.ProcessGroup):  # type: ignore[misc]  # mypy sees no classe
         """Start to send a tensor, or to receive into it."""
         self._calls += 1
         (tensor,) = tensors
+        while any(message.is_completed() for message in list(self._under_way)[:1]):
+            pass  # lets go of those that have come or gone, up to the first that has not: nobody may wait for them
         in_order = behind_present(tensors)
         if tensor.is_cuda:  # by way of the host, also where the MPI library is said to take memory of a GPU
             whole = torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu") if into else plain(tensor).cpu()
@@ -311,7 +313,7 @@ class RankGroup(dist.ProcessGroup):  # type: ignore[misc]  # mypy sees no classe
         limit = self._timeout if timeout is None else timeout
         word = torch.zeros(1, dtype=torch.uint8)
         if self.rank():
-            self._message([word], 0, BARRIER)
+            self._message([word.clone()], 0, BARRIER)
             try:
                 self._message([word], 0, BARRIER, into=True).wait(max(limit, self._timeout))
             except dist.DistBackendError:

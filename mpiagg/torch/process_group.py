@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import torch
+import torch.distributed as dist
 from torch.nn.utils.rnn import pad_sequence
 
 from mpiagg.arrays import Array
@@ -16,11 +17,13 @@ from mpiagg.torch.group import RankGroup, Tensors
 from mpiagg.torch.options import read
 from mpiagg.torch.tensors import (
     NUMPY,
+    check_lengths,
     flat,
+    kind_of,
     multiplied,
     of_one_dtype,
-    op_of,
     plainly,
+    put,
     reducible,
     unflatten,
     vector_of,
@@ -62,9 +65,9 @@ class ProcessGroup(RankGroup):
             functions.allreduce(array, name, out=array, comm=self._comm, timeout=timeout)
             return
         if tensor.is_sparse:
-            if op_of(reduce_op, tensor.dtype) != "sum":
-                raise ValueError("mpiagg reduces sparse tensors by SUM alone")
-            tensor.copy_(sum_of_sparse(tensor, self._comm, timeout))
+            if kind_of(reduce_op) != dist.ReduceOp.SUM or tensor.dtype == torch.bool:
+                raise ValueError("mpiagg reduces sparse tensors of numbers, by SUM alone")
+            put(tensor, sum_of_sparse(tensor, self._comm, timeout))
             return
         with reducible(tensor, reduce_op, self.size()) as (array, op):
             functions.allreduce(array, op, out=array, comm=self._comm, timeout=timeout)
@@ -152,6 +155,8 @@ class ProcessGroup(RankGroup):
     ) -> Work:
         """Reduce a list of tensors, one for each rank, over the ranks; they may have different lengths."""
         outputs, inputs, opts = listed(outputs), nested(inputs), read(*given, **named)
+        for output, parts in zip(outputs, inputs, strict=True):
+            check_lengths(parts[self.rank() : self.rank() + 1], [output.numel()])
 
         def task(timeout: float | None) -> None:
             for output, parts in zip(outputs, inputs, strict=True):
@@ -161,7 +166,7 @@ class ProcessGroup(RankGroup):
                 whole = output if output.numel() == rows.shape[1] else rows.new_empty(rows.shape[1])
                 self._scatter_sum(whole, rows, opts.reduceOp, timeout)
                 if whole is not output:
-                    output.copy_(whole[: output.numel()].reshape(output.shape))
+                    put(output, whole[: output.numel()].reshape(output.shape))
 
         return self._do("reduce_scatter", opts, outputs, task)
 
@@ -199,6 +204,7 @@ class ProcessGroup(RankGroup):
         opts = read(*given, **named)
         (tensor,), root = listed(inputs), self._root(opts)
         targets = nested(outputs)[0] if self.rank() == root else []
+        check_lengths(targets, [tensor.numel()] * self.size() if self.rank() == root else [])
 
         def task(timeout: float | None) -> None:
             of_one_dtype(tensor, *targets)
@@ -215,6 +221,7 @@ class ProcessGroup(RankGroup):
         opts = read(*given, **named)
         (output,), root = listed(outputs), self._root(opts)
         parts = nested(inputs)[0] if self.rank() == root else []
+        check_lengths(parts, [output.numel()] * self.size() if self.rank() == root else [])
 
         def task(timeout: float | None) -> None:
             of_one_dtype(output, *parts)

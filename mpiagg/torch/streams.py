@@ -45,6 +45,7 @@ def behind_present(tensors: Sequence[torch.Tensor]) -> Callable[[Callable[[], Re
     asking = torch.cuda.current_stream(ordinal)
     present = asking.record_event()
     device: Any = find_device(f"cuda:{ordinal}")
+    awaited = f"what was asked of {device.name}"
 
     def in_order(task: Callable[[], Result]) -> Result:
         with device.present():  # or torch, in a thread of its own, would begin to use the first GPU, too
@@ -54,7 +55,7 @@ def behind_present(tensors: Sequence[torch.Tensor]) -> Callable[[Callable[[], Re
                 with torch.cuda.stream(stream), present_source(ordinal).inside():
                     result = task()
             finally:
-                wait_patiently(stream.query, lambda: f"what was asked of {device.name}")
+                wait_patiently(stream.query, lambda: awaited)
             for tensor in tensors:
                 if tensor.is_sparse:  # which has new parts then, made in our stream
                     tensor._indices().record_stream(asking)  # noqa: SLF001 - also of one that is not coalesced

@@ -91,8 +91,15 @@ def plain(tensor: torch.Tensor) -> torch.Tensor:
 
 def put(tensor: torch.Tensor, values: torch.Tensor) -> None:
     """Give a tensor values, whatever autograd may want to know of it."""
-    with torch.inference_mode(tensor.is_inference()):
-        tensor.detach().copy_(values)
+    with torch.inference_mode(tensor.is_inference()), torch.no_grad():  # in this order: the former allows gradients
+        tensor.copy_(values)
+
+
+def check_lengths(tensors: Sequence[torch.Tensor], lengths: Sequence[int]) -> None:
+    """Raise ValueError if there is not a tensor of each length."""
+    found = [tensor.numel() for tensor in tensors]
+    if found != list(lengths):
+        raise ValueError(f"the tensors must have {list(lengths)} numbers, not {found}")
 
 
 def of_one_dtype(*tensors: torch.Tensor) -> None:
@@ -116,7 +123,7 @@ def op_of(reduce_op: Any, dtype: torch.dtype) -> Op:
     ValueError
         If torch's backends know no such op for the dtype.
     """
-    kind = _kind(reduce_op)
+    kind = kind_of(reduce_op)
     found = (_OF_BOOLEANS if dtype == torch.bool else _OPS).get(kind)
     if found is None:
         raise ValueError(f"mpiagg does not reduce {dtype} by {kind}")
@@ -126,20 +133,20 @@ def op_of(reduce_op: Any, dtype: torch.dtype) -> Op:
 
 def multiplied(tensor: torch.Tensor, reduce_op: Any) -> torch.Tensor:
     """Return a tensor by what each rank's values are multiplied with before they are added up, if with anything."""
-    if _kind(reduce_op) != dist.ReduceOp.PREMUL_SUM:
+    if kind_of(reduce_op) != dist.ReduceOp.PREMUL_SUM:
         return plain(tensor)
     _, factor = reduce_op.__getstate__()  # for pickle: torch 2.10 has no other name for it
     return (tensor * factor).to(tensor.dtype).contiguous()
 
 
-def _kind(reduce_op: Any) -> Any:
+def kind_of(reduce_op: Any) -> Any:
     """Return which of torch's ops it is: an op has that within, and is that itself where it has nothing else."""
     return getattr(reduce_op, "op", reduce_op)
 
 
 def plainly(tensor: torch.Tensor, reduce_op: Any) -> tuple[Array, Op] | None:
     """Return a tensor as a vector, and the op, where nothing is left to be done before and after; else None."""
-    op = _PLAIN.get(_kind(reduce_op))
+    op = _PLAIN.get(kind_of(reduce_op))
     if op is None or tensor.dtype not in NUMPY or tensor.dtype is torch.bool or tensor.layout is not torch.strided:
         return None
     return (view(tensor), op) if is_plain(tensor) else None
@@ -172,8 +179,8 @@ def reducible(
     yield view(whole), op
     if kept:
         return
-    if op == "sum" and _kind(reduce_op) == dist.ReduceOp.AVG:
-        torch.div(whole, size, rounding_mode="trunc", out=whole)
+    if op == "sum" and kind_of(reduce_op) == dist.ReduceOp.AVG:
+        put(whole, torch.div(whole, size, rounding_mode="trunc"))
     if whole is not tensor:
         put(tensor, whole)
 

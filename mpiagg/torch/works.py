@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import copy_context
 from datetime import timedelta
+from functools import partial
 from queue import SimpleQueue
 from typing import Any, Final
 
@@ -140,8 +141,9 @@ class MessageWork(Work):
         Seconds that a wait may last.
     then : callable, optional
         What is to be done when it has come.
-    under_way : set of MessageWork
-        Those of the group, whose memory MPI may still read or write; this one is among them as long as that may be.
+    under_way : dict of MessageWork
+        Those of the group, the oldest first, whose memory MPI may still read or write; this one is among them as long
+        as that may be.
     """
 
     def __init__(
@@ -152,14 +154,14 @@ class MessageWork(Work):
         timeout: float,
         then: WorkFunction | None = None,
         *,
-        under_way: set[MessageWork],
+        under_way: dict[MessageWork, None],
     ) -> None:
         super().__init__([tensor], then or _nothing)
         self._request, self._label, self._timeout = request, label, timeout
         self._testing = threading.Lock()
         self._source = -1
         self._under_way = under_way
-        under_way.add(self)
+        under_way[self] = None
 
     def wait(self, timeout: timedelta = NOT_SET) -> bool:
         """Wait until the message has come or gone."""
@@ -178,10 +180,13 @@ class MessageWork(Work):
             if super().is_completed():
                 return True
             status = MPI.Status()
-            if not self._request.Test(status):
-                return False
+            try:
+                if not self._request.Test(status):
+                    return False
+            except MPI.Exception as error:
+                self._task = partial(_fail, error)
             self._source = status.Get_source()
-            self._under_way.discard(self)
+            self._under_way.pop(self, None)
             self.run()
         return True
 
@@ -189,8 +194,18 @@ class MessageWork(Work):
         """Return a future of the tensor, which a thread brings to its end: who waits for it does not ask here."""
         future = super().get_future()
         if not self.is_completed() and threads_allowed():
-            _CALLBACKS.submit(self.wait)
+            _CALLBACKS.submit(self._bring_to_end)
         return future
+
+    def _bring_to_end(self) -> None:
+        """Wait for the message; who waits for the future learns of it if that is in vain."""
+        try:
+            self.wait()
+        except Exception as error:  # noqa: BLE001 - for who waits for the future
+            with _FUTURES:
+                future, self._future = (None, self._future) if self._over.is_set() else (self._future, None)
+            if future is not None:
+                future.set_exception(error)
 
     def source_rank(self) -> int:
         """Return the rank that the message has come from."""
@@ -254,3 +269,8 @@ def as_torch_words_it(error: BaseException) -> BaseException:
 
 def _nothing() -> None:
     """Be the task of work that a message does."""
+
+
+def _fail(error: Exception) -> None:
+    """Be that of a message that has failed."""
+    raise error

@@ -20,10 +20,10 @@ from mpiagg.transport.process import RECORD, ending
 from mpiagg.watch import OperationLog, Subject
 
 
-def channel_of(comm: MPI.Intracomm | None, *, reproducible: bool = False) -> Channel:
+def channel_of(comm: MPI.Intracomm | None) -> Channel:
     """Return the channel of a communicator, None being the world; the first call on it makes it, and is collective.
 
-    What it makes keeps to our own schedules if it is to be ``reproducible``.
+    What it makes for a reproducible ``Comm`` keeps to our own schedules.
 
     Raises
     ------
@@ -55,7 +55,7 @@ def channel_of(comm: MPI.Intracomm | None, *, reproducible: bool = False) -> Cha
         try:
             channel = comm.Get_attr(keyval)  # which another thread may have made since
             if not isinstance(channel, Channel):
-                channel = Channel(comm, reproducible=reproducible)
+                channel = Channel(comm, reproducible=getattr(comm, "_reproducible", False))
                 comm.Set_attr(keyval, channel)
                 _channels[id(channel)] = channel
         finally:

@@ -174,7 +174,7 @@ class SharedMemory:
         self._open = (0, 0, 0)
         self._common: list[CommonWindow] = []
         self.leased = False
-        """Whether arrays have been leased: on all ranks at the same call, since they ask together."""
+        """Whether arrays have been leased: on all ranks of a node at the same call, since they ask together."""
         self.refused = False
         """Whether there was none for blocking calls, which cannot ask again: each rank makes them when it must."""
 

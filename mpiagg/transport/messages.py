@@ -156,7 +156,7 @@ class Channel(Agreement):
     @property
     def busy(self) -> bool:
         """Whether anything that was opened on the channel is running."""
-        return any(thing.running for thing in self.open.values())
+        return any(thing.running for thing in list(self.open.values()))  # which other threads change
 
     def send_init(self, chunk: Array, peer: int, tag: int) -> Iterator[MPI.Prequest]:
         """Prepare to send a contiguous chunk to ``peer``: one request for each ``MOST_BYTES``."""
@@ -178,7 +178,7 @@ class Channel(Agreement):
         if self.comm == MPI.COMM_NULL:
             return
         self.calls.clear()  # whose plans are open
-        for thing in [thing for thing in self.open.values() if at_exit or not thing.lasts]:
+        for thing in [thing for thing in list(self.open.values()) if at_exit or not thing.lasts]:
             with contextlib.suppress(PlanError):
                 thing.free()
         with contextlib.suppress(RankFailedError), self.failures.told():

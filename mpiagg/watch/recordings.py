@@ -20,7 +20,7 @@ VERSION: Final = 1
 FILES: Final = "rank-*.json"
 """What the files of a job are called, in the folder that they share."""
 
-MOST_FILE_BYTES: Final = 2**26
+MOST_FILE_BYTES: Final = 2**28
 MOST_RANKS: Final = 2**24
 MOST_OPERATIONS: Final = 2**16
 MOST_ROUNDS: Final = 2**16

@@ -252,8 +252,11 @@ class Listener:
             self._reply(connection, both)
 
     def _reply(self, connection: socket.socket, both: bytes) -> None:
-        """Answer one question; keep quiet about those who have hung up, or say what is none."""
-        with connection, suppress(OSError, ValueError):
+        """Answer one question; keep quiet about those who have hung up, or say what is none.
+
+        At the end of the program, too, where no thread can be started to ask other ranks: then they ask for themselves.
+        """
+        with connection, suppress(OSError, ValueError, RuntimeError):
             question = _receive(connection, self.peer.secret, b"question" + both, time.monotonic() + PATIENCE)
             answer = self._answer(question)
             connection.settimeout(PATIENCE)

@@ -277,3 +277,17 @@ def test_what_is_asked_for_too_late_is_a_clear_error(tmp_path):
     shutil.rmtree(tmp_path)
     with pytest.raises(ValueError, match="has the checkpoint been replaced"):
         state["own"][0][1]
+
+
+def test_folders_that_are_made_are_brought_to_the_disk(tmp_path, monkeypatch):
+    synced = []
+    monkeypatch.setattr(folders, "_sync", synced.append)
+    folders.begin(tmp_path / "a" / "b")
+    assert set(synced) == {tmp_path, tmp_path / "a"}
+
+
+def test_a_state_that_could_not_be_read_again_is_not_written(tmp_path, monkeypatch):
+    assert save(tmp_path / "saved", states()) == [None] * RANKS
+    monkeypatch.setattr(folders, "MOST_TEXT_BYTES", 1000)
+    assert refused(save(tmp_path / "saved", [{**state, "more": "x" * 2000} for state in states()]))
+    assert good(load(tmp_path / "saved", RANKS))

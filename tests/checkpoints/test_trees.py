@@ -233,5 +233,6 @@ def test_values_of_ranks_are_read_when_asked_for():
     assert (len(values), asked, repr(values)) == (3, [], "<PerRank: what 3 ranks had>")
     assert (values[1], asked) == (20, [2])
     assert list(values) == [10, 20, 30]
+    assert list(values[1:]) == [20, 30]
     with pytest.raises(IndexError):
         values[3]

@@ -150,6 +150,7 @@ def test_with_matplotlib_the_loss_is_drawn(tmp_path):
         (["-n", "0"], "x>=1"),
         (["--aggregator", "allreduce"] * 8, "--aggregator can be given 7 times"),
         (["--aggregator", "allreduce"] * 2 + ["--kill-rank", "1"], "with --kill-rank once"),
+        (["--at-step", "50"], "--at-step goes with --kill-rank"),
     ],
 )
 def test_bad_arguments_are_told_with_the_known_names(arguments, words):

@@ -4,7 +4,9 @@ import json
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
+from mpiagg.cli import main
 from mpiagg.cli.diagnostics import JobReport
 from mpiagg.cli.facts import Problem, Rank
 from mpiagg.cli.info import MOST_HOSTS, _tell
@@ -133,6 +135,11 @@ def test_the_numbers_are_saved_beside_the_tables(mpiagg, tmp_path):
     assert "mpi4py" in done.out
     with pytest.raises(json.JSONDecodeError):
         json.loads(done.out)
+
+
+def test_a_file_that_cannot_be_written_is_told_at_once():
+    done = CliRunner().invoke(main, ["info", "--json", "/absent/info.json"])
+    assert (done.exit_code, "folder '/absent' does not exist" in done.output) == (2, True)
 
 
 def test_a_job_is_told_of_by_one_rank(run):

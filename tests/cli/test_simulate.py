@@ -236,6 +236,13 @@ def test_a_plot_without_what_has_too_many_messages(monkeypatch, tmp_path):
     assert "Left out: pairwise on 64 ranks" in done.output
 
 
+def test_a_plot_without_what_has_too_many_messages_on_fewer_ranks(monkeypatch, tmp_path):
+    pytest.importorskip("matplotlib")
+    monkeypatch.setattr("mpiagg.schedules.posts.MOST_ENDS", 500)
+    done = simulate("direct", "-n", 33, "--network", "dragonfly:3:1", "--plot", tmp_path / "plot.png")
+    assert done.exit_code == 0, done.output
+
+
 def test_a_plot_without_matplotlib_is_refused_at_once(monkeypatch, tmp_path):
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     done = simulate("ring", "-n", 4, "--plot", tmp_path / "plot.png")

@@ -33,6 +33,7 @@ def invoke(monkeypatch):
     [
         ([], "give -o FILE to measure and save, or --quick, or --show to print what would be chosen"),
         (["--quick", "-o", "t.json"], "-o FILE and --quick exclude each other"),
+        (["--quick", "--time", "300"], "--time and --quick exclude each other"),
         (["-o", "/absent/t.json"], "folder '/absent' does not exist"),
         (["--show", "-o", "t.json"], "--show measures nothing that could be saved"),
         (["-o", "t.json", "--nodes", "2"], "--table, --nodes and --library are for --show"),

@@ -43,7 +43,8 @@ def test_the_root_must_be_a_rank(root):
 
 
 @pytest.mark.parametrize(
-    "arguments", [{"denom": 1 + RANK}, {"op": "sum" if RANK else "avg"}, {"divide_before": RANK > 0}]
+    "arguments",
+    [{"denom": 1 + RANK}, {"op": "sum" if RANK else "avg"}, {"divide_before": RANK > 0}, {"reproducible": RANK > 0}],
 )
 def test_ranks_must_agree_on_the_arguments(arguments):
     if SIZE == 1:

@@ -356,6 +356,11 @@ def test_it_is_for_weights_and_not_used_when_freed():
     refused(mpiagg.PlanError, "LocalSGD is freed", aggregation.aggregate, [np.zeros(1)])
 
 
+def test_patience_has_no_plans():
+    with mpiagg.LocalSGD(patience=1.0) as aggregation:
+        refused(mpiagg.PlanError, "patience goes without", aggregation.aggregate_init, [np.zeros(1)])
+
+
 @pytest.mark.parametrize(("rate", "momentum"), [(1.0, 0.0), (0.7, 0.5)])
 def test_a_rank_that_misses_an_average_joins_a_later_one(tmp_path, rate, momentum):
     flag = Path(COMM.bcast(str(tmp_path))) / "on"

@@ -322,8 +322,9 @@ def test_what_is_wrong_is_refused(comm, size):
         mpiagg.alltoall(np.zeros(size * 2 + 1 if size > 1 else ()), comm=comm)
     with pytest.raises(ValueError, match=f"scatter takes an array of {size} rows"):
         mpiagg.scatter(np.zeros(size + 1), comm=comm)
-    with pytest.raises(ValueError, match="scatter takes an array, or without one an out"):
-        mpiagg.scatter(None, comm=comm)
+    for out in (None, np.zeros(2)):
+        with pytest.raises((ValueError, MismatchError), match="scatter takes an array"):
+            mpiagg.scatter(None, out=out, comm=comm, check=out is not None)
     for function in (mpiagg.scan, mpiagg.exscan):
         with pytest.raises(ValueError, match="has no op 'avg'"):
             function(x, "avg", comm=comm)
@@ -345,6 +346,23 @@ def test_counts_that_differ_are_an_error_on_all_ranks(comm, rank, size):
     with pytest.raises((ValueError, MismatchError), match="sendcounts must be"):
         mpiagg.alltoallv(x, [1] * (size + (rank == 0)), comm=comm, check=True)
     assert same(mpiagg.alltoallv(x, [1] * size, [1] * size, comm=comm, check=True), x)
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda x, comm: mpiagg.allgatherv(x, comm=comm, check=True),
+        lambda x, comm: mpiagg.allgatherv_init(x, comm=comm),
+        lambda x, comm: mpiagg.scatter(x if x.dtype == float else None, comm=comm, check=True),
+        lambda x, comm: mpiagg.scatter_init(x if x.dtype == float else None, comm=comm),
+    ],
+)
+def test_an_array_that_one_rank_cannot_give_is_an_error_on_all(comm, rank, size, call):
+    x = np.array(["no number"] * size) if rank == 0 else np.zeros((size, 2))
+    error = (TypeError, ValueError) if rank == 0 else MismatchError
+    with pytest.raises(error, match=r"scatter takes an array|dtype"):
+        call(x, comm)
+    assert same(mpiagg.allgather(rank, comm=comm), np.arange(size))
 
 
 def test_ranks_that_disagree_are_told(comm, rank, size):

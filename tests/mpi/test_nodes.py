@@ -201,3 +201,11 @@ def test_nodes_without_ranks_are_none(world, size, monkeypatch):
     node = Node(world)
     assert node.layout == Layout.of([size])
     node.free()
+
+
+@pytest.mark.usefixtures("nodes")
+def test_an_all_to_all_of_rows_after_memory_was_made(comm, rank, size):
+    x = mpiagg.empty(size, "float32", comm=comm)
+    x[:] = rank
+    with mpiagg.alltoallv_init(x, [1] * size, [1] * size, comm=comm) as plan:
+        assert plan().tolist() == list(range(size))

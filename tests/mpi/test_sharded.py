@@ -405,6 +405,28 @@ def test_an_optimizer_that_raises_on_one_rank_is_an_error_on_all():
         assert equal(whole(training)[:1], before[:1])
 
 
+@pytest.mark.parametrize("kind", [optimizers.SGD, optimizers.LAMB])
+def test_a_state_that_one_rank_cannot_make_is_an_error_on_all(kind):
+    class Short(kind):
+        def new_state(self, values):
+            if RANK == 0 and values.size:
+                raise MemoryError("too long")
+            return super().new_state(values)
+
+    with sharded(Short(0.1), "stage 1") as training:
+        error = MemoryError if RANK == 0 else mpiagg.MismatchError
+        refused(error, "too long", training.step, gradients(0))
+
+
+def test_a_matrix_that_one_rank_cannot_step_is_an_error_on_all():
+    with sharded(optimizers.Muon(others=optimizers.LAMB()), "stage 1") as training, np.errstate(over="raise"):
+        given = gradients(0)
+        given[0][...] = 1e200
+        with pytest.raises((FloatingPointError, mpiagg.MismatchError), match="overflow") as caught:
+            training.step(given)
+        assert COMM.allreduce(caught.errisinstance(FloatingPointError)) == 1
+
+
 def test_layers_out_of_turn_are_an_error_of_the_step():
     with sharded(MAKE["sgd"](), "stage 2", layers=[[0, 1, 2, 3], [4, 5, 6, 7]]) as training:
         training.reduce(0, gradients(0)[:4])

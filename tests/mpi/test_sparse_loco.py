@@ -195,3 +195,14 @@ def test_other_numbers_are_refused():
     with mpiagg.SparseLoCo() as aggregation:
         refused(TypeError, "not for", aggregation.aggregate, mine)
     assert mine[0].tolist() == [RANK] * 3
+
+
+@pytest.mark.parametrize("wire", ["fp16", "bf16", "u2"])
+def test_infinite_values_are_sent_whatever_numpy_is_to_raise(wire):
+    x = np.ones(100)
+    with np.errstate(invalid="raise"), mpiagg.SparseLoCo(period=1, wire=wire) as aggregation:
+        aggregation.aggregate([x])
+        if RANK == SIZE - 1:
+            x[3] = np.inf
+        aggregation.aggregate([x])
+    assert not np.isfinite(x[3])

@@ -292,3 +292,17 @@ def test_impossible_counts_are_refused_on_all_ranks(wrong, comm, monkeypatch):
     with mpiagg.Sparsified(comm, **WAYS["threshold"]) as aggregation:
         refused(mpiagg.MismatchError, f"{wrong}.* of 20 coordinates", aggregation.aggregate, mine)
     assert mine[0].tolist() == [2.0] * 20
+
+
+@pytest.mark.parametrize("way", ["randomk", "blockk"])
+def test_random_choices_go_on_in_a_memory_that_was_not_the_first(way):
+    straight, resumed, spare = (np.arange(1.0, 101) for _ in range(3))
+    with mpiagg.Sparsified(**WAYS[way]) as aggregation, mpiagg.Sparsified(**WAYS[way]) as other:
+        first, second = (aggregation.aggregate_init([x]) for x in (spare, straight))
+        first.free()
+        other.load_state_dict(aggregation.state_dict())
+        third = other.aggregate_init([resumed])
+        for _ in range(2):
+            second()
+            third()
+            assert bits([straight]) == bits([resumed])

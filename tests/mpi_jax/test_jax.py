@@ -245,6 +245,8 @@ def test_wrong_arguments_are_refused_before_anything_is_sent(size, through):
         through(lambda x: mj.allreduce(x, MPI.SUM))(x)
     with pytest.raises(ValueError, match="unknown algorithm 'rings'"):
         through(lambda x: mj.allreduce(x, algorithm="rings"))(x)
+    with pytest.raises(ValueError, match="'pairwise' does not serve allreduce"):
+        through(lambda x: mj.allreduce(x, algorithm="pairwise"))(x)
     with pytest.raises(ValueError, match="root"):
         through(lambda x: mj.broadcast(x, root=size))(x)
     with pytest.raises(ValueError, match="rows that they divide"):

@@ -1,11 +1,13 @@
 """In which order a GPU is asked for what a process group does, on made-up streams."""
 
 from contextlib import contextmanager
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
 import torch
 
+from mpiagg.errors import StallError
 from mpiagg.torch import streams
 
 pytestmark = pytest.mark.mpi
@@ -70,6 +72,13 @@ ORDER = [
     "leave torch's stream",
     "leave device",
 ]
+
+
+def test_work_that_never_ends_is_a_stall(gpu, monkeypatch):
+    monkeypatch.setattr(streams, "wait_patiently", partial(streams.wait_patiently, timeout=0.05))
+    gpu.busy = float("inf")
+    with pytest.raises(StallError, match="in vain for what was asked of cuda:1"):
+        streams.behind_present([tensor()])(lambda: None)
 
 
 def test_work_comes_after_what_was_asked_before_and_is_waited_for(gpu):

@@ -5,6 +5,7 @@ import gc
 import io
 from dataclasses import dataclass
 from functools import partial
+from weakref import ref
 
 import pytest
 import torch
@@ -339,6 +340,55 @@ def test_copies_and_saved_ones_train_like_the_first():
             copy.copy(ddp)
     with mpiagg.AllReduce() as aggregation, mpiagg.DDP(net(), aggregation=aggregation) as ddp:
         refused(TypeError, "of its own cannot be saved", torch.save, ddp, io.BytesIO())
+    if SIZE > 1:
+        half = COMM.Split(RANK % 2)
+        with mpiagg.DDP(net(), comm=half) as ddp:
+            refused(TypeError, "of its own cannot be saved", torch.save, ddp, io.BytesIO())
+        half.Free()
+
+
+def test_copies_that_have_not_trained():
+    with mpiagg.DDP(net()) as ddp:
+        copy.deepcopy(ddp).free()
+        with copy.deepcopy(ddp) as twin:
+            assert [view.shape for view in twin.gradient_views()] == [view.shape for view in ddp.gradient_views()]
+    with mpiagg.DDP(Embedding()) as ddp, copy.deepcopy(ddp) as twin:
+        refused(ValueError, "sparse gradients", lambda: twin.join().__enter__())
+
+
+def test_old_buckets_and_lost_modules_are_let_go():
+    model = net().double()
+    with mpiagg.DDP(model) as ddp:
+        old = [ref(view) for view in ddp.gradient_views()]
+        for trains in (False, True):
+            model[0].requires_grad_(trains)
+            ddp(batch(0)).sum().backward()
+        for parameter in model.parameters():
+            parameter.grad = None
+        gc.collect()
+        assert not any(view() is not None for view in old)
+    model = net()
+    lost = ref(model[0].weight)
+    ddp = mpiagg.DDP(model)
+    del ddp, model
+    gc.collect()
+    assert lost() is None
+    COMM.Barrier()
+
+
+def test_a_rank_without_a_batch_takes_part_after_passes_that_have_synced():
+    model = nn.Linear(4, 3).double()
+    with mpiagg.DDP(model) as ddp:
+        optimizer = plain_sgd(ddp.parameters())
+        for step in range(3):
+            optimizer.zero_grad()
+            if step == 0 or RANK == 0:
+                ddp(batch(step)[:, :4]).sum().backward()
+            else:
+                ddp.sync_gradients()
+            optimizer.step()
+        states = COMM.allgather(model.weight.detach().numpy().tobytes())
+        assert states == [states[0]] * SIZE
 
 
 def test_states_are_loaded_with_and_without_the_prefix():
@@ -421,6 +471,31 @@ def test_a_hook_that_fails_is_an_error_of_the_backward_pass():
         refused(mpiagg.PlanError, "a communication hook already", ddp.register_comm_hook, None, hook)
         found = ddp(batch(0)).sum()
         refused(ArithmeticError, "0", found.backward)
+
+
+@pytest.mark.parametrize("overlap", [True, False])
+@pytest.mark.parametrize("where", ["call", "result"])
+@pytest.mark.parametrize("check_finite", [False, True])
+def test_training_goes_on_after_a_hook_has_failed(where, overlap, check_finite):
+    def hook(bad, bucket):
+        future = torch.futures.Future()
+        future.set_result(bucket.buffer())
+        if bad and bad.pop() == "result":
+            return future.then(lambda _: 1 / 0)
+        return future if where == "result" or not bad else 1 / 0
+
+    bad = ["call", "call"] if where == "call" else ["result"]
+    with mpiagg.DDP(net().double(), overlap=overlap, bucket_bytes=0, check_finite=check_finite) as ddp:
+        ddp.register_comm_hook(bad if RANK == 0 else [], hook)
+        found = ddp(batch(0)).sum()
+        error = (ZeroDivisionError, RuntimeError) if RANK == 0 else mpiagg.MismatchError
+        with pytest.raises(error):
+            found.backward()
+        del bad[:]
+        for parameter in ddp.parameters():
+            parameter.grad = None
+        ddp(batch(0)).sum().backward()
+        assert all(parameter.grad is not None for parameter in ddp.parameters())
 
 
 def test_uneven_batches_join_by_torchs_keyword():

@@ -214,6 +214,52 @@ def test_join_with_uneven_batches():
     hvd.join()
 
 
+@several
+def test_gradients_of_rows_where_ranks_have_joined():
+    if RANK:
+        x = torch.ones(RANK, 2, requires_grad=True)
+        rows = hvd.allgather(x)
+        (rows * torch.arange(float(len(rows)))[:, None]).sum().backward()
+        start = sum(range(1, RANK))
+        wanted = torch.arange(float(start), start + RANK)[:, None].expand(RANK, 2) * (SIZE - 1) / SIZE
+        torch.testing.assert_close(x.grad, wanted)
+        for call in (hvd.alltoall, hvd.reducescatter):
+            with pytest.raises(hvd.HorovodInternalError, match="does not go on"):
+                call(torch.ones(SIZE, 2))
+    hvd.join()
+
+
+def test_objects_do_not_go_by_the_default_device():
+    with torch.device("meta"):
+        assert hvd.broadcast_object({"of": RANK}, 0) == {"of": 0}
+        assert hvd.allgather_object(RANK) == list(range(SIZE))
+
+
+def test_batch_normalisation_may_be_changed_in_place():
+    x = numbers(RANK, torch.float64, (4, 2)).requires_grad_()
+    net = torch.nn.Sequential(hvd.SyncBatchNorm(2, affine=False).double(), torch.nn.ReLU(inplace=True))
+    net(x).square().sum().backward()
+    whole = torch.cat([numbers(rank, torch.float64, (4, 2)) for rank in range(SIZE)]).requires_grad_()
+    alone = torch.nn.Sequential(torch.nn.BatchNorm1d(2, affine=False).double(), torch.nn.ReLU())
+    alone(whole).square().sum().backward()
+    torch.testing.assert_close(x.grad, whole.grad[4 * RANK : 4 * RANK + 4])
+
+
+def test_join_ends_what_a_rank_has_asked_for_before():
+    pending = []
+    if RANK == 0:
+        pending = [hvd.allreduce_async(torch.full((3,), x), op=hvd.Sum, name=f"before join {x}") for x in (1.0, 2.0)]
+        refused = hvd.broadcast_async(torch.ones(2), root_rank=SIZE - 1, name="broadcast before join")
+    hvd.join()
+    assert [hvd.poll(each) for each in pending] == [True] * len(pending)
+    for x, each in enumerate(pending, 1):
+        assert torch.equal(hvd.synchronize(each), torch.full((3,), float(x)))
+    if RANK == 0 and SIZE > 1:
+        with pytest.raises(hvd.HorovodInternalError, match="join"):
+            hvd.synchronize(refused)
+    assert torch.equal(hvd.allreduce(torch.ones(1)), torch.ones(1))
+
+
 def test_process_sets():
     with pytest.raises(ValueError, match="same ranks"):
         hvd.add_process_set(range(SIZE))

@@ -119,6 +119,40 @@ def test_a_rank_whose_batch_has_no_index_of_a_sparse_table(kind, more):
     assert equal_on_all(table)
 
 
+def test_sparse_gradients_that_travel_dense_are_sparse_in_the_step():
+    table = torch.nn.Embedding(6, 2, sparse=True).double()
+    optimizer = torch.optim.SparseAdam(table.parameters())
+    optimizer = hvd.DistributedOptimizer(optimizer, table.named_parameters(), sparse_as_dense=True)
+    for _ in range(2):
+        optimizer.zero_grad()
+        table(torch.tensor([RANK, 5])).sum().backward()
+        optimizer.step()
+    assert table.weight.grad.is_sparse
+    assert table.weight.grad.to_dense()[5].tolist() == [1.0, 1.0]
+
+
+class Counted(hvd.Compression.none):
+    """Tells how often it was asked."""
+
+    asked = 0
+
+    @classmethod
+    def compress(cls, tensor):
+        cls.asked += 1
+        return tensor, None
+
+
+@several
+def test_adasum_travels_compressed():
+    weight = torch.nn.Parameter(torch.ones(2))
+    how = {"op": hvd.Adasum, "compression": Counted}
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD([weight], lr=0.5), [("weight", weight)], **how)
+    weight.sum().backward()
+    optimizer.step()
+    assert Counted.asked == 1
+    torch.testing.assert_close(weight.detach(), torch.full((2,), 0.5))
+
+
 @several
 def test_sparse_and_dense_gradients_of_one_parameter_are_told_apart():
     weight = torch.nn.Parameter(torch.ones(4, 2))

@@ -579,3 +579,69 @@ def test_fsdp2_trains_as_one_process(registered):
     trained(sharded, [batch(RANK)])
     for one, other in zip(sharded.parameters(), wanted.parameters(), strict=True):
         assert torch.allclose(one.full_tensor(), other, atol=1e-9, rtol=0)
+
+
+def test_tensors_of_other_lengths_are_refused():
+    group = dist.new_group([RANK], use_local_synchronization=True)
+    few, many = torch.zeros(2), torch.ones(3)
+    for call in (
+        lambda: dist.gather(many, [few], group=group, dst=RANK),
+        lambda: dist.scatter(few, [many], group=group, src=RANK),
+        lambda: dist.reduce_scatter(few, [many], group=group),
+    ):
+        with pytest.raises(ValueError, match="numbers, not"):
+            call()
+    assert not few.any()
+    dist.destroy_process_group(group)
+
+
+def test_sparse_tensors_are_not_scaled():
+    for op, dtype in ((dist._make_nccl_premul_sum(0.5), torch.float32), (dist.ReduceOp.AVG, torch.int64)):
+        x = torch.eye(2, dtype=dtype).to_sparse()
+        with pytest.raises(ValueError, match="by SUM alone"):
+            dist.all_reduce(x, op)
+
+
+def test_outputs_that_autograd_watches():
+    with torch.inference_mode():
+        whole, sparse = torch.full((4,), RANK), torch.eye(2).to_sparse()
+        dist.all_reduce(whole, dist.ReduceOp.AVG, async_op=True).wait()
+        dist.all_reduce(sparse, async_op=True).wait()
+    assert whole.tolist() == [sum(range(SIZE)) // SIZE] * 4
+    assert torch.equal(sparse.to_dense(), SIZE * torch.eye(2))
+    output = torch.zeros(RANK + 1, requires_grad=True)
+    dist.reduce_scatter(output, [torch.ones(rank + 1) for rank in range(SIZE)])
+    assert output.tolist() == [SIZE] * (RANK + 1)
+
+
+def test_a_future_of_a_message_that_does_not_come_is_an_error():
+    if SIZE == 1:
+        return
+    group = dist.new_group([0, 1], timeout=timedelta(seconds=0.5))
+    if RANK == 0:
+        tensor = torch.zeros(3)
+        work = dist.irecv(tensor, 1, group=group)
+        with pytest.raises(RuntimeError, match="Timed out"):
+            work.get_future().wait()
+    dist.barrier()
+    if RANK == 1:
+        dist.send(torch.ones(3), 0, group=group)
+    if RANK == 0:
+        work.wait(timedelta(minutes=1))
+        assert tensor.tolist() == [1] * 3
+        assert torch.equal(work.get_future().wait()[0], tensor)
+    dist.barrier()
+
+
+def test_a_message_that_is_too_long_is_an_error():
+    if SIZE == 1:
+        return
+    if RANK == 0:
+        work = dist.irecv(torch.zeros(1), 1)
+        with pytest.raises(RuntimeError):
+            work.get_future().wait()
+        with pytest.raises(RuntimeError):
+            work.wait()
+    elif RANK == 1:
+        dist.send(torch.ones(300), 0)
+    dist.barrier()

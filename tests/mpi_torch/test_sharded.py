@@ -586,6 +586,31 @@ def test_what_adafactor_keeps_of_whole_matrices_is_saved(tmp_path):
     COMM.Barrier()
 
 
+class Rows(torch.optim.Optimizer):
+    """Steps by the mean of the squares of each row, as CAME and some Adafactors keep it: in a vector."""
+
+    def __init__(self, parameters):
+        super().__init__(parameters, {"lr": 0.1})
+
+    @torch.no_grad()
+    def step(self):
+        for x in self.param_groups[0]["params"]:
+            if x.grad is not None and x.dim() > 1:
+                row = self.state[x].setdefault("row", torch.ones(len(x), dtype=x.dtype))
+                row.lerp_(x.grad.square().flatten(1).mean(1), 0.5)
+                x.sub_(0.1 * x.grad / row.sqrt().view(-1, *[1] * (x.dim() - 1)))
+
+
+def test_states_of_rows_are_saved_and_loaded():
+    with sharded("stage 2", Rows, split="tensors") as training, sharded("stage 1", Rows, split="tensors") as other:
+        train(training, range(2))
+        other.load_state_dict(training.state_dict())
+        assert other.memory()["state"] == training.memory()["state"]
+        train(training, range(2, 4))
+        train(other, range(2, 4))
+        close(other.weights(), training.weights())
+
+
 # -- errors
 
 

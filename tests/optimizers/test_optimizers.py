@@ -198,6 +198,7 @@ def test_what_cannot_be_stepped_is_refused_before_anything_is_changed(make):
         (read_only, ValueError, "read-only"),
         (integers, TypeError, "dtype int64, which cannot be stepped"),
         (booleans, TypeError, "dtype bool, which cannot be stepped"),
+        (np.ones((2, 2), complex), TypeError, "dtype complex128, which cannot be stepped"),
     ):
         optimizer, weights = make(), [np.ones((2, 2)), np.ones(3), wrong]
         for _ in range(2):
@@ -280,3 +281,28 @@ def test_settings_of_muon_without_the_others_are_not_loaded():
     with pytest.raises(ValueError, match="the state is not one of Muon"):
         optimizer.load_hyperparameters(given)
     assert optimizer.hyperparameters() == before
+
+
+@pytest.mark.parametrize("wrap", [lambda x: x, lambda x: Muon(others=x)])
+def test_settings_that_need_other_arrays_can_be_loaded(wrap):
+    optimizer, other = wrap(SGD(0.1)), wrap(SGD(0.1, 0.9))
+    first, second = [np.ones(3)], [np.ones(3)]
+    optimizer.step(first, [np.ones(3)])
+    optimizer.load_hyperparameters(other.hyperparameters())
+    second[0] -= 0.1
+    for _ in range(2):
+        optimizer.step(first, [np.ones(3)])
+        other.step(second, [np.ones(3)])
+    assert first[0].tobytes() == second[0].tobytes()
+
+
+def test_muon_has_the_others_step_where_a_matrix_is_not():
+    asked = []
+
+    class Totals(SGD):
+        def update(self, items, _=None):
+            asked.append(len(items))
+
+    with np.errstate(over="raise"), pytest.raises(FloatingPointError):
+        Muon(others=Totals(0.1)).step([np.ones((2, 2)), np.ones(3)], [np.full((2, 2), 1e200), np.ones(3)])
+    assert asked == [1]

@@ -59,6 +59,13 @@ def test_what_others_have_learned_of_other_collectives_stays():
     assert read_table(path).rows == (newer, broadcast)
 
 
+def test_what_others_have_measured_of_a_device_stays():
+    path = cached(NODE, "MPICH 5", [])
+    for cost, kept in ((2**20, 2**20), (None, 2**20), (2**21, 2**21)):
+        write_cached(path, Table("t", (), Origin(NODE, "MPICH 5", {}), piece_cost=cost))
+        assert read_table(path).piece_cost == kept
+
+
 @pytest.mark.parametrize(
     ("content", "words"),
     [

@@ -47,6 +47,13 @@ def test_what_travels_by_a_codec_is_what_the_codec_says():
         assert each.work == 2 * 4 * COUNT / 1e9
 
 
+@pytest.mark.parametrize("layout", [FOUR, Layout.of([2, 2]), Layout.of([8, 8])])
+def test_a_parameter_server_is_priced_as_its_schedule(layout):
+    cluster = Cluster(alpha=1e-3, beta=8 / 100e6, gamma=1e-9, node_alpha=1e-6, node_beta=1e-10)
+    planned = found(times=Modelled(layout, cluster))["ParameterServer()"]
+    assert planned.seconds == pytest.approx(price("parameter_server", "allreduce", layout, 4 * COUNT, cluster))
+
+
 def test_power_sgd_of_matrices_alone():
     compressed = 2 * (1000 + 500) + 2 * (20 + 750)
     assert found()["PowerSGD(rank=2)"].bytes_a_step == 1.5 * 4 * (compressed + 500)

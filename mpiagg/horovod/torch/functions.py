@@ -8,13 +8,14 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch.utils._pytree import tree_map_only
 
 from mpiagg.horovod.exceptions import HorovodInternalError
 from mpiagg.horovod.process_sets import ProcessSet, engine_of, global_process_set
 from mpiagg.horovod.torch.handles import synchronize
 from mpiagg.horovod.torch.moving_ops import allgather, broadcast_, broadcast_async_
 
-_NOTHING = torch.empty(0, dtype=torch.uint8)
+_NOTHING = torch.empty(0, dtype=torch.uint8, device="cpu")
 
 
 def broadcast_parameters(
@@ -93,7 +94,7 @@ def broadcast_optimizer_state(
     if isinstance(optimizer, torch.optim.LBFGS):
         raise ValueError("cannot broadcast torch.optim.LBFGS state")  # noqa: TRY004 - Horovod's
     root = process_set.ranks is not None and process_set.ranks[engine_of(process_set).rank] == root_rank
-    state = broadcast_object(optimizer.state_dict() if root else None, root_rank, "optimizer", process_set)
+    state = broadcast_object(on_host(optimizer.state_dict()) if root else None, root_rank, "optimizer", process_set)
     if not root:
         optimizer.load_state_dict(state)
 
@@ -130,11 +131,11 @@ def broadcast_object(
     ranks = process_set.ranks or []
     root = ranks[engine_of(process_set).rank] == root_rank
     content, error = _bytes_of(obj) if root else (_NOTHING, None)
-    length = torch.tensor([-1 if error else len(content)])
+    length = torch.tensor([-1 if error else len(content)], device="cpu")  # whatever the default device is
     broadcast_(length, root_rank, f"{name}.length", process_set)
     _check_lengths({root_rank: int(length)}, error)
     if not root:
-        content = torch.empty(int(length), dtype=torch.uint8)
+        content = torch.empty(int(length), dtype=torch.uint8, device="cpu")
     broadcast_(content, root_rank, f"{name}.content", process_set)
     return obj if root else pickle.loads(content.numpy().tobytes())  # noqa: S301 - of this job
 
@@ -167,11 +168,19 @@ def allgather_object(obj: object, name: str | None = None, process_set: ProcessS
     """
     name = name or "object"
     content, error = _bytes_of(obj)
-    length = torch.tensor([-1 if error else len(content)])
+    length = torch.tensor([-1 if error else len(content)], device="cpu")  # whatever the default device is
     lengths = allgather(length, f"{name}.length", process_set).tolist()
     _check_lengths(dict(zip(process_set.ranks or [], lengths, strict=True)), error)
     parts = allgather(content, f"{name}.content", process_set).split(lengths)
     return [pickle.loads(part.numpy().tobytes()) for part in parts]  # noqa: S301 - of this job
+
+
+def on_host(state: Any) -> Any:
+    """Return a state with its tensors on the CPU: pickle would bring them to the GPU of the rank that they are from."""
+    found = tree_map_only(torch.Tensor, torch.Tensor.cpu, state)
+    if hasattr(state, "_metadata"):  # of a module's, which goes by it when it is loaded
+        found._metadata = state._metadata  # noqa: SLF001 - torch has no other name for it
+    return found
 
 
 def _bytes_of(obj: object) -> tuple[torch.Tensor, Exception | None]:

@@ -139,8 +139,9 @@ def grouped_allgather(
 
     def back(gradients: Tensors) -> Tensors:
         means = grouped_allreduce(gradients, op=Average, process_set=process_set)
-        counts = allgather(torch.tensor([rows]), process_set=process_set)
-        starts = counts[: engine_of(process_set).rank].sum(0).tolist()
+        own = engine_of(process_set).rank
+        counts = allgather(torch.tensor([[own, *rows]], device="cpu"), process_set=process_set)
+        starts = counts[counts[:, 0] < own, 1:].sum(0).tolist()  # ranks that have joined have no rows
         return [mean[start : start + many] for mean, start, many in zip(means, starts, rows, strict=True)]
 
     return with_gradient(results, back, tensors)

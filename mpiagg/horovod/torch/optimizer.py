@@ -33,6 +33,7 @@ class _Distributed(torch.optim.Optimizer):  # type: ignore[misc]  # mypy sees no
         self._passes = dict.fromkeys(self._names, passes)
         self._left = dict(self._passes)
         self._handles: dict[Any, tuple[Any, list[Any]]] = {}
+        self._sparse_dims: dict[torch.Tensor, int] = {}
         self._should_synchronize, self._synchronized = True, False
         self._groups = _groups_of(groups, [p for p in self._names if p.requires_grad])
         self._ready: Counter[tuple[torch.Tensor, ...]] = Counter()
@@ -77,6 +78,7 @@ class _Distributed(torch.optim.Optimizer):  # type: ignore[misc]  # mypy sees no
             p.grad = torch.zeros_like(p)
         for p in group:
             if p.grad.is_sparse and self._how["sparse_as_dense"]:
+                self._sparse_dims[p] = p.grad.sparse_dim()
                 p.grad = p.grad.to_dense()
             if not p.grad.is_sparse:
                 small.append(compression.compress(p.grad))
@@ -116,6 +118,8 @@ class _Distributed(torch.optim.Optimizer):  # type: ignore[misc]  # mypy sees no
             for p, sent in zip(group, small, strict=True):
                 if sent[0] is not p.grad:
                     p.grad.copy_(self._how["compression"].decompress(*sent))
+                if p in self._sparse_dims:
+                    p.grad = p.grad.to_sparse(self._sparse_dims[p])
 
     def _forget(self) -> None:
         """Let what is under way end, whatever comes of it, and begin anew."""
@@ -186,7 +190,8 @@ class _Distributed(torch.optim.Optimizer):  # type: ignore[misc]  # mypy sees no
         found = super().step(closure)
         with torch.no_grad():
             for p, start in before.items():
-                change = allreduce(p.detach() - start, name=self._names[p], op=Adasum, process_set=self._set)
+                how = {"compression": self._how["compression"], "op": Adasum, "process_set": self._set}
+                change = allreduce(p.detach() - start, name=self._names[p], **how)
                 p.copy_(start + change)
         return found
 

@@ -111,7 +111,8 @@ class _Normalise(torch.autograd.Function):  # type: ignore[misc]  # mypy sees no
         normal = (exact - _wide(mean, x)) * _wide(inverse, x)
         ctx.save_for_backward(normal, weight, inverse, count)
         ctx.process_set, ctx.axes, ctx.biased = process_set, axes, bias is not None
-        result = normal if weight is None else normal * _wide(weight, x)
+        # What is saved for the backward pass stays as it is, whatever is done to the result in place.
+        result = normal.clone() if weight is None else normal * _wide(weight, x)
         result = result if bias is None else result + _wide(bias, x)
         ctx.mark_non_differentiable(mean, variance, count)
         return result.to(x.dtype), mean, variance, count

@@ -7,7 +7,7 @@ from copy import deepcopy
 from typing import Any
 
 from mpiagg.horovod.torch.elastic.sampler import ElasticSampler
-from mpiagg.horovod.torch.functions import allgather_object, broadcast_object
+from mpiagg.horovod.torch.functions import allgather_object, broadcast_object, on_host
 
 
 class State:
@@ -190,7 +190,7 @@ class TorchState(ObjectState):
                 processed = set[int]().union(*(each["processed_indices"] for each in parts))
                 part.load_state_dict({**parts[0], "processed_indices": processed})
             else:
-                part.load_state_dict(broadcast_object(part.state_dict(), 0, f"state of {name}"))
+                part.load_state_dict(broadcast_object(on_host(part.state_dict()), 0, f"state of {name}"))
         super().sync()
         self.save()
 
