@@ -354,8 +354,8 @@ def _draw(figure: Any, question: Question) -> None:
             with suppress(ValueError):  # too many messages, as was told of those in the table
                 pricing = question.pricing(name)
                 pricings = [*(smaller.pricing(name) for smaller in fewer[:-1]), pricing]  # the last are all ranks
-                curves = [pricing.seconds(size) for size in sizes], [each.seconds(question.nbytes) for each in pricings]
-                by_size[name], by_ranks[name] = curves
+                along_ranks = [each.seconds(question.nbytes) for each in pricings]
+                by_size[name], by_ranks[name] = [pricing.seconds(size) for size in sizes], along_ranks
             advance()
     shown = price_plot.fastest([by_size, by_ranks], question.names)
     by_size, by_ranks = ({name: curves[name] for name in shown} for curves in (by_size, by_ranks))

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import click
-from click.core import ParameterSource
 from rich import box
 from rich.table import Table as Printed
 
@@ -29,6 +28,9 @@ from mpiagg.tables.settings import FORCED, LEARN, TUNING, Found
 
 if TYPE_CHECKING:
     from mpi4py import MPI
+
+FULL: Final = 300.0
+"""Seconds, by default."""
 
 QUICK: Final = 20.0
 """Seconds that are enough for a first table."""
@@ -66,7 +68,7 @@ mpiagg tune --show -n 64 --nodes 8        shows what is chosen, and why
 )
 @SIZES
 @click.option("--factor", type=click.IntRange(min=2), default=4, help="From one size to the next.")
-@click.option("--time", "seconds", type=POSITIVE, default=300.0, help="Seconds, about.")
+@click.option("--time", "seconds", type=POSITIVE, help=f"Seconds, about.  [default: {FULL:.0f}]")
 @device_option("Measure how messages of such a device's memory are best cut, too: cuda, or cuda:1.")
 @click.option("--quick", is_flag=True, help=f"Measure for {QUICK:.0f} s, and keep the table for {TUNING}={LEARN}.")
 @click.option("--show", is_flag=True, help="Do not measure; print what would be chosen, and why.")
@@ -80,7 +82,7 @@ def tune(
     collectives: tuple[str, ...],
     sizes: SizeRange,
     factor: int,
-    seconds: float,
+    seconds: float | None,
     device: str,
     quick: bool,
     show: bool,
@@ -111,7 +113,7 @@ def tune(
         raise click.UsageError("-o FILE and --quick exclude each other: --quick keeps its table in the user's cache")
     if output is None and not quick:
         raise click.UsageError("give -o FILE to measure and save, or --quick, or --show to print what would be chosen")
-    if quick and click.get_current_context().get_parameter_source("seconds") is not ParameterSource.DEFAULT:
+    if quick and seconds is not None:
         raise click.UsageError(f"--time and --quick exclude each other: --quick takes {QUICK:g} seconds")
     if table is not None or nodes is not None or library is not None:
         raise click.UsageError("--table, --nodes and --library are for --show")
@@ -119,7 +121,8 @@ def tune(
     for variable in (TUNING, FORCED):
         os.environ.pop(variable, None)
     bind_early(device)
-    job.run(ranks or 2, lambda world: _measure(world, output, chosen, lengths, QUICK if quick else seconds, device))
+    limit = seconds or (QUICK if quick else FULL)
+    job.run(ranks or 2, lambda world: _measure(world, output, chosen, lengths, limit, device))
 
 
 def _measure(  # noqa: PLR0917 - what the command was given

@@ -120,7 +120,7 @@ class _Method:
 
     Attributes
     ----------
-    calls : list of (Collective or int, int)
+    calls : list of (Collective or int or None, int)
         What one exchange consists of, and the bytes of its vector: a collective, so many peers, or None for an
         all-reduce by way of one rank.
     sent : float
@@ -187,15 +187,15 @@ def advised(found: Sequence[Planned], target: float) -> Planned:
     return busy[0] if busy else max(found, key=lambda each: each.share_overlapped)
 
 
+def _seconds(times: Times, what: Collective | int | None, nbytes: int) -> float:
+    """Return what a part of an exchange takes; see :class:`_Method`."""
+    if what is None:
+        return times.central(nbytes)
+    return times.exchange(nbytes, what) if isinstance(what, int) else times.seconds(what, nbytes)
+
+
 def _planned(method: _Method, training: Training, times: Times) -> Planned:
-    seconds = sum(
-        times.central(nbytes)
-        if what is None
-        else times.exchange(nbytes, what)
-        if isinstance(what, int)
-        else times.seconds(what, nbytes)
-        for what, nbytes in method.calls
-    )
+    seconds = sum(_seconds(times, what, nbytes) for what, nbytes in method.calls)
     average, work = seconds * method.exchanges, method.passes * training.nbytes / training.codec_rate
     # What is hidden of one exchange may still be more than there is time for in all.
     exposed = max(0.0, (seconds - method.window) * method.exchanges, average - training.step)

@@ -203,8 +203,10 @@ class MessageWork(Work):
             self.wait()
         except Exception as error:  # noqa: BLE001 - for who waits for the future
             with _FUTURES:
-                future, self._future = (None, self._future) if self._over.is_set() else (self._future, None)
-            if future is not None:
+                if self._over.is_set():  # by which the future was settled
+                    return
+                future, self._future = self._future, None
+            if future is not None:  # another thread may have come first
                 future.set_exception(error)
 
     def source_rank(self) -> int:
