@@ -9,13 +9,12 @@ from typing import Any, ClassVar
 import numpy as np
 from mpi4py import MPI
 
-from mpiagg.aggregation.base import expect_keys
 from mpiagg.aggregation.cosines import CosineTransform
 from mpiagg.aggregation.exchanges import Gather
-from mpiagg.aggregation.memory import Remembering, check_arrays
+from mpiagg.aggregation.memory import AggregationMemory, Remembering
 from mpiagg.aggregation.packing import Group, Packing, TensorLayout
 from mpiagg.aggregation.selection import top_k
-from mpiagg.arrays import INDEX, Array, check_wire_dtype, codec_of, load, reduction, to_host
+from mpiagg.arrays import INDEX, Array, check_wire_dtype, codec_of, reduction
 from mpiagg.common.arguments import check_flag, check_integer, check_number
 from mpiagg.plans.plan import Plan
 from mpiagg.plans.program import Program, in_turn
@@ -115,7 +114,7 @@ class DeMo(Remembering["_Momentum"]):
         return _Momentum(self, self._channel, layout, tensors, self._plan)
 
 
-class _Momentum:
+class _Momentum(AggregationMemory):
     """The momentum of one list of tensors, and the plan that sends some of it."""
 
     def __init__(
@@ -140,19 +139,10 @@ class _Momentum:
     def _store(self, part: _MomentumPart) -> None:
         part.store(self.tensors)
 
-    def state(self) -> dict[str, Any]:
+    def kept(self, counts: Mapping[str, int]) -> dict[str, list[Array]]:
         """Return the momentum: a vector for each dtype."""
-        return {"kept": [to_host(part.kept) for part in self._parts]}
-
-    def check_state(self, state: Mapping[str, Any]) -> None:
-        """Raise ValueError if this is not what :meth:`state` returns."""
-        expect_keys(state, ("kept",))
-        check_arrays("kept", state["kept"], [part.kept for part in self._parts])
-
-    def load(self, state: Mapping[str, Any]) -> None:
-        """Go on from what :meth:`state` returned."""
-        for part, kept in zip(self._parts, state["kept"], strict=True):
-            load(part.kept, kept)
+        del counts
+        return {"kept": [part.kept for part in self._parts]}
 
 
 class _MomentumPart:

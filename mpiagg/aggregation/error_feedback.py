@@ -9,16 +9,15 @@ from typing import Any, ClassVar
 import numpy as np
 
 from mpiagg.aggregation.all_reduce import AllReduce
-from mpiagg.aggregation.base import expect_keys
-from mpiagg.aggregation.memory import Remembering, check_arrays
+from mpiagg.aggregation.memory import AggregationMemory, Remembering
 from mpiagg.aggregation.packing import Packing, TensorLayout
-from mpiagg.arrays import Array, codec_of, load, to_host
+from mpiagg.arrays import Array, codec_of
 from mpiagg.plans.choices import ENCODING_ONCE
 from mpiagg.plans.plan import Plan
 from mpiagg.plans.program import Program, in_turn
 
 
-class Residuals:
+class Residuals(AggregationMemory):
     """What was lost of one list of tensors, and the plan that reduces them.
 
     Attributes
@@ -58,19 +57,14 @@ class Residuals:
     def _apply(self, call: Callable[[Sequence[Array]], object]) -> None:
         call(self.tensors)
 
-    def state(self) -> dict[str, Any]:
-        """Return copies of what was lost."""
-        return {"worth": self.worth, "residuals": [to_host(residual) for residual in self.residuals]}
+    def kept(self, counts: Mapping[str, int]) -> dict[str, list[Array]]:
+        """Return what was lost."""
+        del counts
+        return {"residuals": self.residuals}
 
-    def check_state(self, state: Mapping[str, Any]) -> None:
-        """Raise ValueError if this is not what :meth:`state` returns."""
-        expect_keys(state, ("worth", "residuals"))
-        check_arrays("the residuals", state["residuals"], self.residuals)
-
-    def load(self, state: Mapping[str, Any]) -> None:
-        """Go on from what :meth:`state` returned."""
-        for own, loaded in zip(self.residuals, state["residuals"], strict=True):
-            load(own, loaded)
+    def more(self) -> dict[str, Any]:
+        """Return what the mean of that counts for."""
+        return {"worth": self.worth}
 
 
 def check_reduction(reduction: object) -> str:

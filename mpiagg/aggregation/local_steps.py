@@ -14,11 +14,10 @@ import numpy as np
 from mpi4py import MPI
 
 from mpiagg.aggregation.all_reduce import AllReduce
-from mpiagg.aggregation.base import expect_keys
-from mpiagg.aggregation.memory import Remembering, check_arrays
+from mpiagg.aggregation.memory import AggregationMemory, Remembering
 from mpiagg.aggregation.packing import Packing, TensorLayout
 from mpiagg.aggregation.participation import Participation
-from mpiagg.arrays import Array, load, settle, to_host
+from mpiagg.arrays import Array, settle
 from mpiagg.common.arguments import check_flag, check_integer, check_number
 from mpiagg.errors import Error, PlanError
 from mpiagg.plans.background import InBackground
@@ -118,7 +117,7 @@ class Fragment:
             self._communication.plan.free()
 
 
-class Anchor:
+class Anchor(AggregationMemory):
     """Where all ranks were last together, for one list of tensors.
 
     Attributes
@@ -137,6 +136,8 @@ class Anchor:
         Who takes part in averages, where not all ranks need to.
     """
 
+    counters = ("calls",)
+
     def __init__(
         self,
         tensors: Sequence[Array],
@@ -151,21 +152,6 @@ class Anchor:
         self.participation: Participation | None = None
         self.plan = plan(Program((), tuple(fragment.free for fragment in fragments), 0))
 
-    @property
-    def anchors(self) -> list[Array]:
-        """The anchors of all fragments."""
-        return [x for fragment in self.fragments for x in fragment.anchors]
-
-    @property
-    def velocities(self) -> list[Array]:
-        """The velocities of all fragments."""
-        return [x for fragment in self.fragments for x in fragment.velocities]
-
-    @property
-    def residuals(self) -> list[Array]:
-        """What this rank has not sent, of all fragments."""
-        return [x for fragment in self.fragments for x in fragment.residuals]
-
     def _arrived(self, calls: int) -> list[Array]:
         """Return the vectors that have averages which are not applied after so many calls."""
         late = [fragment for place, fragment in enumerate(self.fragments) if self._under_way(calls, place)]
@@ -173,37 +159,23 @@ class Anchor:
             fragment.wait()
         return [x for fragment in late for x in fragment.vectors]
 
-    def state(self) -> dict[str, Any]:
-        """Return copies of what is kept, and the averages that are not applied yet, which are waited for."""
-        kept = {
-            "anchors": self.anchors,
-            "velocities": self.velocities,
-            "residuals": self.residuals,
-            "arrived": self._arrived(self.calls),
-        }
-        return {"calls": self.calls, **{name: [to_host(x) for x in vectors] for name, vectors in kept.items()}}
+    def kept(self, counts: Mapping[str, int]) -> dict[str, list[Array]]:
+        """Return what is kept, and the averages that are not applied then, which are waited for."""
+        names = "anchors", "velocities", "residuals"
+        own = {name: [x for fragment in self.fragments for x in getattr(fragment, name)] for name in names}
+        return {**own, "arrived": self._arrived(counts["calls"])}
 
     def check_state(self, state: Mapping[str, Any]) -> str:
         """Raise ValueError if this is not what :meth:`state` returns; return a digest of it."""
-        expect_keys(state, ("calls", "anchors", "velocities", "residuals", "arrived"))
-        calls = check_integer("calls", state["calls"], 0)
-        check_arrays("anchors", state["anchors"], self.anchors)
-        check_arrays("velocities", state["velocities"], self.velocities)
-        check_arrays("residuals", state["residuals"], self.residuals)
-        check_arrays("arrived", state["arrived"], self._arrived(calls))
+        words = super().check_state(state)
         common = (*state["anchors"], *state["velocities"], *state["arrived"])
         digest = zlib.crc32(b"".join(x.tobytes() for x in common))
-        return f"after {calls} calls, with anchors and velocities of CRC-32 {digest:08x}"
+        return f"{words}, with anchors and velocities of CRC-32 {digest:08x}"
 
     def load(self, state: Mapping[str, Any]) -> None:
         """Go on from what :meth:`state` returned."""
         self._arrived(self.calls)  # what is under way must not write to what is loaded
-        self.calls = int(state["calls"])
-        names = "anchors", "velocities", "residuals"
-        own = [x for name in names for x in getattr(self, name)] + self._arrived(self.calls)
-        given = [x for name in (*names, "arrived") for x in state[name]]
-        for x, loaded in zip(own, given, strict=True):
-            load(x, loaded)
+        super().load(state)
 
 
 def divided(layout: TensorLayout, parts: int) -> list[list[int]]:

@@ -10,10 +10,9 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 from mpi4py import MPI
 
-from mpiagg.aggregation.base import expect_keys
 from mpiagg.aggregation.decentralized import nodes_of
 from mpiagg.aggregation.gossip import Nodes, among
-from mpiagg.aggregation.memory import Remembering, check_arrays
+from mpiagg.aggregation.memory import AggregationMemory, Remembering, check_arrays
 from mpiagg.aggregation.packing import Group, Packing, TensorLayout
 from mpiagg.aggregation.resharding import with_each
 from mpiagg.arrays import CODECS, Array, Reduction, check_wire_dtype, even_ranges, load, reduction, settle, to_host
@@ -145,7 +144,7 @@ class _Vector:
         np.copyto(self.x, self.replicas[0])
 
 
-class Replicas:
+class Replicas(AggregationMemory):
     """What is kept for one list of tensors.
 
     Attributes
@@ -161,6 +160,8 @@ class Replicas:
     plan : Plan
         Communicates.
     """
+
+    counters = ("calls",)
 
     def __init__(
         self,
@@ -200,21 +201,26 @@ class Replicas:
     def _make(self, *programs: Program) -> Plan[None]:
         return self._plan(in_turn(*programs))
 
-    def state(self) -> dict[str, Any]:
-        """Return copies of what is kept, None for replicas to be made; the neighbors' are theirs to keep."""
-        return {"calls": self.calls, "replicas": None if self.fresh else [to_host(own) for own in self._own()]}
+    def kept(self, counts: Mapping[str, int]) -> dict[str, list[Array]]:
+        """Return nothing: there may be no replicas; see :meth:`more`."""
+        del counts
+        return {}
+
+    def more(self) -> dict[str, Any]:
+        """Return copies of the replicas, None for those to be made; the neighbors' are theirs to keep."""
+        return {"replicas": None if self.fresh else [to_host(own) for own in self._own()]}
 
     def check_state(self, state: Mapping[str, Any]) -> str:
         """Raise ValueError if this is not what :meth:`state` returns; say what all ranks must have of it."""
-        expect_keys(state, ("calls", "replicas"))
-        check_integer("calls", state["calls"], 0)
+        words = super().check_state(state)
         if state["replicas"] is not None:
             check_arrays("replicas", state["replicas"], self._own())
-        return f"after {state['calls']} calls, {'without' if state['replicas'] is None else 'with'} replicas"
+        return f"{words}, {'without' if state['replicas'] is None else 'with'} replicas"
 
     def load(self, state: Mapping[str, Any]) -> None:
         """Go on from what :meth:`state` returned."""
-        self.calls, self._known = int(state["calls"]), False
+        super().load(state)
+        self._known = False
         self.fresh = state["replicas"] is None
         for own, loaded in zip(self._own(), state["replicas"] or (), strict=not self.fresh):
             load(own, loaded)

@@ -2,24 +2,25 @@
 
 from __future__ import annotations
 
-from abc import abstractmethod
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from copy import deepcopy
 from dataclasses import dataclass
-from typing import Any, ClassVar, Generic, Protocol, TypeVar
+from typing import Any, ClassVar, Generic, TypeVar
 
 from mpi4py import MPI
 
 from mpiagg.aggregation.base import Aggregation, expect_keys
 from mpiagg.aggregation.packing import TensorLayout, describe_layout, layout_of
 from mpiagg.aggregation.resharding import resharded
-from mpiagg.arrays import HOST, Array, settle
+from mpiagg.arrays import HOST, Array, load, settle, to_host
+from mpiagg.common.arguments import check_integer
 from mpiagg.errors import PlanError
 from mpiagg.plans.plan import Plan
 
 
-class AggregationMemory(Protocol):
+class AggregationMemory(ABC):
     """What an aggregation keeps for one list of tensors.
 
     Attributes
@@ -28,22 +29,51 @@ class AggregationMemory(Protocol):
         The tensors that the plan aggregates when it runs next.
     plan : Plan
         Aggregates the tensors, in place. Its ``sent_bytes`` are those of its last run.
+    counters : tuple of str
+        Which attributes are integers of at least 0 that are part of the state, the same on all ranks.
     """
 
+    counters: ClassVar[tuple[str, ...]] = ()
     tensors: Sequence[Array]
     plan: Plan[None]
 
-    def state(self) -> dict[str, Any]:
-        """Return copies of what is kept: arrays, numbers, and lists of them."""
+    @abstractmethod
+    def kept(self, counts: Mapping[str, int]) -> dict[str, list[Array]]:
+        """Return the lists of arrays that are kept when the counters are these, by name."""
 
-    def check_state(self, state: Mapping[str, Any]) -> str | None:
+    def more(self) -> dict[str, Any]:
+        """Return what else is part of the state, by name."""
+        return {}
+
+    def state(self) -> dict[str, Any]:
+        """Return the counters, copies of what is kept, and what else is part of the state."""
+        counts = self._counts
+        copies = {name: [to_host(x) for x in arrays] for name, arrays in self.kept(counts).items()}
+        return {**counts, **self.more(), **copies}
+
+    @property
+    def _counts(self) -> dict[str, int]:
+        return {name: getattr(self, name) for name in self.counters}
+
+    def check_state(self, state: Mapping[str, Any]) -> str:
         """Raise ValueError or TypeError if this is not what :meth:`state` returns.
 
         Return in words what of it must be the same on all ranks, if anything must.
         """
+        expect_keys(state, (*self.counters, *self.more(), *self.kept(self._counts)))
+        counts = {name: check_integer(name, state[name], 0) for name in self.counters}
+        for name, arrays in self.kept(counts).items():
+            check_arrays(name, state[name], arrays)
+        return ", ".join(f"{name} {count}" for name, count in counts.items())
 
     def load(self, state: Mapping[str, Any]) -> None:
         """Go on from what :meth:`state` returned."""
+        counts = {name: int(state[name]) for name in self.counters}
+        for name, count in counts.items():
+            setattr(self, name, count)
+        for name, arrays in self.kept(counts).items():
+            for own, saved in zip(arrays, state[name], strict=True):
+                load(own, saved)
 
 
 M = TypeVar("M", bound=AggregationMemory)

@@ -11,14 +11,12 @@ from typing import Any, ClassVar, Final, Literal, get_args
 import numpy as np
 from mpi4py import MPI
 
-from mpiagg.aggregation.base import expect_keys
 from mpiagg.aggregation.low_rank import LowRank
-from mpiagg.aggregation.memory import Remembering, check_arrays
+from mpiagg.aggregation.memory import AggregationMemory, Remembering
 from mpiagg.aggregation.packing import TensorLayout
-from mpiagg.arrays import Array, Device, device_of, load, reduction, to_host, working_dtype
+from mpiagg.arrays import Array, Device, device_of, reduction, working_dtype
 from mpiagg.common.arguments import check_flag, check_integer, check_number
 from mpiagg.plans.choices import choose
-from mpiagg.plans.plan import Plan
 from mpiagg.plans.program import Deferred, Program, in_turn
 from mpiagg.schedules import Collective
 
@@ -163,10 +161,10 @@ class PowerSGD(Remembering["_PowerSGDState"]):
         return self._collective(vector, Collective.ALLREDUCE, how, choice, tag=tag)
 
 
-class _PowerSGDState:
+class _PowerSGDState(AggregationMemory):
     """What is kept for one list of tensors: errors, queries, how many steps there were, and the generator."""
 
-    plan: Plan[None]
+    counters = ("step",)
 
     def __init__(
         self, tensors: Sequence[Array], parts: Sequence[LowRank], random: np.random.Generator, start_after: int
@@ -175,7 +173,7 @@ class _PowerSGDState:
         self._parts = parts
         self._random = random
         self._start_after = start_after
-        self._step = 0
+        self.step = 0
         self._plain = self._low_rank = in_turn()
 
     def program(self, mean: Callable[[Array], Program], *, reuse_query: bool) -> Program:
@@ -204,40 +202,34 @@ class _PowerSGDState:
 
     def _next(self) -> Program:
         """Return what the next step runs."""
-        chosen = self._plain if self._step < self._start_after else self._low_rank
-        self._step += 1
+        chosen = self._plain if self.step < self._start_after else self._low_rank
+        self.step += 1
         self.plan.sent_bytes = chosen.sent_bytes
         return chosen
 
-    @property
-    def _kept(self) -> dict[str, list[Array]]:
+    def kept(self, counts: Mapping[str, int]) -> dict[str, list[Array]]:
+        """Return errors and queries, those of matrices of one shape together."""
+        del counts
         stacks = [stack for part in self._parts for stack in part.stacks]
         return {"errors": [stack.errors for stack in stacks], "queries": [stack.q for stack in stacks]}
 
-    def state(self) -> dict[str, Any]:
-        """Return copies of what is kept; errors and queries are those of matrices of one shape together."""
-        copies = {name: [to_host(array) for array in arrays] for name, arrays in self._kept.items()}
-        return {"step": self._step, "random": self._random.bit_generator.state, **copies}
+    def more(self) -> dict[str, Any]:
+        """Return the state of the generator."""
+        return {"random": self._random.bit_generator.state}
 
     def check_state(self, state: Mapping[str, Any]) -> str:
         """Validate a state, and describe what of it must be the same on all ranks."""
-        expect_keys(state, ("step", "random", "errors", "queries"))
-        step = check_integer("step", state["step"], 0)
+        words = super().check_state(state)
         try:
             np.random.PCG64().state = state["random"]
         except (TypeError, ValueError, KeyError):
             raise ValueError(f"random is not the state of a generator: {state['random']!r}") from None
-        for name, arrays in self._kept.items():
-            check_arrays(name, state[name], arrays)
         common = hashlib.sha256(repr(state["random"]).encode())
         for query in state["queries"]:
             common.update(query.tobytes())
-        return f"{step} steps, queries {common.hexdigest()[:16]}"
+        return f"{words}, queries {common.hexdigest()[:16]}"
 
     def load(self, state: Mapping[str, Any]) -> None:
         """Go on from a state that has been checked."""
-        self._step = int(state["step"])
+        super().load(state)
         self._random.bit_generator.state = state["random"]
-        for name, arrays in self._kept.items():
-            for array, saved in zip(arrays, state[name], strict=True):
-                load(array, saved)

@@ -9,12 +9,11 @@ from typing import Any, ClassVar, Literal, get_args
 import numpy as np
 from mpi4py import MPI
 
-from mpiagg.aggregation.base import expect_keys
 from mpiagg.aggregation.exchanges import CountedGather, Exchange, Gather, Reduce
-from mpiagg.aggregation.memory import Remembering, check_arrays
+from mpiagg.aggregation.memory import AggregationMemory, Remembering
 from mpiagg.aggregation.packing import Group, Packing, TensorLayout
 from mpiagg.aggregation.selection import Selection, at_least, how_many, random_block, random_k, top_k
-from mpiagg.arrays import INDEX, Array, cuts_of, load, ranges, reduction, to_host
+from mpiagg.arrays import INDEX, Array, cuts_of, ranges, reduction
 from mpiagg.common.arguments import check_integer, check_number
 from mpiagg.plans.plan import Plan
 from mpiagg.plans.program import Program, in_turn
@@ -154,8 +153,13 @@ class Sparsified(Remembering["_SparsifiedState"]):
         return 1 if self.op == "avg" else self._channel.size
 
 
-class _SparsifiedState:
-    """What is kept of one list of tensors, and the plan that sends some of it."""
+class _SparsifiedState(AggregationMemory):
+    """What is kept of one list of tensors, and the plan that sends some of it.
+
+    Random choices depend on the place, which is that in the order of all memories when this one was made.
+    """
+
+    counters = "step", "place"
 
     def __init__(
         self,
@@ -168,7 +172,7 @@ class _SparsifiedState:
         place: int,
         worth: float,
     ) -> None:
-        self.tensors, self.step, self._place, self._worth = tensors, 0, place, worth
+        self.tensors, self.step, self.place, self._worth = tensors, 0, place, worth
         self._parts: list[_SparsifiedPart] = []
         for number, group in enumerate(Packing(layout, in_place=False).groups):
             self._parts.append(_SparsifiedPart(owner, channel, group, number))
@@ -180,7 +184,7 @@ class _SparsifiedState:
         self._fixed_bytes = self.plan.sent_bytes
 
     def _load(self, part: _SparsifiedPart) -> None:
-        part.load(self.tensors, (self._place, self.step))
+        part.load(self.tensors, (self.place, self.step))
 
     def _store(self, part: _SparsifiedPart) -> None:
         part.store(self.tensors)
@@ -189,38 +193,15 @@ class _SparsifiedState:
         self.step += 1
         self.plan.sent_bytes = self._fixed_bytes + sum(part.exchange.more_bytes for part in self._parts)
 
-    @property
-    def _velocities(self) -> list[Array]:
-        return [part.velocity for part in self._parts if part.velocity is not None]
+    def kept(self, counts: Mapping[str, int]) -> dict[str, list[Array]]:
+        """Return what was not sent, and velocities: a vector for each dtype."""
+        del counts
+        velocities = [part.velocity for part in self._parts if part.velocity is not None]
+        return {"kept": [part.kept for part in self._parts], "velocities": velocities}
 
-    def state(self) -> dict[str, Any]:
-        """Return the number of steps done, and what is kept: a vector for each dtype; and what its mean counts for.
-
-        Random choices depend on the place, which is that in the order of all memories when this one was made.
-        """
-        return {
-            "step": self.step,
-            "place": self._place,
-            "worth": self._worth,
-            "kept": [to_host(part.kept) for part in self._parts],
-            "velocities": [to_host(velocity) for velocity in self._velocities],
-        }
-
-    def check_state(self, state: Mapping[str, Any]) -> str:
-        """Raise ValueError if this is not what :meth:`state` returns; return how far it is in words."""
-        expect_keys(state, ("step", "place", "worth", "kept", "velocities"))
-        check_arrays("kept", state["kept"], [part.kept for part in self._parts])
-        check_arrays("velocities", state["velocities"], self._velocities)
-        place = check_integer("place", state["place"], 0)
-        return f"after {check_integer('step', state['step'], 0)} steps, in place {place}"
-
-    def load(self, state: Mapping[str, Any]) -> None:
-        """Go on from what :meth:`state` returned."""
-        self.step, self._place = int(state["step"]), int(state["place"])
-        for part, kept in zip(self._parts, state["kept"], strict=True):
-            load(part.kept, kept)
-        for own, velocity in zip(self._velocities, state["velocities"], strict=True):
-            load(own, velocity)
+    def more(self) -> dict[str, Any]:
+        """Return what the mean of that counts for."""
+        return {"worth": self._worth}
 
 
 class _SparsifiedPart:

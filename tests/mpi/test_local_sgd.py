@@ -105,8 +105,8 @@ def test_it_is_its_restatement(how, wire):
                 assert same_on_all_ranks(joined(mine))
             else:
                 assert joined(mine).tobytes() == before.tobytes()
-            (memory,) = (entry.memory for entry in aggregation._entries)
-            assert same_on_all_ranks(np.concatenate(memory.anchors + memory.velocities))
+            ((_, state),) = (each.values() for each in aggregation.state_dict()["memories"])
+            assert same_on_all_ranks(np.concatenate(state["anchors"] + state["velocities"]))
             everyone.move(step)
             add(mine, noise(RANK, step))
 
@@ -148,8 +148,7 @@ def test_half_precision_is_kept_in_float32(dtype):
             np.add(mine[0], dtype(2), out=mine[0])
             aggregation.aggregate(mine)
         assert mine[0].dtype == dtype
-        memory = aggregation._entries[0].memory
-        assert memory.anchors[0].dtype == np.float32
+        assert aggregation.state_dict()["memories"][0]["state"]["anchors"][0].dtype == np.float32
     assert mine[0].tolist() == [264] * 3
     many = [np.full(3, 60_000, np.float16)]
     with mpiagg.LocalSGD() as aggregation:
@@ -283,9 +282,9 @@ def test_a_state_of_something_else_is_refused(state, words):
     with mpiagg.LocalSGD(outer_momentum=0.9) as aggregation:
         aggregation.aggregate([np.full(3, float(RANK))])
         refused(ValueError, words, aggregation.load_state_dict, state)
-        memory = aggregation._entries[0].memory
-        assert memory.calls == 1
-        assert memory.anchors[0].tolist() == [(SIZE - 1) / 2] * 3
+        kept = aggregation.state_dict()["memories"][0]["state"]
+        assert kept["calls"] == 1
+        assert kept["anchors"][0].tolist() == [(SIZE - 1) / 2] * 3
 
 
 @pytest.mark.parametrize("changes", [{"calls": 5 + RANK}, {"anchors": [np.full(3, float(RANK))]}])

@@ -217,7 +217,7 @@ def test_error_feedback_goes_on_from_its_state():
         refused(TypeError, "must be a list", another.load_state_dict, {"memories": {}})
         state["memories"][0]["state"]["residuals"] = [np.zeros(1)]
         steps(after := make(), 0, 1)
-        refused(ValueError, "the residuals must be", after.load_state_dict, state)
+        refused(ValueError, "residuals must be", after.load_state_dict, state)
         after.free()
 
 
