@@ -43,7 +43,7 @@ from mpiagg.launch.job import OutputFile
 TOP: Final = Path(__file__).parents[1]
 RESULTS: Final = Path(__file__).parent / "results"
 TASKS: Final = ("characters", "digits")
-STEPS: Final = {"characters": 1200, "characters-16": 1200, "digits": 400}
+STEPS: Final = {"characters": 1200, "characters-16": 1200, "characters-muon": 1200, "digits": 400}
 """With four ranks; more ranks take as many examples in fewer steps."""
 
 POINTS: Final = 20
@@ -214,8 +214,8 @@ def pages(ways: Sequence[str]) -> list[list[str]]:
     """Return which ways are drawn together: the references, and as many others as there is room for."""
     others = [way for way in ways if way not in REFERENCES]
     room = LINES - len(REFERENCES)
-    rows = -(-len(others) // room)
-    each = -(-len(others) // rows) if rows else 0
+    rows = max(1, -(-len(others) // room))
+    each = -(-len(others) // rows)
     return [[*REFERENCES, *others[row * each : (row + 1) * each]] for row in range(rows)]
 
 

@@ -31,7 +31,6 @@ MLBENCH_CALLS: Final = 100
 """How many calls mlbench makes at a size, each with new random values and timed alone."""
 
 _UNITS: Final = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30}
-_RATES: Final = {"k": 10**3, "m": 10**6, "g": 10**9}
 
 
 class SizeRange(NamedTuple):
@@ -65,20 +64,6 @@ def parse_size(text: str) -> int:
 def mlbench_counts() -> list[int]:
     """Return the lengths of mlbench's all-reduce benchmark (its task 0a), in elements."""
     return sorted({int(count) for count in np.logspace(0, 8, num=80)})
-
-
-def parse_rate(text: str) -> float:
-    """Return a link's rate in bit/s, written like 100mbit, 1gbit or 2.5gbit, as ``tc`` has it.
-
-    Raises
-    ------
-    ValueError
-        If it is not written so, or not positive.
-    """
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)([kmg])bit", text.strip(), re.IGNORECASE)
-    if match is None or float(match[1]) == 0:
-        raise ValueError(f"{text!r} is not a rate; write 100mbit, 1gbit or 2.5gbit")
-    return float(match[1]) * _RATES[match[2].lower()]
 
 
 def parse_device(text: str) -> str:

@@ -5,8 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import socket
-import struct
-import sys
 from collections.abc import Callable
 from functools import partial
 from typing import Any, Final
@@ -18,14 +16,13 @@ from mpi4py import MPI
 
 from mpiagg.arrays import Array
 from mpiagg.benchmarks.contenders import Contender, Task, TimedCall
+from mpiagg.common import machine
 from mpiagg.schedules import Collective, Layout
 
 INTERFACE: Final = "GLOO_SOCKET_IFNAME"
 """The environment variable that says over which network interface Gloo's ranks reach each other."""
 
 _ADDRESS_BYTES: Final = 64
-_IPV4_OF_INTERFACE: Final = 0x8915
-"""Linux's SIOCGIFADDR."""
 
 
 class Gloo:
@@ -136,7 +133,7 @@ def _own_address(*, alone: bool) -> str:
     alone : bool
         Whether all ranks are on one node.
     """
-    addresses = _addresses()
+    addresses = machine.addresses()
     chosen = os.environ.get(INTERFACE, "").partition(",")[0]
     if chosen in addresses:
         return addresses[chosen]
@@ -158,18 +155,3 @@ def _address_of_host() -> str:
     with contextlib.suppress(OSError):
         return socket.gethostbyname(socket.gethostname())
     return ""
-
-
-def _addresses() -> dict[str, str]:
-    """Return the IPv4 address of every network interface that has one; on Linux."""
-    if sys.platform != "linux":
-        return {}
-    import fcntl  # noqa: PLC0415 - not everywhere
-
-    found = {}
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asking:
-        for _, name in socket.if_nameindex():
-            with contextlib.suppress(OSError):  # it has none
-                told = fcntl.ioctl(asking, _IPV4_OF_INTERFACE, struct.pack("256s", name.encode()[:15]))
-                found[name] = socket.inet_ntoa(told[20:24])
-    return found

@@ -24,9 +24,8 @@ from mpiagg.benchmarks.flags import (
     dtype_of,
     parse_device,
     parse_range,
-    parse_rate,
 )
-from mpiagg.cli.quantities import POSITIVE, Written
+from mpiagg.cli.quantities import POSITIVE, Written, parse_rate, refuse_given
 from mpiagg.cuda.placement import bind_device
 from mpiagg.errors import DeviceError
 from mpiagg.launch import job
@@ -168,7 +167,7 @@ mpiexec -n 8 mpiagg bench                 is a rank of that job
 @click.option("--buffer", type=click.Choice(BUFFERS), default="any", help="registered: memory from mpiagg.empty.")
 @click.option(
     "--link-rate",
-    type=Written("rate", parse_rate),
+    type=Written("rate", lambda text: 8 * parse_rate(text)),
     metavar="RATE",
     help="The limit is what links of this rate between nodes can carry, such as 1gbit.  [default: a plain copy]",
 )
@@ -187,7 +186,14 @@ def bench(ranks: int, json_file: Path | None, **options: object) -> None:
     """
     flags = BenchFlags(**options)  # type: ignore[arg-type]  # click gives them as declared above
     if flags.protocol == "mlbench":
+        if flags.planned:
+            refuse_given(("planned",), "is not for --sizes mlbench, which times calls")
+        refuse_given(("factor",), "is not for --sizes mlbench")
         flags = flags._replace(planned=False)
+    if not Collective(flags.collective).rooted:
+        refuse_given(("root",), f"is not for {flags.collective}, which has no root")
+    if not Collective(flags.collective).reduces:
+        refuse_given(("op",), f"is not for {flags.collective}, which does not reduce")
     names = _known(flags)
     _check(flags, launch.launched_ranks() or ranks)
     bind_early(flags.device)

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, Final
 
 import click
+from click.core import ParameterSource
 
 from mpiagg.schedules import Layout
 from mpiagg.schedules.cluster import Noise
@@ -35,16 +36,16 @@ def parse_time(text: str) -> float:
 
 
 def parse_rate(text: str) -> float:
-    """Return the bytes a second that are written like 25GB/s, 100MB/s or 1Gbit/s; a GB has 10**9 bytes.
+    """Return the bytes a second that are written like 25GB/s, 100MB/s, 1Gbit/s or 1gbit; a GB has 10**9 bytes.
 
     Raises
     ------
     ValueError
         If it is not written so, or zero.
     """
-    match = re.fullmatch(rf"{_NUMBER}\s*([kmgtKMGT]?)(?:B/s|(bit)(?:/s)?)", text.strip())
+    match = re.fullmatch(rf"{_NUMBER}\s*([kmgtKMGT]?)(?:B/s|([bB]it)(?:/s)?)", text.strip())
     if match is None or float(match[1]) == 0:
-        raise ValueError(f"{text!r} is not a rate; write 25GB/s, 100MB/s or 1Gbit/s")
+        raise ValueError(f"{text!r} is not a rate; write 25GB/s, 100MB/s or 1gbit")
     return float(match[1]) * _RATES[match[2].lower()] / (8 if match[3] else 1)
 
 
@@ -119,6 +120,14 @@ class Written(click.ParamType):  # type: ignore[type-arg]  # generic in new rele
             return self._read(value)
         except ValueError as error:
             self.fail(str(error), param, ctx)
+
+
+def refuse_given(names: Iterable[str], words: str) -> None:
+    """Raise click.UsageError if one of these parameters was given on the command line: it would do nothing there."""
+    context = click.get_current_context()
+    for each in context.command.params:
+        if each.name in names and context.get_parameter_source(each.name) is ParameterSource.COMMANDLINE:
+            raise click.UsageError(f"{each.opts[0]} {words}")
 
 
 class Finite(click.FloatRange):

@@ -29,6 +29,7 @@ from mpiagg.cli.quantities import (
     parse_stragglers,
     parse_time,
     read_layout,
+    refuse_given,
 )
 from mpiagg.launch import job
 from mpiagg.schedules import Cluster, Collective, Layout, algorithms
@@ -247,6 +248,10 @@ def _question(
     """
     layout = read_layout(ranks, nodes)
     count = len(layout.nodes)
+    if nodes is None:
+        refuse_given(("node_alpha", "node_bandwidth", "node_overhead"), "is about what is within --nodes: give them")
+    if not jitter and stragglers is None:
+        refuse_given(("seed",), "is for --jitter and --stragglers")
     if slow and nodes is not None and count == 1:
         raise click.UsageError("--slow-node is about links between nodes, and there is one")
     if hop and network is None:

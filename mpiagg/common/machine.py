@@ -5,12 +5,18 @@ from __future__ import annotations
 import os
 import platform
 import re
+import socket
+import struct
+import sys
 from collections.abc import Iterator
 from contextlib import suppress
+from fcntl import ioctl
 from pathlib import Path
 from typing import Final
 
 PROCESSORS: Final = Path("/sys/devices/system/cpu")
+_SIOCGIFADDR: Final = 0x8915
+"""Linux's call for the IPv4 address of an interface."""
 _NUMBER: Final = re.compile("[0-9]{1,6}")
 _NUMBERS: Final = re.compile("[0-9]{1,6}(-[0-9]{1,6})?(,[0-9]{1,6}(-[0-9]{1,6})?)*")
 
@@ -38,10 +44,10 @@ def levels(ranks: int, processors: Path = PROCESSORS) -> list[int]:
             shared = dict(_caches(processor / "cache"))
             if not shared:  # of a processor that is off
                 continue
-            socket = _read(processor / "topology" / "physical_package_id", _NUMBER)
+            package = _read(processor / "topology" / "physical_package_id", _NUMBER)
         except (OSError, ValueError):
             return []
-        if caches.setdefault(shared[max(shared)], socket) != socket:
+        if caches.setdefault(shared[max(shared)], package) != package:
             return []
     sockets = len(set(caches.values()))
     if not caches or len(caches) % sockets or ranks % len(caches):
@@ -81,6 +87,18 @@ def _of_others() -> Iterator[str]:
                 with suppress(OSError):  # of what has none, as bridges
                     rate = (place / "speed").read_text().strip()
                 yield f"ethernet {rate}".strip()
+
+
+def addresses() -> dict[str, str]:
+    """Return the IPv4 address of each network interface that has one."""
+    found = {}
+    if sys.platform == "linux":
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asking:
+            for _, name in socket.if_nameindex():
+                with suppress(OSError):  # it has none
+                    told = ioctl(asking, _SIOCGIFADDR, struct.pack("256s", name.encode()[:15]))
+                    found[name] = socket.inet_ntoa(told[20:24])
+    return found
 
 
 def description() -> dict[str, object]:

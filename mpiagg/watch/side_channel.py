@@ -23,11 +23,10 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from fcntl import ioctl
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from mpiagg.common import documents
+from mpiagg.common import documents, machine
 
 SECRET: Final = 16
 MOST_ADDRESSES: Final = 6
@@ -50,7 +49,6 @@ MOMENT: Final = 1.0
 PACE: Final = 0.01
 """Seconds between two tries to let somebody in who cannot be let in."""
 
-_SIOCGIFADDR: Final = 0x8915
 _NONCE: Final = 16
 _PROOF: Final = 32
 _HEAD: Final = struct.Struct("!I32s")
@@ -177,7 +175,7 @@ class Listener:
         self._polled = selectors.PollSelector()
         self._polled.register(self.socket, selectors.EVENT_READ)
         self._closed = False
-        port, addresses = self.socket.getsockname()[1], () if host else _addresses()
+        port, addresses = self.socket.getsockname()[1], () if host else _reached_at()
         self.peer = Peer(secrets.token_bytes(SECRET), os.getpid(), port, addresses, socket.gethostname())
         self._thread = threading.Thread(target=self._serve, name="mpiagg watch", daemon=True)
         self._thread.start()
@@ -313,12 +311,7 @@ def _exists(pid: int) -> bool:
     return not state.startswith("Z")
 
 
-def _addresses() -> tuple[str, ...]:
-    """Return the IPv4 addresses of this host's interfaces, other than loopback."""
-    found = []
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        for _, name in socket.if_nameindex():
-            with suppress(OSError):  # an interface without an address
-                reply = ioctl(probe, _SIOCGIFADDR, struct.pack("256s", name.encode()[:15]))
-                found.append(socket.inet_ntoa(reply[20:24]))
+def _reached_at() -> tuple[str, ...]:
+    """Return the addresses of this host other than loopback's."""
+    found = machine.addresses().values()
     return tuple(address for address in found if not address.startswith("127."))[:MOST_ADDRESSES]

@@ -8,7 +8,7 @@ from click.testing import CliRunner
 from support import on_device
 
 from mpiagg.benchmarks import columns
-from mpiagg.benchmarks.flags import LARGEST, SMALLEST, BenchFlags, mlbench_counts, parse_range, parse_rate, parse_size
+from mpiagg.benchmarks.flags import LARGEST, SMALLEST, BenchFlags, mlbench_counts, parse_range, parse_size
 from mpiagg.cli import main
 from mpiagg.errors import DeviceError
 from mpiagg.launch import start as launch
@@ -52,17 +52,6 @@ def test_what_is_no_range_is_refused(text):
 def test_sizes_grow_by_the_factor():
     assert list(parse_range("64:1K").sizes(4)) == [64, 256, 1024]
     assert list(parse_range("3:20").sizes(2)) == [3, 6, 12]
-
-
-@pytest.mark.parametrize(("text", "rate"), [("1gbit", 1e9), ("2.5Gbit", 2.5e9), (" 100mbit", 1e8), ("10kbit", 1e4)])
-def test_rates_are_tcs(text, rate):
-    assert parse_rate(text) == rate
-
-
-@pytest.mark.parametrize("text", ["", "1", "1g", "0gbit", "-1gbit", "1gbps", "1.gbit"])
-def test_what_is_no_rate_is_refused(text):
-    with pytest.raises(ValueError, match="is not a rate; write 100mbit, 1gbit or"):
-        parse_rate(text)
 
 
 USUAL = BenchFlags("allreduce", (), parse_range("64:1K"), 4, 1000, 10, 4.0, False, "float32", "sum", 0, None, True)
@@ -163,7 +152,11 @@ def test_the_usual_columns_fit_a_terminal_of_100():
         (["bees"], "'allreduce', 'reduce', 'broadcast'"),
         (["-m", "bees"], "'bees' is not a size"),
         (["reduce", "--root", "2"], "--root must be a rank from 0 to 1, not 2"),
-        (["--link-rate", "1"], "'1' is not a rate; write 100mbit"),
+        (["--link-rate", "1"], "'1' is not a rate; write 25GB/s"),
+        (["--sizes", "mlbench", "--plan"], "--plan is not for --sizes mlbench, which times calls"),
+        (["--sizes", "mlbench", "--factor", "2"], "--factor is not for --sizes mlbench"),
+        (["--root", "0"], "--root is not for allreduce, which has no root"),
+        (["allgather", "--op", "max"], "--op is not for allgather, which does not reduce"),
         (["--beside", "bees"], "'bees' is not one of 'gloo', 'mpi'"),
         (["--beside", "mpi"], "--beside mpi is for arrays on a device"),
         (["-d", "bees"], "'bees' is no device; write cpu, cuda, or cuda:1"),

@@ -111,6 +111,8 @@ def test_a_layout_is_read_as_it_is_told():
         (["ring", "-n", 8, "--network", "fat-tree:4:0"], "an oversubscription above 0"),
         (["ring", "-n", 8, "--network", f"fat-tree:{'9' * 30}"], "has a number above 65,536"),
         (["ring", "--nodes", "1x4", "--slow-node", "0:1MB/s"], "--slow-node is about links between nodes"),
+        (["ring", "-n", 4, "--node-alpha", "1us"], "--node-alpha is about what is within --nodes"),
+        (["ring", "-n", 4, "--seed", 1], "--seed is for --jitter and --stragglers"),
         (["ring", "-n", 4, "--hop", "1us"], "--hop is a latency of a --network"),
         (["ring", "--nodes", "1x8", "--network", "fat-tree:4"], "--network is between nodes, and there is one"),
         (["ring", "-n", 4, "--stragglers", "5:1ms"], "--stragglers: there are 4 ranks, not 5"),
