@@ -80,6 +80,8 @@ def load_settings(optimizer: torch.optim.Optimizer, given: Any) -> None:
                 before.fill_(value)
             else:
                 group[key] = tuple(value) if isinstance(before, tuple) else value
+        for key in group.keys() - saved.keys() - optimizer.defaults.keys() - {"params"}:
+            del group[key]  # as torch's: what schedulers and others have added belongs to a state
 
 
 def _plain(value: Any) -> Any:

@@ -545,11 +545,12 @@ def test_states_that_do_not_fit_are_refused():
                     *(("betas", "ab"), ("betas", [0.9]), ("betas", [0.9, None]), ("lr", None), ("lr", True)),
                     *(("amsgrad", [1]), ("params", [])),
                 )
-                for group in [{**optimizer["groups"][0], key: value}]
+                for group in [{"initial_lr": 1.0, **optimizer["groups"][0], key: value}]
             ),
         ]:
             refused(ValueError, words, training.load_state_dict, wrong)
         assert equal(training.weights(), before)
+        assert training.state_dict()["optimizer"] == optimizer
 
 
 @pytest.mark.parametrize("stored", STORED)
