@@ -61,9 +61,10 @@ class Training:
     def step(self) -> None:
         """Take a step."""
         inputs, targets = self.task.examples(self.steps, COMM.rank)
-        self.task.module.zero_grad()
+        self.task.optimizer.zero_grad()
         self.task.loss(self.model(inputs), targets).backward()
-        self.task.step()
+        self.task.optimizer.step()
+        self.task.schedule.step()
         if self._weights:
             assert self._aggregation is not None
             self._aggregation.aggregate(self._weights)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import ast
 import sysconfig
 import zlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from functools import cache, partial
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -49,10 +49,10 @@ class Task(NamedTuple):
     ----------
     module : torch.nn.Module
         With the same weights on all ranks.
-    optimizers : sequence of torch.optim.Optimizer
-        The same for all ways to train, each of some parameters.
-    schedules : sequence of torch.optim.lr_scheduler.LRScheduler
-        Of their learning rates.
+    optimizer : torch.optim.Optimizer
+        The same for all ways to train.
+    schedule : torch.optim.lr_scheduler.LRScheduler
+        Of its learning rate, to step after it.
     inputs, targets : torch.Tensor
         The examples of this rank.
     test_inputs, test_targets : torch.Tensor
@@ -66,8 +66,8 @@ class Task(NamedTuple):
     """
 
     module: nn.Module
-    optimizers: Sequence[torch.optim.Optimizer]
-    schedules: Sequence[LRScheduler]
+    optimizer: torch.optim.Optimizer
+    schedule: LRScheduler
     inputs: torch.Tensor
     targets: torch.Tensor
     test_inputs: torch.Tensor
@@ -84,11 +84,6 @@ class Task(NamedTuple):
         """Return this rank's share of the batch of a step: drawn anew from its examples, alike in every training."""
         chosen = np.random.default_rng([step, rank]).integers(len(self.inputs), size=self.batch)
         return self.inputs[chosen], self.targets[chosen]
-
-    def step(self) -> None:
-        """Step the optimizers by the gradients."""
-        for each in (*self.optimizers, *self.schedules):
-            each.step()
 
     def test(self) -> tuple[float, float]:
         """Return the loss and the accuracy on what was held out."""
@@ -173,12 +168,10 @@ def characters(
     momentum: float = 0.9,
     learning_rate: float = 4e-3,
     batch: int = WINDOWS,
-    muon: bool = False,
 ) -> Task:
     """Return the language model, with a rank's part of the text and so many windows of it in its share of a batch.
 
-    The learning rate grows for a twentieth of the steps, and falls to zero until the last. With ``muon`` the matrices
-    of the layers are stepped by Muon, at the rate at which its steps are as long as AdamW's.
+    The learning rate grows for a twentieth of the steps, and falls to zero until the last.
     """
     known = np.zeros(128, np.int64)
     known[[ord(character) for character in VOCABULARY]] = np.arange(len(VOCABULARY))
@@ -190,20 +183,12 @@ def characters(
     chosen = np.random.default_rng(seed).permutation(len(test_inputs))[:TESTED]
     torch.manual_seed(seed)
     module = CharacterModel()
-    matrices = [x for x in module.layers.parameters() if muon and x.ndim == 2]
-    others = [x for x in module.parameters() if all(x is not matrix for matrix in matrices)]
-    same = {"lr": learning_rate, "weight_decay": 0.01}
-    optimizers: list[torch.optim.Optimizer] = [torch.optim.AdamW(others, betas=(float(momentum), 0.999), **same)]
-    if matrices:
-        optimizers.append(torch.optim.Muon(matrices, momentum=momentum, adjust_lr_fn="match_rms_adamw", **same))
+    betas = float(momentum), 0.999
+    optimizer = torch.optim.AdamW(module.parameters(), lr=learning_rate, betas=betas, weight_decay=0.01)
     rising = steps // 20
-
-    def rate(step: int) -> float:
-        return min((step + 1) / (rising + 1), (steps - step) / (steps - rising))
-
-    schedules = [LambdaLR(optimizer, rate) for optimizer in optimizers]
+    schedule = LambdaLR(optimizer, lambda step: min((step + 1) / (rising + 1), (steps - step) / (steps - rising)))
     data = (*windows(own), test_inputs[chosen], test_targets[chosen])
-    return Task(module, optimizers, schedules, *data, batch, CONTEXT, zlib.crc32(blocks.tobytes()))
+    return Task(module, optimizer, schedule, *data, batch, CONTEXT, zlib.crc32(blocks.tobytes()))
 
 
 # -- digits
@@ -237,10 +222,11 @@ def digits(
     torch.manual_seed(seed)
     module = DigitsModel()
     optimizer = torch.optim.SGD(module.parameters(), lr=learning_rate, momentum=momentum)
+    schedule = LambdaLR(optimizer, lambda _: 1.0)
     chosen = (images[rows], labels[rows][:, None], images[:held_out], labels[:held_out][:, None])
     data = [torch.from_numpy(np.ascontiguousarray(each)) for each in chosen]
     digest = zlib.crc32(images.tobytes() + labels.tobytes())
-    return Task(module, [optimizer], [], data[0], data[1], data[2], data[3], batch=IMAGES, tokens=1, digest=digest)
+    return Task(module, optimizer, schedule, data[0], data[1], data[2], data[3], batch=IMAGES, tokens=1, digest=digest)
 
 
 def _share(examples: npt.NDArray[Any], kinds: npt.NDArray[Any], split: str, rank: int, size: int) -> npt.NDArray[Any]:
@@ -253,6 +239,6 @@ def _share(examples: npt.NDArray[Any], kinds: npt.NDArray[Any], split: str, rank
 TASKS: Final = {
     "characters": characters,
     "characters-16": partial(characters, batch=16, learning_rate=6e-3),
-    "characters-muon": partial(characters, batch=16, learning_rate=6e-3, muon=True),
+    "characters-long": partial(characters, batch=16, learning_rate=6e-3),
     "digits": digits,
 }
