@@ -1,4 +1,4 @@
-"""What becomes of a DDP of torch's that is copied, saved or loaded."""
+"""What becomes of a DDP of torch's that is copied, saved, loaded or converted."""
 
 from __future__ import annotations
 
@@ -78,3 +78,25 @@ class SavedModule(torch.nn.Module):  # type: ignore[misc]  # mypy sees no classe
         self.comm, self._syncing, self._freed = MPI.COMM_WORLD, True, False
         for name, value in state.items():
             setattr(self, name, value)
+
+    # -- other dtypes
+
+    def half(self) -> SavedModule:
+        """Call :meth:`to` with float16."""
+        self.to(torch.float16)
+        return self
+
+    def bfloat16(self) -> SavedModule:
+        """Call :meth:`to` with bfloat16."""
+        self.to(torch.bfloat16)
+        return self
+
+    def float(self) -> SavedModule:
+        """Call :meth:`to` with float32."""
+        self.to(torch.float32)
+        return self
+
+    def double(self) -> SavedModule:
+        """Call :meth:`to` with float64."""
+        self.to(torch.float64)
+        return self

@@ -215,6 +215,8 @@ class TorchDDP(SavedModule, DDP):
             with self._channel.one_thread, self._adapter.stream():
                 self._sync_in_stream(None, overlapped=False)
             self._unsynced.synced = True
+        elif self._laid_out and not self._pass_syncs:
+            self._unsynced.excuse()
 
     def _begin(self) -> bool:
         if not self._expected:
@@ -233,9 +235,21 @@ class TorchDDP(SavedModule, DDP):
     @contextmanager
     def no_sync(self) -> Iterator[None]:
         """Let gradients of forwards in this block add up: what has a gradient then may be stepped with as it is."""
-        with super().no_sync():
+        before, self.require_backward_grad_sync = self.require_backward_grad_sync, False
+        try:
             yield
-        if self._laid_out:
+        finally:
+            self.require_backward_grad_sync = before
+
+    @property
+    def require_backward_grad_sync(self) -> bool:
+        """Whether backward passes of forwards from now on aggregate gradients; :meth:`no_sync` sets it, as you may."""
+        return self._syncing
+
+    @require_backward_grad_sync.setter
+    def require_backward_grad_sync(self, wanted: bool) -> None:
+        self._syncing = wanted
+        if wanted and self._laid_out:
             self._unsynced.excuse()
 
     # -- gradients
@@ -369,22 +383,6 @@ class TorchDDP(SavedModule, DDP):
         if any(map(any, self._channel.gather(bytes([self._forms() != before]), "tell whether modules have moved"))):
             self._lay_out_again()
         return self
-
-    def half(self) -> TorchDDP:
-        """Call :meth:`to` with float16."""
-        return self.to(torch.float16)
-
-    def bfloat16(self) -> TorchDDP:
-        """Call :meth:`to` with bfloat16."""
-        return self.to(torch.bfloat16)
-
-    def float(self) -> TorchDDP:
-        """Call :meth:`to` with float32."""
-        return self.to(torch.float32)
-
-    def double(self) -> TorchDDP:
-        """Call :meth:`to` with float64."""
-        return self.to(torch.float64)
 
     def _lay_out_again(self) -> None:
         """Make the buckets of the parameters as they are now; collective."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
 from mpi4py import MPI
@@ -20,7 +20,7 @@ class ProcessSet:
 
     Parameters
     ----------
-    ranks_or_comm : sequence of int or MPI.Comm
+    ranks_or_comm : iterable of int or MPI.Comm
         The ranks, or a communicator of them.
 
     Attributes
@@ -44,14 +44,14 @@ class ProcessSet:
     ...     removed = hvd.remove_process_set(first)
     """
 
-    def __init__(self, ranks_or_comm: Sequence[int] | MPI.Comm) -> None:
+    def __init__(self, ranks_or_comm: Iterable[int] | MPI.Comm) -> None:
         self.process_set_id: int | None = None
         self.mpi_comm = ranks_or_comm if isinstance(ranks_or_comm, MPI.Comm) else None
         self.ranks: list[int] | None = None
         if not isinstance(ranks_or_comm, MPI.Comm):
-            self.ranks = sorted(set(map(int, ranks_or_comm)))
-            if len(self.ranks) != len(ranks_or_comm):
-                raise ValueError(f"a process set has a rank twice: {list(ranks_or_comm)}")
+            self.ranks = sorted(map(int, ranks_or_comm))
+            if len(self.ranks) != len(set(self.ranks)):
+                raise ValueError(f"a process set has a rank twice: {self.ranks}")
 
     def initialized(self) -> bool:
         """Whether it is one of the job's sets.
@@ -69,9 +69,9 @@ class ProcessSet:
         Returns
         -------
         bool or None
-            Whether this rank is in it; None before it is added.
+            Whether this rank is in it; None as long as its ranks are not known, which are a communicator's.
         """
-        return None if self.process_set_id is None else self.process_set_id in state().engines
+        return None if self.ranks is None else state().base.rank in self.ranks
 
     def size(self) -> int | None:
         """Return how many ranks it has.
@@ -178,7 +178,7 @@ class WorldState:
         engine.wait(engine.submit(TensorRequest(Terms("process sets", "process sets", words=words), task=task)))
 
     def end(self) -> None:
-        """End all sets; collective."""
+        """End all sets; collective. What not all ranks have asked for fails."""
         for engine in self.engines.values():  # others may be waiting in any of them
             engine.begin_to_end()
         for number in sorted(self.engines, reverse=True):
@@ -188,6 +188,9 @@ class WorldState:
             if number:
                 each.process_set_id = None
         global_process_set.process_set_id = 0
+
+    def free(self) -> None:
+        """Free the communicator of all ranks, when the sets have ended; collective."""
         if not MPI.Is_finalized():
             self.base.Free()
 

@@ -10,6 +10,7 @@ from mpi4py import MPI
 
 from mpiagg.horovod.process_sets import DYNAMIC, STATE, ProcessSet, WorldState, state
 from mpiagg.plans.background import threads_allowed
+from mpiagg.transport import meet
 
 
 def init(
@@ -75,8 +76,21 @@ def shutdown() -> None:
         atexit.unregister(shutdown)
         try:
             STATE[0].end()
+            STATE[0].free()
         finally:
             STATE.clear()
+
+
+def restart() -> None:
+    """End and start again, with the same ranks and sets; collective. What not all ranks have asked for fails."""
+    old = state()
+    sets = [each for number, each in old.sets.items() if number]
+    old.end()
+    meet(old.base, "start Horovod again")
+    STATE[0] = WorldState(old.base, dynamic=old.dynamic)
+    old.free()
+    for process_set in sets:
+        STATE[0].add(process_set)
 
 
 def is_initialized() -> bool:

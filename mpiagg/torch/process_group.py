@@ -29,9 +29,11 @@ from mpiagg.torch.tensors import (
     vector_of,
     view,
 )
+from mpiagg.torch.versions import not_compiled
 from mpiagg.torch.works import Work
 
 
+@not_compiled
 class ProcessGroup(RankGroup):
     """A process group of ``torch.distributed``.
 
@@ -71,6 +73,10 @@ class ProcessGroup(RankGroup):
             return
         with reducible(tensor, reduce_op, self.size()) as (array, op):
             functions.allreduce(array, op, out=array, comm=self._comm, timeout=timeout)
+
+    def _one_for_each(self, tensors: Tensors) -> None:
+        if len(tensors) != self.size():
+            raise ValueError(f"{len(tensors)} tensors are not one for each of {self.size()} ranks")
 
     # -- torch's collectives
 
@@ -115,6 +121,8 @@ class ProcessGroup(RankGroup):
     ) -> Work:
         """Hand the tensors of all ranks to all ranks, each to one of its own; they may have different lengths."""
         outputs, inputs, opts = nested(outputs), listed(inputs), read(*given, **named)
+        for targets in outputs:
+            self._one_for_each(targets)
 
         def task(timeout: float | None) -> None:
             for targets, tensor in zip(outputs, inputs, strict=True):
@@ -138,10 +146,13 @@ class ProcessGroup(RankGroup):
 
     def allgather_into_tensor_coalesced(self, outputs: Tensors, inputs: Tensors, *given: Any, **named: Any) -> Work:
         """Hand each of several tensors of all ranks to all ranks, one after the other in one tensor."""
+        for output, source in zip(outputs, inputs, strict=True):
+            of_one_dtype(output, source)
+            if output.numel() != self.size() * source.numel():
+                raise ValueError(f"{self.size()} tensors of {source.numel()} numbers make none of {output.numel()}")
 
         def task(timeout: float | None) -> None:
             for output, source in zip(outputs, inputs, strict=True):
-                of_one_dtype(output, source)
                 with vector_of(output) as out:
                     rows = out.reshape(self.size(), -1)
                     moving_functions.allgather(flat([source]), out=rows, comm=self._comm, timeout=timeout)
@@ -268,6 +279,8 @@ class ProcessGroup(RankGroup):
 
     def alltoall(self, outputs: Tensors, inputs: Tensors, *given: Any, **named: Any) -> Work:
         """Hand each rank one tensor of every rank's."""
+        for each in (outputs, inputs):
+            self._one_for_each(each)
 
         def task(timeout: float | None) -> None:
             of_one_dtype(*outputs, *inputs)

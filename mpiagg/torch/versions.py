@@ -2,42 +2,40 @@
 
 from __future__ import annotations
 
-from typing import Any, Final
+from collections.abc import Callable
+from functools import wraps
+from types import FunctionType
+from typing import Any, Final, TypeVar
 
-import torch
 import torch.distributed as dist
+from torch._C._dynamo.eval_frame import set_eval_frame
+
+M = TypeVar("M", bound=type)
 
 
-class _Done(dist.Work):  # type: ignore[misc]  # mypy sees no classes of torch's where torch is not installed
-    """Work with a future, by which it is known."""
+def not_compiled(cls: M) -> M:
+    """Have ``torch.compile`` leave the methods of a class alone: compiled code ends before a call, and begins after it.
 
-    def get_future(self) -> Any:
-        """Return a future."""
-        return torch.futures.Future()
-
-
-class _Group(dist.ProcessGroup):  # type: ignore[misc]  # as above
-    """A group that hands work to torch."""
-
-    def barrier(self, *_: object) -> Any:
-        """Return work that nobody else refers to."""
-        return _Done()
-
-
-def _torch_keeps_works() -> bool:
-    """Whether what torch's C++ code is given by a group written in Python stays what it is, as from torch 2.7 on.
-
-    Before that it ends when the method returns, if nobody refers to it, and who waits for it waits for ever.
+    This is what ``torch.compiler.disable`` does, which would import the compiler where nobody compiles.
     """
-    try:
-        dist.ProcessGroup.barrier(_Group(0, 1)).get_future()
-    except RuntimeError:
-        return False
-    return True
+    for name, method in list(vars(cls).items()):
+        if isinstance(method, FunctionType) and not name.startswith("__"):
+            setattr(cls, name, _not_compiled(method))
+    return cls
 
 
-KEPT: Final[set[Any] | None] = None if _torch_keeps_works() else set()
-"""The works for which nobody has waited or asked yet, where torch does not keep them; None where it does."""
+def _not_compiled(method: Callable[..., Any]) -> Callable[..., Any]:
+    @wraps(method)
+    def call(*args: Any, **named: Any) -> Any:
+        before = set_eval_frame(None)
+        try:
+            return method(*args, **named)
+        finally:
+            set_eval_frame(before)
+
+    vars(call)["_torchdynamo_disable"] = True  # by which torch knows it
+    return call
+
 
 HAVE_RECORDERS: Final[set[str]] = getattr(dist.distributed_c10d, "_FR_SELF_RECORDING_BACKENDS", set())
 """The backends that record their calls themselves. torch 2.15 attaches its recorder to groups of others, which must be

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from contextvars import copy_context
 from datetime import timedelta
 from functools import partial
@@ -18,7 +19,7 @@ from mpi4py import MPI
 from mpiagg.errors import StallError
 from mpiagg.plans.background import threads_allowed
 from mpiagg.torch.options import NOT_SET
-from mpiagg.torch.versions import KEPT
+from mpiagg.torch.versions import not_compiled
 from mpiagg.transport import wait_patiently
 
 WorkFunction = Callable[[], object]
@@ -35,6 +36,39 @@ _FUTURES: Final = threading.Lock()
 """Held while a work's future is made or settled."""
 
 
+class _Kept:
+    """The works to which torch's C++ code may refer and nothing in Python: what Python has of these would end at once.
+
+    Kept are those for which nobody has waited or asked for a future yet, and the last that was waited for, as torch may
+    ask for its future next. Beyond :data:`MOST_KEPT`, those that are over are let go: perhaps nobody will ever ask.
+    """
+
+    def __init__(self) -> None:
+        self._works: dict[Work, None] = {}
+        self._waited_for: Work | None = None
+
+    def add(self, work: Work) -> None:
+        """Keep a new work."""
+        self._works[work] = None
+        if len(self._works) > MOST_KEPT:
+            with suppress(RuntimeError, StopIteration):  # another thread has come between
+                oldest = next(iter(self._works))
+                if oldest.over:
+                    self._works.pop(oldest, None)
+
+    def discard(self, work: Work, *, waited_for: bool = False) -> None:
+        """Keep a work no more, or until another one is waited for."""
+        self._works.pop(work, None)
+        if waited_for:
+            self._waited_for = work
+
+
+_KEPT: Final = _Kept()
+
+MOST_KEPT: Final = 1024
+
+
+@not_compiled
 class Work(dist.Work):  # type: ignore[misc]  # mypy sees no classes of torch's where torch is not installed
     """Work of a process group: done in the caller's thread, or by the group's thread.
 
@@ -50,8 +84,7 @@ class Work(dist.Work):  # type: ignore[misc]  # mypy sees no classes of torch's 
         super().__init__()
         self._tensors, self._task = tensors, task
         self._over = _OVER if task is None else threading.Event()
-        if KEPT is not None:
-            KEPT.add(self)
+        _KEPT.add(self)
 
     _error: BaseException | None = None
     _future: Any = None
@@ -76,15 +109,15 @@ class Work(dist.Work):  # type: ignore[misc]  # mypy sees no classes of torch's 
             raise dist.DistBackendError(
                 f"mpiagg: Timed out waiting {round(1000 * seconds)}ms for work that is under way"
             )
-        self._let_go()
+        _KEPT.discard(self, waited_for=True)
         if self._error is not None:
             raise self._error
         return True
 
-    def _let_go(self) -> None:
-        """Be kept by those alone who refer to it."""
-        if KEPT is not None:
-            KEPT.discard(self)
+    @property
+    def over(self) -> bool:
+        """Whether it is known to be done, or to have failed; nothing is asked of MPI."""
+        return self._over.is_set()
 
     def synchronize(self) -> None:
         """Wait until it is done."""
@@ -117,7 +150,7 @@ class Work(dist.Work):  # type: ignore[misc]  # mypy sees no classes of torch's 
                 self._future = torch.futures.Future(devices=list({x.device for x in self._tensors if x.is_cuda}))
                 if self._over.is_set():
                     self._settle(self._future)  # which nobody has had yet
-        self._let_go()
+        _KEPT.discard(self)
         return self._future
 
     def _settle(self, future: Any) -> None:
@@ -127,6 +160,7 @@ class Work(dist.Work):  # type: ignore[misc]  # mypy sees no classes of torch's 
             future.set_result(list(self._tensors))
 
 
+@not_compiled
 class MessageWork(Work):
     """A message under way: it goes on when somebody asks.
 

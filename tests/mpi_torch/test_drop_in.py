@@ -511,6 +511,26 @@ def test_uneven_batches_join_by_torchs_keyword():
         refused(ValueError, "throw_on_early_termination", lambda: ddp.join(throw_on_early_termination=True))
 
 
+def test_gradients_add_up_while_no_sync_is_required():
+    model = torch.nn.Linear(1, 1, bias=False).double()
+    torch.nn.init.zeros_(model.weight)
+    x = torch.full((1, 1), RANK + 1.0, dtype=torch.float64)
+    with mpiagg.DDP(model) as ddp:
+        optimizer = torch.optim.SGD(ddp.parameters(), lr=1.0)
+        for last in (False, True):
+            ddp.require_backward_grad_sync = last
+            ddp(x).sum().backward()
+            assert model.weight.grad.item() == (SIZE + 1 if last else RANK + 1)
+        optimizer.step()
+        assert model.weight.item() == -(SIZE + 1)
+        optimizer.zero_grad()
+        with ddp.no_sync():
+            loss = ddp(x).sum()
+        loss.backward()  # which is local: its forward was
+        optimizer.step()
+        assert model.weight.item() == -(SIZE + 1) - (RANK + 1)
+
+
 def test_what_torch_programs_do_with_a_ddp():
     model = net()
     with mpiagg.DDP(model, None, None, 1).double() as ddp:

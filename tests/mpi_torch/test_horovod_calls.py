@@ -94,6 +94,39 @@ def test_sparse_tensors_are_refused_by_what_takes_dense_ones():
     assert hvd.allgather(torch.ones(1)).tolist() == [1.0] * SIZE  # nothing was sent
 
 
+def test_results_are_those_of_horovods_handles():
+    rows, received = hvd.synchronize(hvd.alltoall_async(torch.full((SIZE,), float(RANK))))
+    assert rows.tolist() == list(range(SIZE))
+    assert received.tolist() == [1] * SIZE
+    handle = hvd.sparse_allreduce_async(torch.eye(2).to_sparse(), name="callable", op=hvd.Sum)
+    assert handle().to_dense().tolist() == [[SIZE, 0], [0, SIZE]]
+
+
+def test_optimizers_refuse_what_horovods_do():
+    module = torch.nn.Linear(3, 2)
+    optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
+    for words, given in {
+        "backward_passes_per_step must be > 0": {"backward_passes_per_step": 0},
+        "groups must consist of": {"groups": [["weight"]]},
+    }.items():
+        with pytest.raises(ValueError, match=words):
+            hvd.DistributedOptimizer(optimizer, module.named_parameters(), **given)
+    adasum = hvd.DistributedOptimizer(optimizer, module.named_parameters(), op=hvd.Adasum, backward_passes_per_step=2)
+    assert adasum.backward_passes_per_step == 2
+    if SIZE > 1:
+        with pytest.raises(AssertionError, match="not supported when using Adasum"), adasum.skip_synchronize():
+            pass
+
+
+def test_a_process_set_knows_its_ranks_before_it_is_added():
+    made = hvd.ProcessSet(rank for rank in range(1))
+    assert made.ranks == [0]
+    assert made.included() == (RANK == 0)
+    assert made.size() is None
+    with pytest.raises(ValueError, match="a rank twice"):
+        hvd.ProcessSet(iter([0, 0]))
+
+
 MODULES = {
     "mpi_ops": ["init", "shutdown", "rank", "local_rank", "is_homogeneous", "nccl_built", "Average", "Product"],
     "elastic.sampler": ["ElasticSampler"],

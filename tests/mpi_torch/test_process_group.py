@@ -64,6 +64,47 @@ def test_the_environment_is_as_torchrun_sets_it():
     assert int(os.environ["MASTER_PORT"]) > 0
 
 
+@pytest.mark.filterwarnings("ignore:Dynamo does not know how to trace:UserWarning")  # torch's own options
+def test_compiled_programs_call_every_collective():
+    def program(x):
+        dist.broadcast(x, 0)
+        dist.barrier()
+        dist.all_reduce(x, async_op=True).wait()
+        dist.reduce(x, 0)
+        out = torch.empty_like(x)
+        dist.scatter(out, [x * rank for rank in range(SIZE)] if RANK == 0 else None)
+        return out + 1
+
+    found = torch.compile(program, backend="aot_eager")(torch.full((2,), RANK + 1.0))
+    assert found.tolist() == [RANK * SIZE * SIZE + 1.0] * 2
+
+
+def test_joined_ranks_divide_by_those_that_have_batches():
+    weight = torch.nn.Linear(1, 1, bias=False)
+    torch.nn.init.zeros_(weight.weight)
+    model = DistributedDataParallel(weight)
+    seen = []
+    with model.join(divide_by_initial_world_size=False):
+        for _ in range(RANK + 1):
+            model.zero_grad()
+            model(torch.full((1, 1), RANK + 1.0)).sum().backward()
+            seen.append(model.module.weight.grad.item())
+    # In step t those of rank t and above have a batch.
+    assert seen == [(t + 1 + SIZE) / 2 for t in range(RANK + 1)]
+
+
+def test_lists_of_another_length_are_refused():
+    one = torch.ones(1)
+    for call in (
+        lambda: dist.all_gather([one.clone() for _ in range(SIZE + 1)], one),
+        lambda: dist.all_to_all([one.clone() for _ in range(SIZE + 1)], [one] * (SIZE + 1)),
+    ):
+        with pytest.raises((ValueError, RuntimeError), match=f"{SIZE + 1} tensors are not one for each of {SIZE}"):
+            call()
+    with pytest.raises((ValueError, RuntimeError), match=f"{SIZE} tensors of 1 numbers make none of {SIZE + 1}"):
+        dist.all_gather_into_tensor(torch.ones(SIZE + 1), one)
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_all_reduce_of_every_dtype(dtype):
     tensor, wanted = numbers(RANK, dtype), of_all(dtype).sum(0).to(dtype)

@@ -8,7 +8,7 @@ import torch
 
 
 class Compressor:
-    """Lets tensors travel as they are."""
+    """Says how tensors travel: in this class as they are."""
 
     dtype: ClassVar[torch.dtype | None] = None
     """In which dtype floating-point tensors travel; None for their own."""
@@ -50,11 +50,19 @@ class Compressor:
         return tensor if ctx is None else tensor.to(ctx)
 
 
-class _Float16(Compressor):
+class NoneCompressor(Compressor):
+    """Lets tensors travel as they are."""
+
+
+class FP16Compressor(Compressor):
+    """Lets floating-point tensors travel in float16."""
+
     dtype = torch.float16
 
 
-class _BFloat16(Compressor):
+class BF16Compressor(Compressor):
+    """Lets floating-point tensors travel in bfloat16."""
+
     dtype = torch.bfloat16
 
 
@@ -76,6 +84,6 @@ class Compression:
     True
     """
 
-    none = Compressor
-    fp16 = _Float16
-    bf16 = _BFloat16
+    none = NoneCompressor
+    fp16 = FP16Compressor
+    bf16 = BF16Compressor

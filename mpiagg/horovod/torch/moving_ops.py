@@ -316,7 +316,7 @@ def alltoall_async(
     Returns
     -------
     int
-        A handle; its result is as :func:`alltoall` returns it, without a gradient.
+        A handle; its result is the rows from all ranks, without a gradient, and how many have come from each.
 
     Raises
     ------
@@ -326,13 +326,13 @@ def alltoall_async(
     Examples
     --------
     >>> handle = hvd.alltoall_async(torch.full((size,), float(rank)))
-    >>> hvd.synchronize(handle).tolist() == list(range(size))
-    True
+    >>> rows, received = hvd.synchronize(handle)
+    >>> rows.tolist() == list(range(size)), received.tolist() == [1] * size
+    (True, True)
     """
     counts = _splits(tensor, splits, process_set)
     # Of a group there are all results: the rows, and how many have come from each rank.
-    given = tensor if splits is None else [tensor]
-    return submit("alltoall", given, name, process_set, own_rows=True, splits=counts)
+    return submit("alltoall", [tensor], name, process_set, own_rows=True, splits=counts)
 
 
 def alltoall(

@@ -30,15 +30,14 @@ class _Distributed(torch.optim.Optimizer):  # type: ignore[misc]  # mypy sees no
         """Take what :func:`DistributedOptimizer` was given."""
         self._how, self._set = how, how["process_set"]
         self._names = _names_of(self.param_groups, named)
-        self._passes = dict.fromkeys(self._names, passes)
-        self._left = dict(self._passes)
+        self.set_backward_passes_per_step(passes)
         self._handles: dict[Any, tuple[Any, list[Any]]] = {}
         self._sparse_dims: dict[torch.Tensor, int] = {}
         self._should_synchronize, self._synchronized = True, False
         self._groups = _groups_of(groups, [p for p in self._names if p.requires_grad])
         self._ready: Counter[tuple[torch.Tensor, ...]] = Counter()
         self._wanted: set[torch.Tensor] = set()
-        self._active = bool(self._set.included()) and self._set.size() > 1 and how["op"] != Adasum
+        self._active = bool(self._set.included()) and self._set.size() != 1 and how["op"] != Adasum
         for p in self._names if self._active else ():
             if p.requires_grad:
                 self._wanted.add(p)
@@ -52,6 +51,7 @@ class _Distributed(torch.optim.Optimizer):  # type: ignore[misc]  # mypy sees no
         passes : int
             How many.
         """
+        self.backward_passes_per_step = passes
         self._passes = dict.fromkeys(self._names, passes)
         self._left = dict(self._passes)
 
@@ -85,6 +85,7 @@ class _Distributed(torch.optim.Optimizer):  # type: ignore[misc]  # mypy sees no
             elif not alone:
                 raise ValueError("sparse gradients go in no group; pass sparse_as_dense=True")
         tensors = [x for x, _ in small]
+        handle: int
         if not small:
             handle = sparse_allreduce_async(group[0].grad, name, op, self._set)
         elif missing and alone:
@@ -148,6 +149,8 @@ class _Distributed(torch.optim.Optimizer):  # type: ignore[misc]  # mypy sees no
     @contextmanager
     def skip_synchronize(self) -> Iterator[None]:
         """Let ``step`` not wait, in this block: ``synchronize`` was called before."""
+        if self._how["op"] == Adasum and self._set.size() != 1:
+            raise AssertionError("Skipping synchronization is not supported when using Adasum optimizer.")
         self._should_synchronize = False
         try:
             yield
@@ -241,6 +244,8 @@ def _groups_of(groups: Any, parameters: list[torch.Tensor]) -> dict[torch.Tensor
         ends = [size * i + min(i, more) for i in range(cut + 1)]
         groups = [parameters[start:end] for start, end in pairwise(ends)]
     known = set(parameters)
+    if not all(isinstance(p, torch.Tensor) for group in groups or () for p in group):
+        raise ValueError("groups must consist of torch.Tensor.")
     lists = [tuple(p for p in group if p in known) for group in groups or ()]
     if len({p for group in lists for p in group}) != sum(map(len, lists)):
         raise ValueError("a parameter appears in more than one of groups")
@@ -291,7 +296,8 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
     Raises
     ------
     ValueError
-        For names that are missing or there twice, and for a predivide factor with another op than Average.
+        For names that are missing or there twice, for a predivide factor with another op than Average, for no backward
+        passes, and for groups of anything but tensors.
 
     Examples
     --------
@@ -306,6 +312,8 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
         raise ValueError("gradient_predivide_factor not supported with op != Average")
     if groups is not None and not isinstance(groups, int | list | tuple):
         raise ValueError("groups should be a non-negative integer or a list of list of torch.Tensor.")
+    if backward_passes_per_step <= 0:
+        raise ValueError("backward_passes_per_step must be > 0")
     own = type(optimizer)
     made: Any = object.__new__(type(own.__name__, (_Distributed, own), {}))
     # A scheduler that was made before has replaced the method of that object.

@@ -183,7 +183,7 @@ def grouped_reducescatter(
 
 def sparse_allreduce_async(
     tensor: torch.Tensor, name: str, op: int, process_set: ProcessSet = global_process_set
-) -> int:
+) -> SparseHandle:
     """Start to add up sparse tensors.
 
     Parameters
@@ -200,7 +200,7 @@ def sparse_allreduce_async(
     Returns
     -------
     int
-        A handle for :func:`synchronize`; its result is a sparse tensor.
+        A handle for :func:`synchronize`, which can also be called; the result is a sparse tensor.
 
     Raises
     ------
@@ -221,7 +221,16 @@ def sparse_allreduce_async(
     words = "sparse; gradients are made dense by DistributedOptimizer(..., sparse_as_dense=True)"
     handle = submit("allgather", parts, name, process_set, own_rows=True, known_as="allreduce", words=words)
     size = engine_of(process_set).size
-    return then(handle, lambda gathered: _total(gathered, name, own.shape, op, size))
+    return SparseHandle(then(handle, lambda gathered: _total(gathered, name, own.shape, op, size)))
+
+
+class SparseHandle(int):
+    """A handle that can be called, as Horovod's of sparse tensors: it waits, and returns the sum."""
+
+    def __call__(self) -> torch.Tensor:
+        """Return the sparse tensor, when it is there."""
+        found: torch.Tensor = synchronize(self)
+        return found
 
 
 def spare_allreduce_async_(

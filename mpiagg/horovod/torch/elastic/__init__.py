@@ -11,14 +11,16 @@ from mpiagg.horovod.exceptions import HorovodInternalError, HostsUpdatedInterrup
 from mpiagg.horovod.process_sets import engine_of, global_process_set
 from mpiagg.horovod.torch.elastic.sampler import ElasticSampler
 from mpiagg.horovod.torch.elastic.state import ObjectState, State, TorchState
+from mpiagg.horovod.world import restart
 
 __all__ = ["ElasticSampler", "ObjectState", "State", "TorchState", "run"]
 
 
 def run(func: Callable[..., Any]) -> Callable[..., Any]:
-    """Have a function of a state train again from what was kept, when a collective has failed on all ranks.
+    """Have a function of a state train again from what was kept, when a collective has failed.
 
-    The environment variable HOROVOD_ELASTIC_RESET_LIMIT says how often at most.
+    All ranks start again together, as by :func:`shutdown` and :func:`init`: what is pending fails on the others, too,
+    where one rank alone has failed. The environment variable HOROVOD_ELASTIC_RESET_LIMIT says how often at most.
 
     Parameters
     ----------
@@ -52,9 +54,9 @@ def run(func: Callable[..., Any]) -> Callable[..., Any]:
     def wrapper(state_: State, *args: Any, **kwargs: Any) -> Any:
         limit, resets, skip = os.environ.get("HOROVOD_ELASTIC_RESET_LIMIT"), 0, False
         while True:
-            if not skip:
-                state_.sync()
             try:
+                if not skip:
+                    state_.sync()
                 return func(state_, *args, **kwargs)
             except HorovodInternalError as error:
                 if not engine_of(global_process_set).usable:
@@ -68,6 +70,7 @@ def run(func: Callable[..., Any]) -> Callable[..., Any]:
             resets += 1
             if limit is not None and resets > int(limit):
                 raise RuntimeError(f"training was reset more than {limit} times")
+            restart()
             state_.on_reset()
 
     return wrapper

@@ -7,7 +7,7 @@ from copy import deepcopy
 from typing import Any
 
 from mpiagg.horovod.torch.elastic.sampler import ElasticSampler
-from mpiagg.horovod.torch.functions import allgather_object, broadcast_object, on_host
+from mpiagg.horovod.torch.functions import broadcast_object, on_host
 
 
 class State:
@@ -160,7 +160,7 @@ class TorchState(ObjectState):
     def __init__(self, model: Any = None, optimizer: Any = None, **kwargs: Any) -> None:
         given = {"model": model, "optimizer": optimizer, **kwargs}
         self._parts = {name: x for name, x in given.items() if hasattr(x, "load_state_dict")}
-        super().__init__(**{name: x for name, x in given.items() if x is not None and name not in self._parts})
+        super().__init__(**{name: x for name, x in given.items() if name not in self._parts})
         vars(self).update(self._parts)
         self._states: dict[str, Any] = {}
         self.save()
@@ -183,14 +183,9 @@ class TorchState(ObjectState):
         super().restore()
 
     def sync(self) -> None:
-        """Take the states of rank 0; of samplers, what all ranks have processed."""
+        """Take the states of rank 0."""
         for name, part in self._parts.items():
-            if isinstance(part, ElasticSampler):
-                parts = allgather_object(part.state_dict(), f"sampler {name}")
-                processed = set[int]().union(*(each["processed_indices"] for each in parts))
-                part.load_state_dict({**parts[0], "processed_indices": processed})
-            else:
-                part.load_state_dict(broadcast_object(on_host(part.state_dict()), 0, f"state of {name}"))
+            part.load_state_dict(broadcast_object(on_host(part.state_dict()), 0, f"state of {name}"))
         super().sync()
         self.save()
 
