@@ -43,7 +43,7 @@ from mpiagg.launch.job import OutputFile
 TOP: Final = Path(__file__).parents[1]
 RESULTS: Final = Path(__file__).parent / "results"
 TASKS: Final = ("characters", "digits")
-STEPS: Final = {"characters": 1200, "characters-16": 1200, "characters-long": 2400, "digits": 400}
+STEPS: Final = {"characters": 1200, "characters-16": 1200, "digits": 400}
 """With four ranks; more ranks take as many examples in fewer steps."""
 
 POINTS: Final = 20
@@ -75,7 +75,6 @@ MADE: Final = {**AGGREGATORS, **MORE}
 LEARNING_RATES: Final = {
     ("characters", "sparse-loco-fragments"): 9e-3,
     ("characters-16", "sparse-loco-fragments"): 12e-3,
-    ("characters-long", "sparse-loco-fragments"): 12e-3,
 }
 """Where it is not that of the task."""
 

@@ -239,6 +239,5 @@ def _share(examples: npt.NDArray[Any], kinds: npt.NDArray[Any], split: str, rank
 TASKS: Final = {
     "characters": characters,
     "characters-16": partial(characters, batch=16, learning_rate=6e-3),
-    "characters-long": partial(characters, batch=16, learning_rate=6e-3),
     "digits": digits,
 }

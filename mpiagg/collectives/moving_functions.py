@@ -113,7 +113,7 @@ def gather(
     root : int
         The rank that gets them.
     out : numpy.ndarray or cupy.ndarray, optional
-        On the root, an array for the result; elsewhere nothing is written to it.
+        On the root, an array for the result; elsewhere one of the same shape, to which nothing is written.
     comm, algorithm, lanes, timeout, check, reproducible
         See :mod:`mpiagg.collectives.functions`.
 

@@ -248,6 +248,7 @@ class TorchDDP(SavedModule, DDP):
 
     @require_backward_grad_sync.setter
     def require_backward_grad_sync(self, wanted: bool) -> None:
+        """Have backward passes of forwards from now on aggregate gradients, or not."""
         self._syncing = wanted
         if wanted and self._laid_out:
             self._unsynced.excuse()

@@ -36,7 +36,7 @@ _FUTURES: Final = threading.Lock()
 """Held while a work's future is made or settled."""
 
 
-class _Kept:
+class _KeptWorks:
     """The works to which torch's C++ code may refer and nothing in Python: what Python has of these would end at once.
 
     Kept are those for which nobody has waited or asked for a future yet, and the last that was waited for, as torch may
@@ -63,7 +63,7 @@ class _Kept:
             self._waited_for = work
 
 
-_KEPT: Final = _Kept()
+_KEPT: Final = _KeptWorks()
 
 MOST_KEPT: Final = 1024
 
