@@ -14,12 +14,12 @@ M = TypeVar("M", bound=type)
 
 
 def not_compiled(cls: M) -> M:
-    """Have ``torch.compile`` leave the methods of a class alone: compiled code ends before a call, and begins after it.
+    """Have ``torch.compile`` leave methods that torch calls alone: compiled code ends before a call, and goes on after.
 
     This is what ``torch.compiler.disable`` does, which would import the compiler where nobody compiles.
     """
     for name, method in list(vars(cls).items()):
-        if isinstance(method, FunctionType) and not name.startswith("__"):
+        if isinstance(method, FunctionType) and (not name.startswith("_") or name.endswith("_base")):
             setattr(cls, name, _not_compiled(method))
     return cls
 

@@ -64,7 +64,9 @@ def test_the_environment_is_as_torchrun_sets_it():
     assert int(os.environ["MASTER_PORT"]) > 0
 
 
-@pytest.mark.filterwarnings("ignore:Dynamo does not know how to trace:UserWarning")  # torch's own options
+@pytest.mark.filterwarnings(
+    "ignore:(Dynamo does not know|Graph break due to unsupported):UserWarning"
+)  # torch's own options
 def test_compiled_programs_call_every_collective():
     def program(x):
         dist.broadcast(x, 0)
