@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, ClassVar
 
@@ -139,9 +139,8 @@ class _Momentum(AggregationMemory):
     def _store(self, part: _MomentumPart) -> None:
         part.store(self.tensors)
 
-    def kept(self, counts: Mapping[str, int]) -> dict[str, list[Array]]:
+    def kept(self) -> dict[str, list[Array]]:
         """Return the momentum: a vector for each dtype."""
-        del counts
         return {"kept": [part.kept for part in self._parts]}
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, ClassVar
 
@@ -57,9 +57,8 @@ class Residuals(AggregationMemory):
     def _apply(self, call: Callable[[Sequence[Array]], object]) -> None:
         call(self.tensors)
 
-    def kept(self, counts: Mapping[str, int]) -> dict[str, list[Array]]:
+    def kept(self) -> dict[str, list[Array]]:
         """Return what was lost."""
-        del counts
         return {"residuals": self.residuals}
 
     def more(self) -> dict[str, Any]:

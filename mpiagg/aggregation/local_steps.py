@@ -159,11 +159,14 @@ class Anchor(AggregationMemory):
             fragment.wait()
         return [x for fragment in late for x in fragment.vectors]
 
-    def kept(self, counts: Mapping[str, int]) -> dict[str, list[Array]]:
-        """Return what is kept, and the averages that are not applied then, which are waited for."""
+    def kept(self) -> dict[str, list[Array]]:
+        """Return what is kept of all fragments."""
         names = "anchors", "velocities", "residuals"
-        own = {name: [x for fragment in self.fragments for x in getattr(fragment, name)] for name in names}
-        return {**own, "arrived": self._arrived(counts["calls"])}
+        return {name: [x for fragment in self.fragments for x in getattr(fragment, name)] for name in names}
+
+    def kept_at(self, counts: Mapping[str, int]) -> dict[str, list[Array]]:
+        """Return that, and the averages that are not applied then, which are waited for."""
+        return {**self.kept(), "arrived": self._arrived(counts["calls"])}
 
     def check_state(self, state: Mapping[str, Any]) -> str:
         """Raise ValueError if this is not what :meth:`state` returns; return a digest of it."""

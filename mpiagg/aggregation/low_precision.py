@@ -201,9 +201,8 @@ class Replicas(AggregationMemory):
     def _make(self, *programs: Program) -> Plan[None]:
         return self._plan(in_turn(*programs))
 
-    def kept(self, counts: Mapping[str, int]) -> dict[str, list[Array]]:
+    def kept(self) -> dict[str, list[Array]]:
         """Return nothing: there may be no replicas; see :meth:`more`."""
-        del counts
         return {}
 
     def more(self) -> dict[str, Any]:

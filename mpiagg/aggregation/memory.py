@@ -38,8 +38,13 @@ class AggregationMemory(ABC):
     plan: Plan[None]
 
     @abstractmethod
-    def kept(self, counts: Mapping[str, int]) -> dict[str, list[Array]]:
-        """Return the lists of arrays that are kept when the counters are these, by name."""
+    def kept(self) -> dict[str, list[Array]]:
+        """Return the lists of arrays that are kept, by name."""
+
+    def kept_at(self, counts: Mapping[str, int]) -> dict[str, list[Array]]:
+        """Return those that are kept when the counters are these, where that depends on them."""
+        del counts
+        return self.kept()
 
     def more(self) -> dict[str, Any]:
         """Return what else is part of the state, by name."""
@@ -48,7 +53,7 @@ class AggregationMemory(ABC):
     def state(self) -> dict[str, Any]:
         """Return the counters, copies of what is kept, and what else is part of the state."""
         counts = self._counts
-        copies = {name: [to_host(x) for x in arrays] for name, arrays in self.kept(counts).items()}
+        copies = {name: [to_host(x) for x in arrays] for name, arrays in self.kept_at(counts).items()}
         return {**counts, **self.more(), **copies}
 
     @property
@@ -60,9 +65,9 @@ class AggregationMemory(ABC):
 
         Return in words what of it must be the same on all ranks, if anything must.
         """
-        expect_keys(state, (*self.counters, *self.more(), *self.kept(self._counts)))
+        expect_keys(state, (*self.counters, *self.more(), *self.kept_at(self._counts)))
         counts = {name: check_integer(name, state[name], 0) for name in self.counters}
-        for name, arrays in self.kept(counts).items():
+        for name, arrays in self.kept_at(counts).items():
             check_arrays(name, state[name], arrays)
         return ", ".join(f"{name} {count}" for name, count in counts.items())
 
@@ -71,7 +76,7 @@ class AggregationMemory(ABC):
         counts = {name: int(state[name]) for name in self.counters}
         for name, count in counts.items():
             setattr(self, name, count)
-        for name, arrays in self.kept(counts).items():
+        for name, arrays in self.kept_at(counts).items():
             for own, saved in zip(arrays, state[name], strict=True):
                 load(own, saved)
 

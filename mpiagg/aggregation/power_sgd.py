@@ -207,9 +207,8 @@ class _PowerSGDState(AggregationMemory):
         self.plan.sent_bytes = chosen.sent_bytes
         return chosen
 
-    def kept(self, counts: Mapping[str, int]) -> dict[str, list[Array]]:
+    def kept(self) -> dict[str, list[Array]]:
         """Return errors and queries, those of matrices of one shape together."""
-        del counts
         stacks = [stack for part in self._parts for stack in part.stacks]
         return {"errors": [stack.errors for stack in stacks], "queries": [stack.q for stack in stacks]}
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, ClassVar, Literal, get_args
 
@@ -193,9 +193,8 @@ class _SparsifiedState(AggregationMemory):
         self.step += 1
         self.plan.sent_bytes = self._fixed_bytes + sum(part.exchange.more_bytes for part in self._parts)
 
-    def kept(self, counts: Mapping[str, int]) -> dict[str, list[Array]]:
+    def kept(self) -> dict[str, list[Array]]:
         """Return what was not sent, and velocities: a vector for each dtype."""
-        del counts
         velocities = [part.velocity for part in self._parts if part.velocity is not None]
         return {"kept": [part.kept for part in self._parts], "velocities": velocities}
 

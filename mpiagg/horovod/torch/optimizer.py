@@ -52,8 +52,7 @@ class _Distributed(torch.optim.Optimizer):  # type: ignore[misc]  # mypy sees no
             How many.
         """
         self.backward_passes_per_step = passes
-        self._passes = dict.fromkeys(self._names, passes)
-        self._left = dict(self._passes)
+        self._left = dict.fromkeys(self._names, passes)
 
     def _gradient_is_there(self, p: torch.Tensor) -> None:
         if self._left[p] <= 0:
@@ -129,7 +128,7 @@ class _Distributed(torch.optim.Optimizer):  # type: ignore[misc]  # mypy sees no
                 synchronize(handle)
         self._handles.clear()
         self._ready.clear()
-        self._left = dict(self._passes)
+        self._left = dict.fromkeys(self._names, self.backward_passes_per_step)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Take a state; gradients that are under way are forgotten.
