@@ -26,23 +26,13 @@ SWEEPS = {
     # Registered memory is for ranks that share a node.
     for nodes, ranks, buffer in ((4, 1, "any"), (2, 2, "any"), (4, 2, "any"), (2, 2, "registered"))
 }
+VERBS = ["broadcast", "reduce", "allgather", "reduce_scatter", "gather", "scatter", "alltoall", "scan", "exscan"]
 SWEEPS |= {
-    f"{collective}-{nodes}x{ranks}-any": [
-        *[*on(nodes, ranks), *BENCH[:-1], collective],
-        *["-m", "1K:16M", "--link-rate", RATE, "--time-limit", "4"],
+    f"{verb}-{nodes}x{ranks}-any": [
+        *[*on(nodes, ranks), *BENCH[:-1], verb],
+        *["-m", "64:4M" if verb == "alltoall" else "1K:16M", "--link-rate", RATE, "--time-limit", "4"],
     ]
-    for collective, nodes, ranks in (
-        *[("broadcast", 4, 1), ("reduce", 4, 1), ("allgather", 4, 1), ("reduce_scatter", 4, 1)],
-        *[("broadcast", 2, 2), ("reduce", 2, 2), ("allgather", 2, 2), ("reduce_scatter", 2, 2)],
-        *[("gather", 4, 1), ("scatter", 4, 1), ("scan", 4, 1), ("exscan", 4, 1)],
-    )
-}
-
-SWEEPS |= {
-    f"alltoall-{nodes}x{ranks}-any": [
-        *[*on(nodes, ranks), *BENCH[:-1], "alltoall"],
-        *["-m", "64:4M", "--link-rate", RATE, "--time-limit", "4"],
-    ]
+    for verb in VERBS
     for nodes, ranks in ((4, 1), (2, 2), (4, 2))
 }
 

@@ -14,10 +14,10 @@ from mpiagg.cli.variables import REFUSED, VARIABLES, should_say
 from mpiagg.cuda import placement
 from mpiagg.launch.launchers import ALONE
 from mpiagg.schedules import Layout
+from mpiagg.transport.nodes import NODES, ranks_of_nodes
 
 T = TypeVar("T")
 
-NODES: Final = "MPIAGG_NODES"
 MIB: Final = 2**20
 
 SMALL: Final = 64 * MIB
@@ -281,10 +281,11 @@ def layout(report: JobReport) -> Iterator[Problem]:
 
 def _counts(report: JobReport) -> list[int]:
     """Return how many ranks each node has according to MPIAGG_NODES; nothing if it is not set, or not well."""
-    words = report.ranks[0].environment.get(NODES, "").split(",")
-    counts = [int(word) for word in words if word.strip().isdecimal()]
-    same = len({rank.environment.get(NODES) for rank in report.ranks}) == 1
-    return counts if same and len(counts) == len(words) and sum(counts) == len(report.ranks) else []
+    texts = {rank.environment.get(NODES, "") for rank in report.ranks}
+    try:
+        return ranks_of_nodes(texts.pop(), len(report.ranks)) if len(texts) == 1 else []
+    except ValueError:
+        return []
 
 
 # -- the software

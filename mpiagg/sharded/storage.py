@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Hashable, Sequence
 from contextlib import suppress
-from typing import Any, Protocol
+from typing import Any
 
 from mpiagg.arrays import HOST, Array, settle, to_host
 from mpiagg.collectives.registered import shared_vector
@@ -16,7 +17,7 @@ from mpiagg.sharded.gradients import NodeVectors
 from mpiagg.sharded.traffic import Traffic, free_plans
 
 
-class Storage(Protocol):
+class Storage(ABC):
     """The parameters of some units.
 
     Attributes
@@ -27,29 +28,33 @@ class Storage(Protocol):
 
     nbytes: int
 
+    @abstractmethod
     def own(self, k: int, *, read: bool = True) -> Array:
         """Return this rank's part of a unit, to be changed; what is in it matters if it is to be ``read``."""
 
+    @abstractmethod
     def publish(self, k: int, *, background: bool = False) -> None:
         """Let all ranks have what has become of the parts of a unit; in the ``background`` until :meth:`wait`."""
 
-    def wait(self, k: int) -> None:
-        """Wait for a unit that is published in the background."""
-
-    def start(self, k: int) -> None:
-        """Begin to gather a unit; collective."""
-
+    @abstractmethod
     def views(self, k: int) -> dict[int, Array]:
         """Return the tensors of a unit, gathered, for reading; if it was not begun to be gathered, collective."""
+
+    @abstractmethod
+    def free(self) -> None:
+        """Free the plans, and let go of the memory."""
+
+    def wait(self, k: int) -> None:
+        """Wait for a unit that is published in the background; here none is."""
+
+    def start(self, k: int) -> None:
+        """Begin to gather a unit, where that is to be done for its use; collective."""
 
     def release(self, k: int) -> None:
         """Use a unit no more."""
 
-    def free(self) -> None:
-        """Free the plans."""
 
-
-class Replicated:
+class Replicated(Storage):
     """Parameters whole on each rank; a unit is gathered in its vector, where each rank's part is in its place.
 
     Parameters
@@ -88,12 +93,6 @@ class Replicated:
 
     def _arrived(self, k: int) -> None:
         """Bring a unit that was gathered to where it belongs."""
-
-    def start(self, k: int) -> None:
-        """Do nothing: parameters are whole."""
-
-    def release(self, k: int) -> None:
-        """Do nothing: parameters are whole."""
 
     def free(self) -> None:
         """Free the plans."""
@@ -159,7 +158,7 @@ class Whole(Replicated):
         return self._views[k]
 
 
-class OncePerNode:
+class OncePerNode(Storage):
     """Parameters once in memory that all ranks map, where they are on one node: each changes its part there.
 
     Nothing is gathered: who has seen that all have changed theirs reads them where they are.
@@ -183,25 +182,16 @@ class OncePerNode:
     def publish(self, k: int, *, background: bool = False) -> None:
         """Do nothing: it lies where all read it, once they have come together."""
 
-    def wait(self, k: int) -> None:
-        """Do nothing: nothing is on its way."""
-
-    def start(self, k: int) -> None:
-        """Do nothing: there is nothing to gather."""
-
     def views(self, k: int) -> dict[int, Array]:
         """Return the tensors of a unit, where all ranks have them."""
         return self._views[k]
-
-    def release(self, k: int) -> None:
-        """Do nothing: there is nothing to give back."""
 
     def free(self) -> None:
         """Let go of the memory, which comes back when no rank has an array in it."""
         self._vectors, self._views = [], []
 
 
-class Divided:
+class Divided(Storage):
     """Parameters of which each rank has its parts; units are gathered in some vectors, while they are used.
 
     Parameters
@@ -252,9 +242,6 @@ class Divided:
             self._arrive(k)
         if self._has.get(self._slot[k]) == k:
             del self._has[self._slot[k]]
-
-    def wait(self, k: int) -> None:
-        """Do nothing: a unit is gathered when it is used."""
 
     def start(self, k: int) -> None:
         """Begin to gather a unit, if it is not there; PlanError where the vectors are all in use."""

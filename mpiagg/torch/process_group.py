@@ -18,6 +18,7 @@ from mpiagg.torch.options import read
 from mpiagg.torch.tensors import (
     NUMPY,
     check_lengths,
+    check_parts,
     flat,
     kind_of,
     multiplied,
@@ -147,9 +148,7 @@ class ProcessGroup(RankGroup):
     def allgather_into_tensor_coalesced(self, outputs: Tensors, inputs: Tensors, *given: Any, **named: Any) -> Work:
         """Hand each of several tensors of all ranks to all ranks, one after the other in one tensor."""
         for output, source in zip(outputs, inputs, strict=True):
-            of_one_dtype(output, source)
-            if output.numel() != self.size() * source.numel():
-                raise ValueError(f"{self.size()} tensors of {source.numel()} numbers make none of {output.numel()}")
+            check_parts(output, source, self.size())
 
         def task(timeout: float | None) -> None:
             for output, source in zip(outputs, inputs, strict=True):
@@ -190,6 +189,8 @@ class ProcessGroup(RankGroup):
     def reduce_scatter_tensor_coalesced(self, outputs: Tensors, inputs: Tensors, *given: Any, **named: Any) -> Work:
         """Reduce each of several tensors over the ranks, each of which receives one part."""
         opts = read(*given, **named)
+        for output, source in zip(outputs, inputs, strict=True):
+            check_parts(source, output, self.size())
 
         def task(timeout: float | None) -> None:
             for output, source in zip(outputs, inputs, strict=True):
@@ -201,9 +202,6 @@ class ProcessGroup(RankGroup):
 
     def _scatter_sum(self, output: torch.Tensor, source: torch.Tensor, reduce_op: Any, timeout: float | None) -> None:
         """Reduce a tensor over the ranks, and hand each rank its part, which is as long as the others'."""
-        of_one_dtype(output, source)
-        if output.numel() * self.size() != source.numel():
-            raise ValueError(f"{self.size()} parts of {output.numel()} numbers make no tensor of {source.numel()}")
         whole = multiplied(source, reduce_op)
         with reducible(output, reduce_op, self.size(), kept=None) as (out, op):
             functions.reduce_scatter(view(whole), op, out=out, comm=self._comm, timeout=timeout)

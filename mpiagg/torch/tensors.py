@@ -109,6 +109,13 @@ def of_one_dtype(*tensors: torch.Tensor) -> None:
         raise ValueError(f"the tensors of a collective must be of one dtype, not of {', '.join(map(str, dtypes))}")
 
 
+def check_parts(whole: torch.Tensor, part: torch.Tensor, size: int) -> None:
+    """Raise ValueError if a tensor is not as long as so many parts, or of another dtype."""
+    of_one_dtype(whole, part)
+    if whole.numel() != size * part.numel():
+        raise ValueError(f"{size} parts of {part.numel()} numbers make no tensor of {whole.numel()}")
+
+
 def _check_output(tensor: torch.Tensor) -> None:
     """Raise ValueError if several elements of a tensor that is to be written lie in one place."""
     if not is_plain(tensor) and 0 in tensor.stride() and tensor.numel() > 1:

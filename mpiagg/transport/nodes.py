@@ -75,13 +75,21 @@ class Node:
 def _group_of_world_rank(rank: int, size: int) -> int:
     """Return the number of the node that MPIAGG_NODES puts a rank of the world on; 0 where it is not set."""
     text = os.environ.get(NODES)
-    if not text:
-        return 0
+    return Layout.of(ranks_of_nodes(text, size)).node_of(rank) if text else 0
+
+
+def ranks_of_nodes(text: str, size: int) -> list[int]:
+    """Return how many ranks each node has according to the text of MPIAGG_NODES.
+
+    Raises
+    ------
+    ValueError
+        If it does not say that of so many ranks.
+    """
     words = text.split(",")
     if not all(word.strip().isdecimal() for word in words) or sum(map(int, words)) != size:
         raise ValueError(f"{NODES}={text!r} must say how many ranks each node has, {size} in all, as in {size - 1},1")
-    layout = Layout.of([int(word) for word in words])
-    return layout.node_of(rank)
+    return [int(word) for word in words]
 
 
 def _processors(comm: MPI.Intracomm) -> int:

@@ -103,8 +103,12 @@ def test_lists_of_another_length_are_refused():
     ):
         with pytest.raises((ValueError, RuntimeError), match=f"{SIZE + 1} tensors are not one for each of {SIZE}"):
             call()
-    with pytest.raises((ValueError, RuntimeError), match=f"{SIZE} tensors of 1 numbers make none of {SIZE + 1}"):
-        dist.all_gather_into_tensor(torch.ones(SIZE + 1), one)
+    for call in (
+        lambda: dist.all_gather_into_tensor(torch.ones(SIZE + 1), one),
+        lambda: dist.reduce_scatter_tensor(one, torch.ones(SIZE + 1)),
+    ):
+        with pytest.raises((ValueError, RuntimeError), match=f"{SIZE} parts of 1 numbers make no tensor of {SIZE + 1}"):
+            call()
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
