@@ -150,7 +150,7 @@ def among(ranks: Sequence[int], collective: Collective, rank: int) -> Rounds:
     name = "recursive_doubling" if collective is Collective.ALLREDUCE else "tree"
     rounds = algorithm(name).schedule(collective, ranks.index(rank), len(ranks))
     renamed = (
-        Round(*(replace(step, peer=ranks[step.peer]) for step in a_round if step.action is not Action.FINISH))
+        Round(*(replace(step, peer=ranks[step.peer]) for step in a_round if not step.action.local))
         for a_round in rounds
     )
     return tuple(a_round for a_round in renamed if a_round)

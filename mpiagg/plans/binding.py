@@ -16,6 +16,7 @@ from mpiagg.plans.endpoints import Draft, Endpoint, Tag, endpoint_of, of_lane
 from mpiagg.plans.program import BoundRound, Interleaved, Program
 from mpiagg.plans.staging import piece_bytes
 from mpiagg.schedules import Action, Round, Step
+from mpiagg.schedules.check import scratch_of
 from mpiagg.transport import Channel
 
 Run = tuple[int, int]
@@ -106,7 +107,8 @@ def bind(
     vector = buffer if isinstance(buffer, Segments) else Segments.of([buffer])
     first = vector.arrays[0]
     device = accelerator_of(first)
-    staged = device is not None and not channel.aware and _divisible(wire)
+    divisible = wire is None or wire.codec.elementwise  # a part of a chunk travels as it does within the chunk
+    staged = device is not None and not channel.aware and divisible
     tracks = _turns(lanes, first.itemsize, channel.piece_cost) if staged else [[lane] for lane in lanes]
     binders: list[_Binder] = []
     bound: list[tuple[BoundRound, ...]] = []
@@ -122,11 +124,6 @@ def bind(
     nbytes = sum(binder.nbytes for binder in binders) + sum(endpoint.nbytes for endpoint in endpoints)
     sent = sum(endpoint.sent_bytes for endpoint in endpoints)
     return Program(bound[0] if len(bound) == 1 else (Interleaved(bound).as_round(),), releases, nbytes, sent, device)
-
-
-def _divisible(wire: Wire | None) -> bool:
-    """Whether a part of a chunk travels as it does within the chunk."""
-    return wire is None or wire.codec.elementwise
 
 
 def _turns(lanes: Sequence[Chunks], itemsize: int, cost: int | None) -> list[list[Chunks]]:
@@ -147,12 +144,12 @@ def _turns(lanes: Sequence[Chunks], itemsize: int, cost: int | None) -> list[lis
 
 def scratch_length(schedule: Sequence[Round], lanes: Sequence[Chunks]) -> int:
     """Return how many elements of scratch a bound schedule has, where values travel as they are."""
-    return sum(max((_arriving(lane, a_round) for a_round in schedule), default=0) for lane in lanes)
+    return sum(scratch_of(schedule, partial(_length, lane)) for lane in lanes)
 
 
-def _arriving(lane: Chunks, a_round: Round) -> int:
-    """Return how many elements arrive in a round that do not land in the buffer at once."""
-    return sum(stop - start for step in a_round if step.action.lands_aside for start, stop in _runs(lane, step))
+def _length(lane: Chunks, step: Step) -> int:
+    """Return how many elements a step moves."""
+    return sum(stop - start for start, stop in _runs(lane, step))
 
 
 def _runs(lane: Chunks, step: Step) -> Iterator[Run]:
@@ -214,6 +211,7 @@ class _Binder:
     def __init__(self, place: _LaneBinding) -> None:
         self.place = place
         self.spare = place.device.empty(0, place.dtype)
+        self.kept: dict[Run, Array] = {}
 
     @property
     def nbytes(self) -> int:
@@ -234,6 +232,8 @@ class _Binder:
             for run in self._runs(step):
                 if step.action is Action.FINISH:
                     self._bind_finish(draft, run)
+                elif step.action is Action.TAKE:
+                    draft.reductions.append(partial(self.place.device.convert, self._own(run), self.kept[run]))
                 elif step.action is Action.SEND:
                     self._bind_send(draft, index, step, run)
                 elif step.action is Action.RECEIVE:
@@ -254,18 +254,21 @@ class _Binder:
         draft.add(step, *self.place.vector.piece(run))
 
     def _bind_reduce(self, draft: _Draft, step: Step, run: Run, used: int) -> int:
-        """Receive into the scratch from ``used`` on, and return how much of it that takes."""
-        arrived = self.spare[used : used + run[1] - run[0]]
-        draft.add(step, self.spare, used, used + arrived.size)
+        """Receive into the scratch from ``used`` on, or to its end, where it is kept; return how much that takes."""
+        length, keeps = run[1] - run[0], step.action is Action.KEEP and run not in self.kept
+        start = self.spare.size - length - sum(kept.size for kept in self.kept.values()) if keeps else used
+        arrived = self.spare[start : start + length]
+        draft.add(step, self.spare, start, start + length)
         self._combine(draft, step, run, arrived)
-        return arrived.size
+        if keeps:
+            self.kept[run] = arrived
+        return 0 if keeps else length
 
     def _combine(self, draft: _Draft, step: Step, run: Run, arrived: Array) -> None:
         """Reduce what has arrived into our own values, or keep it aside for the next that arrives."""
         own, combine = self._own(run), self.place.reduction.combine
-        if step.action is Action.REPLACE:
-            draft.reductions.append(partial(self.place.device.convert, own, arrived))
-            return
+        if step.action is Action.KEEP and run in self.kept:
+            draft.reductions.append(partial(combine, arrived, self.kept[run], self.kept[run]))
         if run in draft.held:
             draft.reductions.append(partial(combine, draft.held.pop(run), arrived, arrived))
         if step.action is Action.HOLD:
@@ -316,7 +319,7 @@ class _WireBinder(_Binder):
 
     def _scratch(self, schedule: Sequence[Round]) -> int:
         def arriving(a_round: Round) -> int:
-            runs = (run for step in a_round if step.action.lands_aside for run in self._runs(step))
+            runs = (run for step in a_round if step.action.reduces for run in self._runs(step))
             return sum(self.wire.codec.nbytes(stop - start) for start, stop in runs)
 
         return max(map(arriving, schedule), default=0)
@@ -387,7 +390,7 @@ def _going_on(schedule: Sequence[Round]) -> set[tuple[int, int]]:
         for step in schedule[index]:
             if step.action is not Action.SEND:
                 for chunk in range(step.chunk, step.chunk + step.count):
-                    combined[chunk] = step.action not in (Action.RECEIVE, Action.REPLACE)
+                    combined[chunk] = step.action is not Action.RECEIVE
         for step in schedule[index]:
             if step.action is Action.SEND:
                 found |= {(index, chunk) for chunk in range(step.chunk, step.chunk + step.count) if combined.get(chunk)}

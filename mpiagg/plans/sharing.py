@@ -364,7 +364,7 @@ def _calls(operands: Iterable[Operands], reduction: Reduction, aside: Array) -> 
                 calls.append(partial(reduction.finish, target))
         elif step.action is Action.SEND:
             calls.append(partial(np.copyto, other, value))
-        elif step.action in (Action.RECEIVE, Action.REPLACE):
+        elif step.action is Action.RECEIVE:
             calls.append(partial(np.copyto, target, other))
         else:
             received = other

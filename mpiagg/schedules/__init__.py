@@ -9,7 +9,20 @@ from mpiagg.schedules.check import Count, check, count, prove
 from mpiagg.schedules.layout import Layout
 from mpiagg.schedules.model import Cluster, price
 from mpiagg.schedules.picture import picture
-from mpiagg.schedules.steps import MOST_LANES, Action, Collective, Round, Step, finish, hold, receive, reduce_from, send
+from mpiagg.schedules.steps import (
+    MOST_LANES,
+    Action,
+    Collective,
+    Round,
+    Step,
+    finish,
+    hold,
+    keep_from,
+    receive,
+    reduce_from,
+    send,
+    take,
+)
 from mpiagg.schedules.table import TABLE, Algorithm, algorithm, algorithms, forwards, schedules
 from mpiagg.schedules.walk import Message, RoundDone, walk
 
@@ -33,6 +46,7 @@ __all__ = [
     "finish",
     "forwards",
     "hold",
+    "keep_from",
     "picture",
     "price",
     "prove",
@@ -40,5 +54,6 @@ __all__ = [
     "reduce_from",
     "schedules",
     "send",
+    "take",
     "walk",
 ]

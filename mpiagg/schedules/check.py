@@ -29,7 +29,7 @@ class Count:
     sent, received, reduced : int
         Chunks sent, chunks received, and chunks combined with one of its own.
     scratch : int
-        The most chunks that one round receives aside, to reduce them mostly: what a plan needs beside the buffer.
+        The most chunks that one round receives aside, and those that are kept: what a plan needs beside the buffer.
     """
 
     rounds: int
@@ -53,13 +53,26 @@ def count(rounds: Sequence[Round]) -> Count:
         sent=chunks(lambda action: action is Action.SEND),
         received=chunks(lambda action: action.receives),
         reduced=chunks(lambda action: action.reduces),
-        scratch=max((scratch_chunks(a_round) for a_round in rounds), default=0),
+        scratch=scratch_of(rounds, lambda step: step.count),
     )
 
 
-def scratch_chunks(a_round: Round) -> int:
-    """Return how many chunks a round receives that must not land in the buffer at once."""
-    return sum(step.count for step in a_round if step.action.lands_aside)
+def scratch_of(rounds: Sequence[Round], length: Callable[[Step], int]) -> int:
+    """Return how much must not land in the buffer at once, if a step moves so much.
+
+    That is what one round receives to be reduced, but for what lands where it is kept.
+    """
+    kept: dict[tuple[int, int], int] = {}
+    most = 0
+    for a_round in rounds:
+        aside = 0
+        for step in a_round:
+            if step.action is Action.KEEP and (step.chunk, step.count) not in kept:
+                kept[step.chunk, step.count] = length(step)
+            elif step.action.reduces:
+                aside += length(step)
+        most = max(most, aside)
+    return most + sum(kept.values())
 
 
 def check(
@@ -130,6 +143,8 @@ def _check_round(a_round: Round, rank: int, index: int, chunks: int) -> None:
         where = {"rank": rank, "round": index, "chunk": step.chunk}
         if not (step.chunk >= 0 and step.count >= 1 and step.chunk + step.count <= chunks):
             raise ScheduleError(f"rank {rank} in round {index} names {describe_chunks(step)} of {chunks}", **where)
+        if step.action in (Action.KEEP, Action.TAKE) and step.count > 1:
+            raise ScheduleError(f"rank {rank} in round {index} keeps or takes several chunks in one step", **where)
         for chunk in range(step.chunk, step.chunk + step.count):
             other = uses.get(chunk)
             if other is not None and Action.RECEIVE in (other, step.action):
@@ -146,7 +161,8 @@ _USES = {
     Action.RECEIVE: "being received already",
     Action.REDUCE: "being reduced",
     Action.HOLD: "being reduced",
-    Action.REPLACE: "being replaced",
+    Action.KEEP: "being reduced",
+    Action.TAKE: "being taken from what was kept",
     Action.FINISH: "being finished",
 }
 
@@ -164,6 +180,7 @@ class _Expressions:
         self.finished = [False] * (size + 1)
         self.numbers: dict[tuple[int, int], int] = {}
         self.held = [dict.fromkeys(collective.before(rank, size, chunks, root), 1 + rank) for rank in range(size)]
+        self.kept: list[dict[int, int]] = [{} for _ in range(size)]
         self.arrived: dict[tuple[int, int], deque[list[int]]] = {}
         """By target and source what each step of a message has brought."""
 
@@ -189,8 +206,8 @@ class _Expressions:
         return content
 
     def apply(self, done: RoundDone) -> None:
-        """Replace, reduce and finish, in the order in which the steps stand."""
-        held = self.held[done.rank]
+        """Receive, reduce, take and finish, in the order in which the steps stand."""
+        held, kept = self.held[done.rank], self.kept[done.rank]
         aside: dict[int, int] = {}
         for step in done.steps:
             chunks = range(step.chunk, step.chunk + step.count)
@@ -198,10 +215,13 @@ class _Expressions:
                 for chunk in chunks:
                     finished = self._finish(held.get(chunk, 0), done, chunk)
                     held[chunk] = self._round(finished) if self.rounded else finished
+            elif step.action is Action.TAKE:
+                for chunk in chunks:
+                    held[chunk] = self._kept_of(kept, done, chunk)
             elif step.action.receives:
                 content = self.arrived[done.rank, step.peer].popleft()
                 for chunk, value in zip(chunks, content, strict=True):
-                    if step.action in (Action.RECEIVE, Action.REPLACE):
+                    if step.action is Action.RECEIVE:
                         held[chunk] = value
                         continue
                     received = self._reduce((aside.pop(chunk), value), done, chunk) if chunk in aside else value
@@ -211,6 +231,9 @@ class _Expressions:
                         own = held.get(chunk, 0)
                         pair = (received, own) if step.received_first else (own, received)
                         held[chunk] = self._reduce(pair, done, chunk)
+                        if step.action is Action.KEEP:
+                            before = kept.get(chunk)
+                            kept[chunk] = received if before is None else self._reduce((received, before), done, chunk)
         if aside:
             chunk = min(aside)
             raise ScheduleError(
@@ -219,6 +242,14 @@ class _Expressions:
                 round=done.round,
                 chunk=chunk,
             )
+
+    def _kept_of(self, kept: dict[int, int], done: RoundDone, chunk: int) -> int:
+        """Return what was kept of a chunk; it stays kept."""
+        if chunk not in kept:
+            where = {"rank": done.rank, "round": done.round, "chunk": chunk}
+            place = f"rank {done.rank} in round {done.round}"
+            raise ScheduleError(f"{place} takes chunk {chunk}, which it has not kept", **where)
+        return kept[chunk]
 
     def _reduce(self, pair: tuple[int, int], done: RoundDone, chunk: int) -> int:
         number = self.numbers.get(pair)

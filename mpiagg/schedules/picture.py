@@ -14,8 +14,8 @@ def picture(name: str, collective: Collective | str, ranks: Layout | int, root: 
     """Return a table with a row for each round and a column for each rank.
 
     ``2>1`` sends chunk 2 to rank 1, ``1<0`` receives chunk 1 from rank 0, ``1+0`` receives chunk 1 from rank 0 and
-    reduces it into its own, ``1~0`` receives it to stand to the left of what is reduced next, ``1!`` finishes chunk 1,
-    and ``2-4`` stands for chunks 2 to 4.
+    reduces it into its own, ``1~0`` receives it to stand to the left of what is reduced next, ``1&0`` reduces it into
+    its own and keeps it, ``1=`` takes what was kept of chunk 1, ``1!`` finishes it, and ``2-4`` stands for chunks 2 to 4.
     """
     programs = schedules(name, Collective(collective), ranks, root)
     rows = [["round"] + [f"rank {rank}" for rank in range(len(programs))]]
@@ -28,7 +28,8 @@ def picture(name: str, collective: Collective | str, ranks: Layout | int, root: 
     return "\n".join(lines)
 
 
-_SIGNS = {Action.SEND: ">", Action.RECEIVE: "<", Action.REDUCE: "+", Action.HOLD: "~", Action.REPLACE: "="}
+_SIGNS = {Action.SEND: ">", Action.RECEIVE: "<", Action.REDUCE: "+", Action.HOLD: "~", Action.KEEP: "&"}
+_LOCAL = {Action.TAKE: "=", Action.FINISH: "!"}
 
 
 def _cell(a_round: Round) -> str:
@@ -38,4 +39,4 @@ def _cell(a_round: Round) -> str:
 def _word(step: Step) -> str:
     last = step.chunk + step.count - 1
     chunks = f"{step.chunk}" if step.count == 1 else f"{step.chunk}-{last}"
-    return f"{chunks}!" if step.action is Action.FINISH else f"{chunks}{_SIGNS[step.action]}{step.peer}"
+    return chunks + (_LOCAL[step.action] if step.action.local else f"{_SIGNS[step.action]}{step.peer}")

@@ -238,7 +238,7 @@ class _Peers:
 
     def named_alike(self, a_round: Round) -> Round:
         """Return a round in which a peer has one formula."""
-        peers = {formula_of(step.peer): step.peer for step in a_round if step.action is not Action.FINISH}
+        peers = {formula_of(step.peer): step.peer for step in a_round if not step.action.local}
         formulas = tuple(formula for formula in peers if not places(formula))
         if formulas not in self._known:  # most rounds have the peers of the one before
             self._known[formulas] = {formula: peers[other] for formula, other in self._same(formulas)}

@@ -8,10 +8,11 @@ collective      rounds                messages of a rank    bytes sent by a rank
 allreduce       log2 m                log2 m                log2(m) B
 n not 2^k       2 more                1 more in a pair      (log2(m) + 1) B at most
 scan            ceil(log2 n)          ceil(log2 n) at most  ceil(log2 n) B at most
-exscan          1 + ceil(log2(n-1))   1 more at most        B more at most
+exscan          ceil(log2 n)          ceil(log2 n) at most  ceil(log2 n) B at most
 ==============  ====================  ====================  ==================================
 
-The fewest rounds there are: the choice for short vectors. Scratch: one vector.
+The fewest rounds there are: the choice for short vectors. Scratch: one vector, two in an exclusive scan, which reduces
+what arrives twice.
 The lower rank's sum always stands on the left, so all ranks compute the same expression. In a scan, a rank has the sum
 of 2^k ranks, up to itself, after round k.
 
@@ -25,7 +26,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from mpiagg.schedules.powers import on_a_power, powers_below
-from mpiagg.schedules.steps import Round, finish, reduce_from, send
+from mpiagg.schedules.steps import Round, finish, keep_from, reduce_from, send, take
 
 
 def exchange(rank: int, size: int) -> Iterator[Round]:
@@ -45,3 +46,13 @@ def scan(rank: int, size: int) -> Iterator[Round]:
         sent = [send(rank + distance)] if rank + distance < size else []
         received = [reduce_from(rank - distance)] if rank >= distance else []
         yield Round(*sent, *received)
+
+
+def exscan(rank: int, size: int) -> Iterator[Round]:
+    """Do as in a scan, and keep the sum of what has come."""
+    for distance in powers_below(size):
+        sent = [send(rank + distance)] if rank + distance < size else []
+        received = [keep_from(rank - distance)] if rank >= distance else []
+        yield Round(*sent, *received)
+    if rank > 0:
+        yield Round(take())

@@ -11,7 +11,7 @@ allreduce       2(n-1)      2(n-1)                   2 (n-1)/n B
 reduce          n           n, the root n-1          B, the root (n-1)/n B
 broadcast       n           n-1, the root 2(n-1)     (n-1)/n B, the root 2 (n-1)/n B
 scan            n-1         1, the last rank 0       B, the last rank 0
-exscan          n-1         2, the last two fewer    2 B, the last two ranks fewer
+exscan          n-1         1, the last rank 0       B, the last rank 0
 ==============  ==========  =======================  ====================================
 
 (In one round of ``reduce`` and ``broadcast`` the root exchanges n-1 messages, with every other rank.)
@@ -26,7 +26,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from mpiagg.schedules.steps import Round, finish, from_root, receive, reduce_from, send, to_root
+from mpiagg.schedules.steps import Round, finish, from_root, keep_from, receive, reduce_from, send, take, to_root
 
 
 def reduce_scatter(rank: int, size: int, ends: int = 0) -> Iterator[Round]:
@@ -62,6 +62,17 @@ def scan(rank: int, size: int) -> Iterator[Round]:
         yield Round(reduce_from(rank - 1))
     if rank + 1 < size:
         yield Round(send(rank + 1))
+
+
+def exscan(rank: int, size: int) -> Iterator[Round]:
+    """Keep the sum of all before us, and pass it on with our vector added: with many lanes, a pipeline."""
+    if rank + 1 == size and rank > 0:
+        yield Round(receive(rank - 1))
+        return
+    if rank > 0:
+        yield Round(keep_from(rank - 1))
+    if rank + 1 < size:
+        yield Round(send(rank + 1), *([take()] if rank > 0 else []))
 
 
 def broadcast(rank: int, size: int) -> Iterator[Round]:

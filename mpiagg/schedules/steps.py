@@ -27,23 +27,24 @@ class Action(Enum):
     RECEIVE = "receive"
     REDUCE = "reduce"
     HOLD = "hold"
-    REPLACE = "replace"
+    KEEP = "keep"
+    TAKE = "take"
     FINISH = "finish"
+
+    @property
+    def local(self) -> bool:
+        """Whether it is no part of a message."""
+        return self in (Action.TAKE, Action.FINISH)
 
     @property
     def receives(self) -> bool:
         """Whether something arrives."""
-        return self in (Action.RECEIVE, Action.REDUCE, Action.HOLD, Action.REPLACE)
+        return self in (Action.RECEIVE, Action.REDUCE, Action.HOLD, Action.KEEP)
 
     @property
     def reduces(self) -> bool:
         """Whether what arrives is combined with what is there."""
-        return self in (Action.REDUCE, Action.HOLD)
-
-    @property
-    def lands_aside(self) -> bool:
-        """Whether what arrives cannot land in its place at once: what is there is still needed."""
-        return self.reduces or self is Action.REPLACE
+        return self in (Action.REDUCE, Action.HOLD, Action.KEEP)
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,9 +89,17 @@ def hold(peer: int, chunk: int = 0, count: int = 1) -> Step:
     return Step(Action.HOLD, peer, chunk, count)
 
 
-def replace_by(peer: int, chunk: int = 0, count: int = 1) -> Step:
-    """Receive chunks from ``peer``, in place of our own when the round is over: our own may be sent in it."""
-    return Step(Action.REPLACE, peer, chunk, count)
+def keep_from(peer: int, chunk: int = 0) -> Step:
+    """Receive a chunk from ``peer``, reduce it into our own, and keep it, too: ``kept = received op kept``.
+
+    Our own goes on to others, while what was kept, which is without it, is there until it is taken.
+    """
+    return Step(Action.KEEP, peer, chunk)
+
+
+def take(chunk: int = 0) -> Step:
+    """Put what was kept of a chunk in place of our own, when the round is over: our own may be sent in it."""
+    return Step(Action.TAKE, -1, chunk)
 
 
 def finish(chunk: int = 0, count: int = 1) -> Step:
@@ -112,7 +121,7 @@ class Round(tuple[Step, ...]):
         """The steps of each message: of all that goes to one rank, or comes from it."""
         found: dict[tuple[Formula | int, bool], list[Step]] = {}
         for step in self:
-            if step.action is not Action.FINISH:
+            if not step.action.local:
                 found.setdefault((formula_of(step.peer), step.action is Action.SEND), []).append(step)
         return tuple(map(tuple, found.values()))
 
@@ -250,24 +259,6 @@ def to_root(rank: int, size: int) -> Round:
     return Round(*(receive(peer, chunk=peer) for peer in range(1, size))) if rank == 0 else Round(send(0, chunk=rank))
 
 
-def exclusive(scan: Generator) -> Generator:
-    """Make an exclusive scan of a scan: each vector goes to the next rank first, and from rank 1 on they are scanned.
-
-    It costs one more round, and one more message of a vector on every rank but the last.
-    """
-
-    def exscan(rank: int, size: int) -> Iterator[Round]:
-        to_next = [send(rank + 1)] if rank + 1 < size else []
-        if rank == 0:
-            yield Round(*to_next)
-            return
-        yield Round(*to_next, replace_by(rank - 1))
-        for a_round in scan(rank - 1, size - 1):
-            yield Round(*(replace(step, peer=step.peer + 1) for step in a_round))
-
-    return exscan
-
-
 def blocks(source: int, target: int, count: int, size: int) -> list[tuple[int, int]]:
     """Return the chunks of an all-to-all that go from ``count`` ranks, from ``source`` on, to one: (chunk, count).
 
@@ -304,7 +295,7 @@ def within(rounds: Iterator[Round], members: Callable[[int], int], size: int, pa
             *(
                 Step(
                     step.action,
-                    step.peer if step.action is Action.FINISH else members(step.peer),
+                    step.peer if step.action.local else members(step.peer),
                     parts.cut(step.chunk),
                     parts.chunks_of(step.chunk, step.count),
                     step.received_first,
@@ -328,7 +319,7 @@ def settled(step: Step, size: int, chunks: int, root: int = 0) -> list[Step]:
     Schedules are written for root 0. The ranks are turned for another root, and the chunks with them, so that a
     rank's own chunk keeps its number.
     """
-    peer = -1 if step.action is Action.FINISH else (step.peer + root) % size
+    peer = -1 if step.action.local else (step.peer + root) % size
     first = (step.chunk + root) % chunks
     # In a run for many ranks the chunks wrap around on some of them; there they are one piece.
     until_end = step.count if isinstance(first, Ranks) else min(step.count, chunks - first)

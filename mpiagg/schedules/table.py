@@ -35,7 +35,7 @@ from mpiagg.schedules import (
 )
 from mpiagg.schedules.layout import Layout
 from mpiagg.schedules.powers import largest_power
-from mpiagg.schedules.steps import Collective, Generator, Round, exclusive, settled
+from mpiagg.schedules.steps import Collective, Generator, Round, settled
 
 NodeAware = Callable[[int, Layout], Iterator[Round]]
 """A schedule that goes by the layout of the nodes: ``f(rank, layout)`` yields the rounds of one rank, for root 0."""
@@ -224,7 +224,7 @@ TABLE: Mapping[str, Algorithm] = {
                 _ALL_GATHER: ring.allgather,
                 _REDUCE_SCATTER: ring.reduce_scatter,
                 _SCAN: ring.scan,
-                _EXSCAN: exclusive(ring.scan),
+                _EXSCAN: ring.exscan,
             },
             "scratch of one chunk",
         ),
@@ -250,7 +250,7 @@ TABLE: Mapping[str, Algorithm] = {
             {
                 _ALL_REDUCE: recursive_doubling.allreduce,
                 _SCAN: recursive_doubling.scan,
-                _EXSCAN: exclusive(recursive_doubling.scan),
+                _EXSCAN: recursive_doubling.exscan,
             },
             "scratch of one vector",
         ),

@@ -22,10 +22,12 @@ from mpiagg.schedules import (
     algorithms,
     check,
     hold,
+    keep_from,
     prove,
     receive,
     schedules,
     send,
+    take,
 )
 from mpiagg.schedules.multi_radix import factors_of
 
@@ -461,15 +463,14 @@ def doubling_scan(place, n):
     return Count(rounds, sent, sent, received, received, min(1, received))
 
 
-def shifted(scan):
-    """An exclusive scan: each vector goes to the next rank, and all but the first rank scan what has come."""
+def chain_that_keeps(place, n):
+    before, after = int(place > 0), int(place + 1 < n)
+    return Count(before + after, after, after, before, before and after, before and after)
 
-    def formula(place, n):
-        before, after = int(place > 0), int(place + 1 < n)
-        shift = Count(max(before, after), after, after, before, 0, before)
-        return added(shift, scan(place - 1, n - 1)) if place else shift
 
-    return formula
+def doubling_that_keeps(place, n):
+    scan = doubling_scan(place, n)
+    return replace(scan, scratch=min(2, scan.received))
 
 
 FORMULAS = {
@@ -527,9 +528,9 @@ FORMULAS = {
     ("pairwise", "alltoall"): pairwise_alltoall,
     ("bruck", "alltoall"): bruck_alltoall,
     ("ring", "scan"): chain,
-    ("ring", "exscan"): shifted(chain),
+    ("ring", "exscan"): chain_that_keeps,
     ("recursive_doubling", "scan"): doubling_scan,
-    ("recursive_doubling", "exscan"): shifted(doubling_scan),
+    ("recursive_doubling", "exscan"): doubling_that_keeps,
 }
 """What the docstrings of the algorithms say, in chunks; ``place`` is the rank as counted from the root."""
 
@@ -772,3 +773,15 @@ def test_what_is_held_aside_and_never_reduced_is_refused():
     programs = [[Round(send(1)), Round(receive(1))], [Round(hold(0)), Round(send(0))]]
     with pytest.raises(ScheduleError, match="rank 1 in round 0 holds chunk 0 aside and does not reduce it"):
         prove(programs, Collective.ALLREDUCE, 1)
+
+
+def test_what_is_taken_must_have_been_kept():
+    programs = [[Round(send(1))], [Round(receive(0)), Round(take())]]
+    with pytest.raises(ScheduleError, match="rank 1 in round 1 takes chunk 0, which it has not kept"):
+        prove(programs, Collective.EXSCAN, 1)
+
+
+def test_chunks_are_kept_one_by_one():
+    programs = [[Round(send(1, 0, 2))], [Round(replace(keep_from(0), count=2))]]
+    with pytest.raises(ScheduleError, match="rank 1 in round 0 keeps or takes several chunks in one step"):
+        prove(programs, Collective.SCAN, 2)

@@ -402,7 +402,7 @@ def messages_of_schedules(programs):
         for a_round in program:
             messages = []
             for steps in a_round.messages:
-                reduced = sum(step.count for step in steps if step.action in (Action.REDUCE, Action.HOLD))
+                reduced = sum(step.count for step in steps if step.action in (Action.REDUCE, Action.HOLD, Action.KEEP))
                 sends, peer = steps[0].action is Action.SEND, steps[0].peer
                 messages.append((sends, peer, sum(step.count for step in steps), reduced))
             if messages:

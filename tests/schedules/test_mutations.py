@@ -9,11 +9,11 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from mpiagg.errors import ScheduleError
-from mpiagg.schedules import TABLE, Action, Collective, Round, finish, prove, schedules
+from mpiagg.schedules import TABLE, Action, Collective, Round, finish, prove, schedules, take
 
 SERVED = [(name, collective) for name, entry in TABLE.items() for collective in entry.schedules]
 NOTHING = (-(10**9), 0)
-INWARD = (Action.RECEIVE, Action.REDUCE, Action.HOLD, Action.REPLACE)
+INWARD = (Action.RECEIVE, Action.REDUCE, Action.HOLD, Action.KEEP)
 
 
 def execute(programs, collective, chunks):
@@ -24,7 +24,7 @@ def execute(programs, collective, chunks):
     n = len(programs)
     held = [[start(collective, rank, chunk, n) for chunk in range(chunks)] for rank in range(n)]
     channels = defaultdict(deque)
-    position, posted = [0] * n, [False] * n
+    position, posted, kept = [0] * n, [False] * n, [{} for _ in range(n)]
     moved = True
     while moved:
         moved = False
@@ -40,7 +40,7 @@ def execute(programs, collective, chunks):
             wanted = [step.peer for step in steps if step.action in INWARD]
             if any(len(channels[peer, rank]) < wanted.count(peer) for peer in wanted):
                 continue
-            if not complete(steps, held[rank], lambda peer, rank=rank: channels[peer, rank].popleft()):
+            if not complete(steps, held[rank], kept[rank], lambda peer, rank=rank: channels[peer, rank].popleft()):
                 return None
             position[rank], posted[rank], moved = position[rank] + 1, False, True
     return held if all(position[rank] == len(program) for rank, program in enumerate(programs)) else None
@@ -57,15 +57,15 @@ def start(collective, rank, chunk, n):
     return (100**rank, 0) if has.get(collective.value, True) else NOTHING
 
 
-def complete(steps, held, take):
+def complete(steps, held, kept, receive):
     """Let the messages of a round land, then compute, as a plan does; False if a message does not fit."""
-    arrived = [take(step.peer) if step.action in INWARD else None for step in steps]
+    arrived = [receive(step.peer) if step.action in INWARD else None for step in steps]
     if any(message is not None and len(message) != step.count for message, step in zip(arrived, steps, strict=True)):
         return False
     if any(step.chunk + step.count > len(held) for step in steps):
         return False
     for message, step in zip(arrived, steps, strict=True):
-        if step.action in (Action.RECEIVE, Action.REPLACE):
+        if step.action is Action.RECEIVE:
             held[step.chunk : step.chunk + step.count] = message
     aside = defaultdict(lambda: (0, 0))
     for message, step in zip(arrived, steps, strict=True):
@@ -77,6 +77,12 @@ def complete(steps, held, take):
                 aside[chunk] = added(aside[chunk], message[offset])
             elif step.action is Action.REDUCE:
                 held[chunk] = added(held[chunk], added(aside.pop(chunk, (0, 0)), message[offset]))
+            elif step.action is Action.KEEP:
+                arrived = added(aside.pop(chunk, (0, 0)), message[offset])
+                held[chunk] = added(held[chunk], arrived)
+                kept[chunk] = added(kept.get(chunk, (0, 0)), arrived)
+            elif step.action is Action.TAKE:
+                held[chunk] = kept.get(chunk, NOTHING)
     return True
 
 
@@ -188,8 +194,13 @@ def reduce_instead_of_replace(program, index, slot, *_):
     changed_step(program, index, slot, action=Action.REDUCE)
 
 
-def replace_when_the_round_is_over(program, index, slot, *_):
-    changed_step(program, index, slot, action=Action.REPLACE)
+def keep_instead_of_reduce(program, index, slot, *_):
+    changed_step(program, index, slot, action=Action.KEEP)
+
+
+def add_take(program, index, slot, n, chunks):
+    del n
+    program[index] = Round(*program[index], take(slot % chunks))
 
 
 def add_finish(program, index, slot, n, chunks):
@@ -216,7 +227,8 @@ CHANGES = [
     change_peer,
     replace_instead_of_reduce,
     reduce_instead_of_replace,
-    replace_when_the_round_is_over,
+    keep_instead_of_reduce,
+    add_take,
     hold_instead_of_reduce,
     turn_side,
     add_finish,

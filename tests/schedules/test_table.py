@@ -142,7 +142,7 @@ def test_peers_and_chunks_are_settled():
             for rank, program in enumerate(schedules(name, collective, 7, root=3 if collective.rooted else 0)):
                 for step in (step for a_round in program for step in a_round):
                     assert 0 <= step.chunk < step.chunk + step.count <= entry.chunks(collective, 7)
-                    if step.action is Action.FINISH:
+                    if step.action.local:
                         assert step.peer == -1
                     else:
                         assert step.peer in set(range(7)) - {rank}
