@@ -48,7 +48,8 @@ A row is a round and a column a rank. Within a round all messages are posted tog
 | `1<0` | receive chunk 1 from rank 0, in place of our own |
 | `1+0` | receive chunk 1 from rank 0 and reduce it into our own |
 | `1~0` | receive chunk 1 from rank 0 and keep it aside: it stands to the left of what is reduced into chunk 1 next |
-| `1=0` | receive chunk 1 from rank 0, in place of our own when the round is over: our own is sent in it |
+| `1&0` | receive chunk 1 from rank 0, reduce it into our own, and keep it, too |
+| `1=` | take what was kept of chunk 1 in place of our own, which may be sent in the same round |
 | `1!` | every rank's contribution is in chunk 1: divide, if it is an average |
 | `2-4` | chunks 2 to 4 |
 

@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import Literal
 
-from mpiagg.schedules import Action, Collective, Round, algorithm, finish
+from mpiagg.schedules import Collective, Round, algorithm, finish
 
 Nodes = tuple[tuple[int, ...], ...]
 PeerSelection = Literal["shift_one", "one_peer_exponential", "all"]

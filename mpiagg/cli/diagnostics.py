@@ -11,10 +11,10 @@ from typing import Final, TypeVar
 from mpiagg.cli.facts import SHM, Problem, Rank, Severity
 from mpiagg.cli.probe import Probed
 from mpiagg.cli.variables import REFUSED, VARIABLES, should_say
+from mpiagg.common.arguments import NODES, ranks_of_nodes
 from mpiagg.cuda import placement
 from mpiagg.launch.launchers import ALONE
 from mpiagg.schedules import Layout
-from mpiagg.transport.nodes import NODES, ranks_of_nodes
 
 T = TypeVar("T")
 

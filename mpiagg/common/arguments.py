@@ -8,9 +8,13 @@ from collections.abc import Callable, Iterable
 from contextlib import suppress
 from numbers import Real
 from operator import index
-from typing import SupportsIndex
+from typing import Final, SupportsIndex
 
 import numpy as np
+
+NODES: Final = "MPIAGG_NODES"
+"""The environment variable that says how many ranks of the world each node has, as in ``2,2``: for tests, and
+for ranks that are better looked at in smaller groups than nodes."""
 
 
 def check_integer(name: str, value: object, least: int, most: int | None = None) -> int:
@@ -90,3 +94,17 @@ def check_counts(name: str, counts: Iterable[SupportsIndex], number: int, what: 
     if len(found) != number or not all(0 <= rows <= sys.maxsize for rows in found):
         raise ValueError(f"{name} must be {number} numbers of rows, one for each {what}; they are {found}")
     return found
+
+
+def ranks_of_nodes(text: str, size: int) -> list[int]:
+    """Return how many ranks each node has according to the text of MPIAGG_NODES.
+
+    Raises
+    ------
+    ValueError
+        If it does not say that of so many ranks.
+    """
+    words = text.split(",")
+    if not all(word.strip().isdecimal() for word in words) or sum(map(int, words)) != size:
+        raise ValueError(f"{NODES}={text!r} must say how many ranks each node has, {size} in all, as in {size - 1},1")
+    return [int(word) for word in words]

@@ -207,7 +207,7 @@ class _Expressions:
 
     def apply(self, done: RoundDone) -> None:
         """Receive, reduce, take and finish, in the order in which the steps stand."""
-        held, kept = self.held[done.rank], self.kept[done.rank]
+        held = self.held[done.rank]
         aside: dict[int, int] = {}
         for step in done.steps:
             chunks = range(step.chunk, step.chunk + step.count)
@@ -216,8 +216,7 @@ class _Expressions:
                     finished = self._finish(held.get(chunk, 0), done, chunk)
                     held[chunk] = self._round(finished) if self.rounded else finished
             elif step.action is Action.TAKE:
-                for chunk in chunks:
-                    held[chunk] = self._kept_of(kept, done, chunk)
+                held.update((chunk, self._kept_of(done, chunk)) for chunk in chunks)
             elif step.action.receives:
                 content = self.arrived[done.rank, step.peer].popleft()
                 for chunk, value in zip(chunks, content, strict=True):
@@ -228,12 +227,7 @@ class _Expressions:
                     if step.action is Action.HOLD:
                         aside[chunk] = received
                     else:
-                        own = held.get(chunk, 0)
-                        pair = (received, own) if step.received_first else (own, received)
-                        held[chunk] = self._reduce(pair, done, chunk)
-                        if step.action is Action.KEEP:
-                            before = kept.get(chunk)
-                            kept[chunk] = received if before is None else self._reduce((received, before), done, chunk)
+                        self._combine(step, received, done, chunk)
         if aside:
             chunk = min(aside)
             raise ScheduleError(
@@ -243,8 +237,17 @@ class _Expressions:
                 chunk=chunk,
             )
 
-    def _kept_of(self, kept: dict[int, int], done: RoundDone, chunk: int) -> int:
+    def _combine(self, step: Step, received: int, done: RoundDone, chunk: int) -> None:
+        """Reduce what has come into what is there, and into what was kept."""
+        own, kept = self.held[done.rank].get(chunk, 0), self.kept[done.rank]
+        pair = (received, own) if step.received_first else (own, received)
+        self.held[done.rank][chunk] = self._reduce(pair, done, chunk)
+        if step.action is Action.KEEP:
+            kept[chunk] = self._reduce((received, kept[chunk]), done, chunk) if chunk in kept else received
+
+    def _kept_of(self, done: RoundDone, chunk: int) -> int:
         """Return what was kept of a chunk; it stays kept."""
+        kept = self.kept[done.rank]
         if chunk not in kept:
             where = {"rank": done.rank, "round": done.round, "chunk": chunk}
             place = f"rank {done.rank} in round {done.round}"

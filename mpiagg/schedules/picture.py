@@ -15,7 +15,8 @@ def picture(name: str, collective: Collective | str, ranks: Layout | int, root: 
 
     ``2>1`` sends chunk 2 to rank 1, ``1<0`` receives chunk 1 from rank 0, ``1+0`` receives chunk 1 from rank 0 and
     reduces it into its own, ``1~0`` receives it to stand to the left of what is reduced next, ``1&0`` reduces it into
-    its own and keeps it, ``1=`` takes what was kept of chunk 1, ``1!`` finishes it, and ``2-4`` stands for chunks 2 to 4.
+    its own and keeps it, ``1=`` takes what was kept of chunk 1, ``1!`` finishes chunk 1, and ``2-4`` stands for chunks
+    2 to 4.
     """
     programs = schedules(name, Collective(collective), ranks, root)
     rows = [["round"] + [f"rank {rank}" for rank in range(len(programs))]]

@@ -10,7 +10,7 @@ which they stand. So what is sent in a round is always the state from before it.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import Enum
 from typing import Final, NamedTuple
 

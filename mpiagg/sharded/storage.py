@@ -44,13 +44,15 @@ class Storage(ABC):
     def free(self) -> None:
         """Free the plans, and let go of the memory."""
 
-    def wait(self, k: int) -> None:
-        """Wait for a unit that is published in the background; here none is."""
+    # Where nothing is gathered, these have nothing to do.
 
-    def start(self, k: int) -> None:
-        """Begin to gather a unit, where that is to be done for its use; collective."""
+    def wait(self, k: int) -> None:  # noqa: B027 - not abstract
+        """Wait for a unit that is published in the background."""
 
-    def release(self, k: int) -> None:
+    def start(self, k: int) -> None:  # noqa: B027 - so too
+        """Begin to gather a unit; collective."""
+
+    def release(self, k: int) -> None:  # noqa: B027 - so too
         """Use a unit no more."""
 
 

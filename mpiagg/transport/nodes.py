@@ -8,13 +8,10 @@ from typing import Final
 import numpy as np
 from mpi4py import MPI
 
+from mpiagg.common.arguments import NODES, ranks_of_nodes
 from mpiagg.schedules import Layout
 from mpiagg.transport.failures import Failures
 from mpiagg.watch import Aside, OperationLog
-
-NODES: Final = "MPIAGG_NODES"
-"""The environment variable that says how many ranks of the world each node has, as in ``2,2``: for tests, and
-for ranks that are better looked at in smaller groups than nodes."""
 
 MOST_CPUS: Final = 4096
 """Processors are told apart up to this number."""
@@ -76,20 +73,6 @@ def _group_of_world_rank(rank: int, size: int) -> int:
     """Return the number of the node that MPIAGG_NODES puts a rank of the world on; 0 where it is not set."""
     text = os.environ.get(NODES)
     return Layout.of(ranks_of_nodes(text, size)).node_of(rank) if text else 0
-
-
-def ranks_of_nodes(text: str, size: int) -> list[int]:
-    """Return how many ranks each node has according to the text of MPIAGG_NODES.
-
-    Raises
-    ------
-    ValueError
-        If it does not say that of so many ranks.
-    """
-    words = text.split(",")
-    if not all(word.strip().isdecimal() for word in words) or sum(map(int, words)) != size:
-        raise ValueError(f"{NODES}={text!r} must say how many ranks each node has, {size} in all, as in {size - 1},1")
-    return [int(word) for word in words]
 
 
 def _processors(comm: MPI.Intracomm) -> int:

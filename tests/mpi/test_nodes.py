@@ -8,10 +8,11 @@ from mpi4py import MPI
 from restated import same_bits, values
 
 import mpiagg
+from mpiagg.common.arguments import NODES
 from mpiagg.schedules import Collective, Layout
 from mpiagg.tables import Case, Choice, settings
 from mpiagg.transport import NOWHERE, channel_of
-from mpiagg.transport.nodes import NODES, Node
+from mpiagg.transport.nodes import Node
 
 pytestmark = pytest.mark.mpi
 

@@ -7,8 +7,8 @@ from support import refused
 
 import mpiagg
 from mpiagg import optimizers
+from mpiagg.common.arguments import NODES
 from mpiagg.transport import channel_of
-from mpiagg.transport.nodes import NODES
 
 pytestmark = pytest.mark.mpi
 

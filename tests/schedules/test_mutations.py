@@ -60,29 +60,26 @@ def start(collective, rank, chunk, n):
 def complete(steps, held, kept, receive):
     """Let the messages of a round land, then compute, as a plan does; False if a message does not fit."""
     arrived = [receive(step.peer) if step.action in INWARD else None for step in steps]
-    if any(message is not None and len(message) != step.count for message, step in zip(arrived, steps, strict=True)):
+    fits = all(message is None or len(message) == step.count for message, step in zip(arrived, steps, strict=True))
+    if not fits or any(step.chunk + step.count > len(held) for step in steps):
         return False
-    if any(step.chunk + step.count > len(held) for step in steps):
-        return False
-    for message, step in zip(arrived, steps, strict=True):
-        if step.action is Action.RECEIVE:
-            held[step.chunk : step.chunk + step.count] = message
     aside = defaultdict(lambda: (0, 0))
     for message, step in zip(arrived, steps, strict=True):
         for offset in range(step.count):
             chunk = step.chunk + offset
-            if step.action is Action.FINISH:
+            if step.action is Action.RECEIVE:
+                held[chunk] = message[offset]
+            elif step.action is Action.FINISH:
                 held[chunk] = (held[chunk][0], held[chunk][1] + 1)
-            elif step.action is Action.HOLD:
-                aside[chunk] = added(aside[chunk], message[offset])
-            elif step.action is Action.REDUCE:
-                held[chunk] = added(held[chunk], added(aside.pop(chunk, (0, 0)), message[offset]))
-            elif step.action is Action.KEEP:
-                arrived = added(aside.pop(chunk, (0, 0)), message[offset])
-                held[chunk] = added(held[chunk], arrived)
-                kept[chunk] = added(kept.get(chunk, (0, 0)), arrived)
             elif step.action is Action.TAKE:
                 held[chunk] = kept.get(chunk, NOTHING)
+            elif step.action is Action.HOLD:
+                aside[chunk] = added(aside[chunk], message[offset])
+            elif step.action in (Action.REDUCE, Action.KEEP):
+                received = added(aside.pop(chunk, (0, 0)), message[offset])
+                held[chunk] = added(held[chunk], received)
+                if step.action is Action.KEEP:
+                    kept[chunk] = added(kept.get(chunk, (0, 0)), received)
     return True
 
 

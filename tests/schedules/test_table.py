@@ -4,7 +4,6 @@ import pytest
 
 from mpiagg.schedules import (
     TABLE,
-    Action,
     Collective,
     Round,
     algorithm,
