@@ -12,7 +12,7 @@ from functools import lru_cache, partial
 from types import CodeType, FunctionType
 from typing import Final, Protocol
 
-from mpiagg.plans.program import BoundRound, Deferred, Interleaved, Program, Wait
+from mpiagg.plans.program import Arrival, BoundRound, Deferred, Interleaved, Program, Wait
 
 
 class Waiting(Protocol):
@@ -23,28 +23,35 @@ class Waiting(Protocol):
 
 
 TRIES: Final = 8
-"""How often a test is tried before somebody waits."""
+"""How often a barrier is looked at before somebody waits. A look takes less than to call who waits; to ask the MPI
+library for a message takes far longer."""
+
+Shape = tuple[int, tuple[int, ...], int] | None
+"""How many starts a round has, how often each of its tests is tried, and how many reductions; None is deferred."""
 
 LONGEST: Final = 64
 """How many rounds are written out at most."""
 
 
-def compile_rounds(rounds: Sequence[BoundRound], tries: int = TRIES) -> Callable[[Waiting], None]:
-    """Return a function that runs the rounds, one after the other; it is given who waits after so many tries."""
+def compile_rounds(rounds: Sequence[BoundRound]) -> Callable[[Waiting], None]:
+    """Return a function that runs the rounds, one after the other; it is given who waits after some tries."""
     if len(rounds) > LONGEST:
         return partial(_one_by_one, rounds)
     names: dict[str, object] = {}
     for number, a_round in enumerate(rounds):
         if (deferred := _deferred(a_round)) is not None:
-            names[f"deferred_{number}"] = _AtOnce(deferred, tries)
+            names[f"deferred_{number}"] = _AtOnce(deferred)
             continue
         for kind, calls in zip(BoundRound._fields, a_round, strict=True):
             names.update({f"{kind}_{number}_{index}": call for index, call in enumerate(calls)})
-    shape = tuple(
-        None if _deferred(a_round) else (len(a_round.starts), len(a_round.tests), len(a_round.reductions))
-        for a_round in rounds
-    )
-    return FunctionType(_code(shape, tries), names)
+    return FunctionType(_code(tuple(map(_shape_of, rounds))), names)
+
+
+def _shape_of(a_round: BoundRound) -> Shape:
+    if _deferred(a_round):
+        return None
+    tries = tuple(TRIES if isinstance(awaited, Arrival) else 1 for awaited in a_round.awaited)
+    return len(a_round.starts), tries, len(a_round.reductions)
 
 
 def _one_by_one(rounds: Sequence[BoundRound], waiting: Waiting) -> None:
@@ -68,30 +75,30 @@ def _deferred(a_round: BoundRound) -> Deferred | None:
 class _AtOnce:
     """Runs what is chosen; what was chosen last is kept as it was compiled."""
 
-    def __init__(self, deferred: Deferred, tries: int) -> None:
-        self._choose, self._tries = deferred.choose, tries
+    def __init__(self, deferred: Deferred) -> None:
+        self._choose = deferred.choose
         self._program: Program | None = None
         self._run: Callable[[Waiting], None] = compile_rounds(())
 
     def __call__(self, waiting: Waiting) -> None:
         program = self._choose()
         if program is not self._program:
-            self._program, self._run = program, compile_rounds(program.rounds, self._tries)
+            self._program, self._run = program, compile_rounds(program.rounds)
         self._run(waiting)
 
 
 @lru_cache(maxsize=256)
-def _code(shape: tuple[tuple[int, int, int] | None, ...], tried: int) -> CodeType:
-    """Return the code for rounds with so many starts, tests and reductions, tests tried so often; None is deferred."""
+def _code(shapes: tuple[Shape, ...]) -> CodeType:
+    """Return the code for rounds of some shapes."""
     lines = []
-    for number, calls in enumerate(shape):
-        if calls is None:
+    for number, shape in enumerate(shapes):
+        if shape is None:
             lines.append(f"deferred_{number}(waiting)")
             continue
-        starts, tests, reductions = calls
+        starts, tests, reductions = shape
         lines += [f"starts_{number}_{index}()" for index in range(starts)]
-        for index in range(tests):
-            tries = " or ".join([f"tests_{number}_{index}()"] * tried)
+        for index, times in enumerate(tests):
+            tries = " or ".join([f"tests_{number}_{index}()"] * times)
             lines.append(f"{tries} or waiting.wait_for(tests_{number}_{index}, awaited_{number}_{index})")
         lines += [f"reductions_{number}_{index}()" for index in range(reductions)]
     source = "def run(waiting):\n" + "\n".join(f"    {line}" for line in lines or ["pass"])

@@ -13,13 +13,13 @@ from typing import Final, Generic, Protocol, TypeVar
 
 from mpiagg.arrays import Stream
 from mpiagg.errors import Error, PlanError
-from mpiagg.plans.compiled import TRIES, Waiting, compile_rounds
+from mpiagg.plans.compiled import Waiting, compile_rounds
 from mpiagg.plans.program import Arrival, BoundRound, Computing, Interleaved, Program, Wait, run, run_in
-from mpiagg.transport import DEFAULT_TIMEOUT, YIELDS, YIELDS_IN_A_CROWD, Channel, keep_for_good, process, wait_patiently
+from mpiagg.transport import CORE, DEFAULT_TIMEOUT, Channel, keep_for_good, process, wait_patiently
 from mpiagg.watch import END, STAMPS, Entry, Subject, clock, done, failed
 
 SPINS: Final = 500
-"""How often a call tries a barrier before it starts to yield the core, where every rank has one: as long as a segment
+"""How often a call tries a barrier before it starts to yield a core that nobody else wants: as long as a segment
 takes. For messages it yields at once: that costs nothing where nobody else wants the core, and whoever carries the
 messages may want it."""
 
@@ -109,10 +109,7 @@ class Plan(Generic[Result]):
         self._entry: Entry = []
         if process().recorder.rounds:
             self._rounds = tuple(self._marked(self._rounds))
-        # Where ranks outnumber cores, whoever tries again and again only keeps the others from coming.
-        crowded = channel.node.crowded
-        self._spins, self._yields = (0, YIELDS_IN_A_CROWD) if crowded else (SPINS, YIELDS)
-        self._run = compile_rounds(self._rounds, tries=1 if crowded else TRIES)
+        self._run = compile_rounds(self._rounds)
         if self._stream is not None:
             self._run = partial(_run_in, self._stream, self._run)
         # Whether it can be started: not while it runs, nor after an error in the middle, nor when it is freed.
@@ -240,7 +237,8 @@ class Plan(Generic[Result]):
         if not isinstance(awaited.now, Arrival):
             self._wait(test)
             return
-        for _ in range(self._spins):
+        # Where others want the core, whoever tries again and again only keeps them from coming.
+        for _ in range(0 if CORE.shared else SPINS):
             if test():
                 return
         probe = self._channel.comm.Iprobe
@@ -255,7 +253,7 @@ class Plan(Generic[Result]):
         self._wait(progressing)
 
     def _wait(self, test: Callable[[], bool]) -> None:
-        wait_patiently(test, self._awaited_now, self.timeout, yields=self._yields, subject=self._subject)
+        wait_patiently(test, self._awaited_now, self.timeout, subject=self._subject)
 
     def _fail(self, error: BaseException) -> None:
         """Be unusable from now on: messages may be under way. Without any, it can simply run again.

@@ -10,9 +10,8 @@ from mpiagg.transport.nodes import Node
 from mpiagg.transport.process import CHECK, ending, process
 from mpiagg.transport.tags import SIGNATURE_BITS, signature
 from mpiagg.transport.waiting import (
+    CORE,
     DEFAULT_TIMEOUT,
-    YIELDS,
-    YIELDS_IN_A_CROWD,
     check_timeout,
     limited,
     wait_patiently,
@@ -20,6 +19,7 @@ from mpiagg.transport.waiting import (
 
 __all__ = [
     "CHECK",
+    "CORE",
     "DEFAULT_TIMEOUT",
     "LINE",
     "NOWHERE",
@@ -32,8 +32,6 @@ __all__ = [
     "Node",
     "Position",
     "Positions",
-    "YIELDS",
-    "YIELDS_IN_A_CROWD",
     "SharedMemory",
     "SignedBarrier",
     "Some",

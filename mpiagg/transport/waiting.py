@@ -17,7 +17,11 @@ YIELDS: Final = 1000
 """How often a wait yields the core before it starts to sleep."""
 
 YIELDS_IN_A_CROWD: Final = 200
-"""The same where ranks outnumber cores: those who wait take turns with those who work."""
+"""The same where others want the core, too: those who wait take turns with those who work."""
+
+QUICK_YIELD: Final = 1.5e-6
+"""Seconds that a yield takes at most where nobody else wants the core: a call of the kernel's is 0.3 to 0.7 us, two
+switches from one process to another with what the other does are 3."""
 
 LONGEST_SLEEP: Final = 1e-3
 """Seconds that it sleeps at most between two tests."""
@@ -99,12 +103,34 @@ def check_timeout(timeout: float | None) -> float:
     return timeout
 
 
+class Core:
+    """The core that this rank runs on, as its waits have found it.
+
+    Attributes
+    ----------
+    shared : bool
+        Whether somebody else ran when the rank last yielded: another rank, on this node or another one on the same
+        machine, or whatever else works there.
+    """
+
+    def __init__(self) -> None:
+        self.shared = False
+
+    def give_way(self) -> None:
+        """Yield the core, and learn whether somebody else wanted it."""
+        before = time.perf_counter()
+        os.sched_yield()
+        self.shared = time.perf_counter() - before > QUICK_YIELD
+
+
+CORE: Final = Core()
+
+
 def wait_patiently(
     test: Callable[[], bool],
     awaited: Callable[[], object],
     timeout: float = DEFAULT_TIMEOUT,
     *,
-    yields: int = YIELDS,
     subject: Subject | None = None,
 ) -> None:
     """Test until it succeeds, yielding the core between tests at first, then sleeping ever longer.
@@ -117,8 +143,6 @@ def wait_patiently(
         Returns what is waited for at present, which says what it is as a string; another object is progress.
     timeout : float
         Seconds to wait without progress, from when the yielding ends.
-    yields : int
-        How often it yields before it starts to sleep.
     subject : Subject, optional
         What is waited in, for those who watch over it.
 
@@ -129,10 +153,11 @@ def wait_patiently(
     Error
         What has been found to be wrong with the communicator meanwhile.
     """
-    for _ in range(yields):
-        os.sched_yield()
+    CORE.give_way()
+    for _ in range(YIELDS_IN_A_CROWD if CORE.shared else YIELDS):
         if test():
             return
+        os.sched_yield()
     if subject is not None:
         subject.waits, subject.thread = awaited, threading.get_ident()
     try:
