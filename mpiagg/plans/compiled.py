@@ -33,25 +33,25 @@ LONGEST: Final = 64
 """How many rounds are written out at most."""
 
 
-def compile_rounds(rounds: Sequence[BoundRound]) -> Callable[[Waiting], None]:
-    """Return a function that runs the rounds, one after the other; it is given who waits after some tries."""
+def compile_rounds(rounds: Sequence[BoundRound], tries: int = TRIES) -> Callable[[Waiting], None]:
+    """Return a function that runs the rounds, one after the other; it is given who waits after so many looks."""
     if len(rounds) > LONGEST:
         return partial(_one_by_one, rounds)
     names: dict[str, object] = {}
     for number, a_round in enumerate(rounds):
         if (deferred := _deferred(a_round)) is not None:
-            names[f"deferred_{number}"] = _AtOnce(deferred)
+            names[f"deferred_{number}"] = _AtOnce(deferred, tries)
             continue
         for kind, calls in zip(BoundRound._fields, a_round, strict=True):
             names.update({f"{kind}_{number}_{index}": call for index, call in enumerate(calls)})
-    return FunctionType(_code(tuple(map(_shape_of, rounds))), names)
+    return FunctionType(_code(tuple(_shape_of(a_round, tries) for a_round in rounds)), names)
 
 
-def _shape_of(a_round: BoundRound) -> Shape:
+def _shape_of(a_round: BoundRound, tries: int) -> Shape:
     if _deferred(a_round):
         return None
-    tries = tuple(TRIES if isinstance(awaited, Arrival) else 1 for awaited in a_round.awaited)
-    return len(a_round.starts), tries, len(a_round.reductions)
+    tests = tuple(tries if isinstance(awaited, Arrival) else 1 for awaited in a_round.awaited)
+    return len(a_round.starts), tests, len(a_round.reductions)
 
 
 def _one_by_one(rounds: Sequence[BoundRound], waiting: Waiting) -> None:
@@ -75,15 +75,15 @@ def _deferred(a_round: BoundRound) -> Deferred | None:
 class _AtOnce:
     """Runs what is chosen; what was chosen last is kept as it was compiled."""
 
-    def __init__(self, deferred: Deferred) -> None:
-        self._choose = deferred.choose
+    def __init__(self, deferred: Deferred, tries: int) -> None:
+        self._choose, self._tries = deferred.choose, tries
         self._program: Program | None = None
         self._run: Callable[[Waiting], None] = compile_rounds(())
 
     def __call__(self, waiting: Waiting) -> None:
         program = self._choose()
         if program is not self._program:
-            self._program, self._run = program, compile_rounds(program.rounds)
+            self._program, self._run = program, compile_rounds(program.rounds, self._tries)
         self._run(waiting)
 
 

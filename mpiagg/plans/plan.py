@@ -13,7 +13,7 @@ from typing import Final, Generic, Protocol, TypeVar
 
 from mpiagg.arrays import Stream
 from mpiagg.errors import Error, PlanError
-from mpiagg.plans.compiled import Waiting, compile_rounds
+from mpiagg.plans.compiled import TRIES, Waiting, compile_rounds
 from mpiagg.plans.program import Arrival, BoundRound, Computing, Interleaved, Program, Wait, run, run_in
 from mpiagg.transport import CORE, DEFAULT_TIMEOUT, Channel, keep_for_good, process, wait_patiently
 from mpiagg.watch import END, STAMPS, Entry, Subject, clock, done, failed
@@ -109,7 +109,10 @@ class Plan(Generic[Result]):
         self._entry: Entry = []
         if process().recorder.rounds:
             self._rounds = tuple(self._marked(self._rounds))
-        self._run = compile_rounds(self._rounds)
+        # Where others want the core, whoever tries again and again only keeps them from coming.
+        crowded = channel.node.crowded
+        self._spins = 0 if crowded else SPINS
+        self._run = compile_rounds(self._rounds, tries=1 if crowded else TRIES)
         if self._stream is not None:
             self._run = partial(_run_in, self._stream, self._run)
         # Whether it can be started: not while it runs, nor after an error in the middle, nor when it is freed.
@@ -237,8 +240,7 @@ class Plan(Generic[Result]):
         if not isinstance(awaited.now, Arrival):
             self._wait(test)
             return
-        # Where others want the core, whoever tries again and again only keeps them from coming.
-        for _ in range(0 if CORE.shared else SPINS):
+        for _ in range(0 if CORE.shared else self._spins):
             if test():
                 return
         probe = self._channel.comm.Iprobe
