@@ -162,7 +162,7 @@ def meant(
     ragged = rows is not None and collective is Collective.ALLTOALL
     # Ranks choose the same: where they do not know the same lengths, by none.
     nbytes = 0 if ragged else sum(counts) * how.dtype.itemsize
-    native = takes_native(collective, how, nbytes, minima=False, at_once=at_once)
+    native = takes_native(collective, how, nbytes, channel.layout, minima=False, at_once=at_once)
     native = native and x.dtype == how.dtype and not reproducible
     case, trial = channel.case(collective, nbytes, native=native, reproducible=reproducible), None
     if at_once and (algorithm, lanes, wire) == ("auto", None, None) and not (ragged or only_native or reproducible):

@@ -75,7 +75,9 @@ class Asked(NamedTuple):
         device = device_of(x if out is None else out)
         # Ranks choose the same: where they do not know the same lengths, by none.
         nbytes = 0 if self.ragged else sum(self.counts) * self.reduction.dtype.itemsize
-        native = takes_native(self.collective, self.reduction, nbytes, minima=True, at_once=at_once or self.moved)
+        native = takes_native(
+            self.collective, self.reduction, nbytes, channel.layout, minima=True, at_once=at_once or self.moved
+        )
         native = native and not ((channel.reproducible and not self.moved) or self.ours)
         case = channel.case(self.collective, nbytes, memory, native=native)
         if at_once and not (self.moved or self.ragged or self.ours or self.alone):

@@ -10,7 +10,7 @@ from typing import Final
 
 from mpiagg.arrays import HOST, Device, Reduction, codec_of
 from mpiagg.common.arguments import check_integer
-from mpiagg.schedules import MOST_LANES, Collective, algorithm
+from mpiagg.schedules import MOST_LANES, Collective, Layout, algorithm
 from mpiagg.tables import NATIVE, SEGMENT, Case, Choice, Memory, settings
 
 __all__ = ["BY_WAY_OF_HOST", "ENCODING_ONCE", "NATIVE", "NCCL", "SEGMENT", "Case", "Choice", "Memory", "choose", "pick"]
@@ -25,8 +25,9 @@ SHARED: Final = "shared"
 """The algorithm of one stage within one node, in which owners read inputs and write results, wherever they lie."""
 
 PLANNED_NATIVE: Final = 8 * 2**10
-"""Bytes up to which plans and requests are the MPI library's own where its blocking collective would be taken: its
-persistent and nonblocking ones may be far slower than that. Open MPI's persistent reduce of 16 MiB took 1.9 seconds."""
+"""Bytes up to which plans and requests on a node are the MPI library's own where its blocking collective would be taken:
+its persistent and nonblocking ones may be far slower than that. Open MPI's persistent reduce of 16 MiB took 1.9 seconds,
+and between nodes one of 1 KiB two to four times as long as its blocking one."""
 
 TO_EACH_RANK: Final = {Collective.GATHER: "direct", Collective.SCATTER: "direct", Collective.ALLTOALL: "pairwise"}
 """The algorithms in which chunks go directly to their ranks, so that only these need to know how long they are."""
@@ -36,7 +37,9 @@ BY_WAY_OF_HOST: Final = 64 * 2**10
 the device in every round."""
 
 
-def takes_native(collective: Collective, reduction: Reduction, nbytes: int, *, minima: bool, at_once: bool) -> bool:
+def takes_native(
+    collective: Collective, reduction: Reduction, nbytes: int, layout: Layout, *, minima: bool, at_once: bool
+) -> bool:
     """Whether the MPI library's own collective may be taken for ``"auto"``: it breaks no promise of ours.
 
     An all-reduction has the same bits on all ranks. Those of the MPI library have, where the result does not depend on
@@ -48,12 +51,14 @@ def takes_native(collective: Collective, reduction: Reduction, nbytes: int, *, m
     reduction : Reduction
     nbytes : int
         Bytes of the vector.
+    layout : Layout
+        The ranks, on their nodes.
     minima : bool
         Whether minima and maxima of numbers with NaN among them may be the MPI library's, and not NumPy's.
     at_once : bool
         Whether it is a blocking call, and no plan or request.
     """
-    if not (at_once or nbytes <= PLANNED_NATIVE):
+    if not (at_once or (nbytes <= PLANNED_NATIVE and len(layout.nodes) == 1)):
         return False
     if not collective.reduces or reduction.dtype.kind in "biuV":
         return True

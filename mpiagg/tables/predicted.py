@@ -54,6 +54,9 @@ CLUSTER: Final = Cluster(
 )
 """The cluster of the default table. A sum of long vectors reads two numbers from memory for each that it writes."""
 
+SLOW: Final = replace(CLUSTER, alpha=50e-6, beta=1 / 1.25e8)
+"""The same with 50 us and links of 1 Gbit/s, where little but the bytes that cross them counts."""
+
 BARRIER: Final = 0.5e-6
 """Seconds in which the ranks of a node wait for one another."""
 
@@ -69,7 +72,7 @@ SHORTEST: Final = 256 * 2**10
 """How many lanes there are at most between nodes, and how long their messages are at least, on average."""
 
 NETWORK_NATIVE: Final = 64 * 2**10
-"""Bytes up to which the MPI library's own all-reduce and scans take least time between nodes."""
+"""Bytes up to which the MPI library's own collectives take least time between nodes."""
 
 _KIB: Final = 2**10
 
@@ -232,17 +235,17 @@ def measured() -> Iterator[Row]:
     of four on two processors, with MPICH 5.0 and Open MPI 5.0 (``bench/calls.py``, also with ``--all-algorithms``): up
     to some KiB the library's own takes least time, but for reductions and all-gathers of MPICH; in part up to 64 KiB,
     where calls beside registered memory have to learn at a barrier where the others' vectors lie. Longer vectors take
-    about half of its time through memory that the ranks share. From where the model has messages, ``"auto"`` keeps to
-    the library's own, but for cases in which that takes three to eight times as long as a ring: reductions to one rank
-    and scans of MPICH, and reduce-scatters of Open MPI.
+    about half of its time through memory that the ranks share. From where the model has messages on a node, ``"auto"``
+    keeps to the library's own, but for cases in which that takes three to eight times as long as a ring: reductions to
+    one rank and scans of MPICH, and reduce-scatters of Open MPI. Between nodes (``bench/network.py``) longer vectors take
+    a third to all of its time, but for gathers, scatters and all-to-alls, which take as long.
     """
     for collective in Collective:
         for spread, memory in ((Spread.ONE_EACH, None), (Spread.SEVERAL, None), (Spread.ONE_NODE, Memory.NONE)):
             if collective is Collective.ALLTOALL and spread is Spread.SEVERAL:  # 0.7 to 0.9 of the library's time
                 yield Row(collective, _NATIVE, None, 4, spread)
                 yield Row(collective, Choice("hierarchical"), 32 * _KIB, spread=spread)
-            ours = collective is Collective.ALLREDUCE or collective.prefix
-            most = NETWORK_NATIVE if ours and memory is None else None
+            most = NETWORK_NATIVE if memory is None and not collective.moves else None
             yield Row(collective, _NATIVE, most, spread=spread, memory=memory)
         for choice, most, ranks, library in ON_A_NODE[collective]:
             yield Row(collective, choice, most, ranks, Spread.ONE_NODE, Memory.TOGETHER, library=library)
@@ -288,7 +291,9 @@ def _ladder(collective: Collective, layouts: Sequence[Layout], memory: Memory) -
     """Return the choices for lengths that grow, each with the length up to which it is taken."""
 
     def prices(memory: Memory) -> list[Prices]:
-        return [Prices(collective, layout, memory) for layout in layouts]
+        # Whether links are faster or slower than a node's memory matters where ranks share both.
+        clusters = (CLUSTER, SLOW) if Spread.of(layouts[0]) is Spread.SEVERAL else (CLUSTER,)
+        return [Prices(collective, layout, memory, cluster) for layout in layouts for cluster in clusters]
 
     taken, unregistered = prices(memory), prices(Memory.NONE) if memory is Memory.TOGETHER else []
     steps = []
