@@ -9,6 +9,7 @@ import json
 import re
 import runpy
 from collections.abc import Callable, Iterable
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,9 @@ BENCH = Path(__file__).parents[1] / "bench"
 PLACE = "(?<=<!-- {} -->\n).*?(?=<!-- end -->)"
 FEWEST_TURNS = 5
 """Of fewer turns no median is told."""
+
+LONG = 2**18
+"""Bytes from which links are the limit."""
 
 UNITS = {2**20: "MiB", 2**10: "KiB", 1: "B"}
 
@@ -206,22 +210,33 @@ def _network() -> str:
 
 
 def _others() -> str:
-    """Return the tables of the other collectives on a network, with the best algorithm beside what ``auto`` takes."""
+    """Return the tables of the other collectives on a network, a table for each layout and library."""
     lines = []
-    for collective in (c.value for c in Collective if c is not Collective.ALLREDUCE):
-        for path in sorted((BENCH / "results").glob(f"{collective}-[0-9]x*-*.json")):
-            times = _times(path.stem)
-            sizes = list(times)
-            native = [times[size]["native"] for size in sizes]
-            lines += [_head(path.stem, sizes), _line("the MPI library's own, us", native)]
-            for over in (
-                ("native", "gloo", "link") if any("gloo" in times[size] for size in sizes) else ("native", "link")
-            ):
-                lines.append(_ratios(f"auto / {over}", times, sizes, "auto", over))
-            found = [min((us, name) for name, us in times[size].items() if name not in PEERS) for size in sizes]
-            cells = (f"{us / own:.2f} {name}" for (us, name), own in zip(found, native, strict=True))
-            lines.append(f"| best / native | {' | '.join(cells)} |\n")
+    for layout, library in product(("2x2", "4x2", "4x1"), CALLS):
+        verbs = [c.value for c in Collective if c is not Collective.ALLREDUCE]
+        found = {verb: _times(f"{verb}-{layout}-any-{library}") for verb in verbs}
+        sizes = sorted({size for times in found.values() for size in times})
+        lines.append(_head(f"<collective>-{layout}-any-{library}", sizes))
+        for verb, times in found.items():
+            lines.append(f"| {verb} | " + " | ".join(_standing(s, times.get(s)) for s in sizes) + " |")
+        every = [(size, cell) for times in found.values() for size, cell in times.items()]
+        near = [cell["auto"] <= 1.05 * cell["native"] for _, cell in every]
+        full = [0.95 * cell["auto"] <= cell["link"] for size, cell in every if size >= LONG]
+        lines[-1] += (
+            f"\n\nWithin 1.05 of the library's time: {sum(near)} of {len(near)}; at 0.95 of the links: {sum(full)} of {len(full)}.\n"
+        )
     return "\n".join(lines)
+
+
+def _standing(size: int, times: dict[str, float] | None) -> str:
+    """Return how ``auto`` stands to the MPI library's own, to the links, and to an algorithm that is far faster."""
+    if times is None:
+        return ""
+    us, best = min((us, name) for name, us in times.items() if name not in PEERS)
+    word = f"{times['auto'] / times['native']:.2f}"
+    if size >= LONG:
+        word += f" ({times['auto'] / times['link']:.2f})"
+    return word if times["auto"] <= 1.1 * us else f"{word}; {best} {us / times['native']:.2f}"
 
 
 def _exact() -> str:

@@ -25,9 +25,9 @@ SHARED: Final = "shared"
 """The algorithm of one stage within one node, in which owners read inputs and write results, wherever they lie."""
 
 PLANNED_NATIVE: Final = 8 * 2**10
-"""Bytes up to which plans and requests on a node are the MPI library's own where its blocking collective would be taken:
-its persistent and nonblocking ones may be far slower than that. Open MPI's persistent reduce of 16 MiB took 1.9 seconds,
-and between nodes one of 1 KiB two to four times as long as its blocking one."""
+"""Bytes up to which plans and requests on a node are the MPI library's own where its blocking collective would be
+taken: its persistent and nonblocking ones may be far slower than that. Open MPI's persistent reduce of 16 MiB took 1.9
+seconds, and between nodes one of 1 KiB two to four times as long as its blocking one."""
 
 TO_EACH_RANK: Final = {Collective.GATHER: "direct", Collective.SCATTER: "direct", Collective.ALLTOALL: "pairwise"}
 """The algorithms in which chunks go directly to their ranks, so that only these need to know how long they are."""

@@ -25,7 +25,8 @@ What the model leaves out is put right here, in words:
   than reading what lies in memory, and they take up to 4 times as long (``bench/cache_sharing.py``). What is only moved
   goes by messages above 64 KiB: the MPI library copies it once.
 
-A row is for ranges of lengths and ranks. It has the algorithm that is at worst the smallest multiple of the best price,
+Where ranks share nodes, choices must also do for a network of 50 us and 1 Gbit/s: there the bytes that cross it decide,
+and not what the ranks of a node exchange. A row is for ranges of lengths and ranks. It has the algorithm that is at worst the smallest multiple of the best price,
 for the middle of the lengths and for the fewest ranks, three quarters of the most, and the most; within 3 %, the first
 in the table of algorithms.
 """
@@ -237,8 +238,8 @@ def measured() -> Iterator[Row]:
     where calls beside registered memory have to learn at a barrier where the others' vectors lie. Longer vectors take
     about half of its time through memory that the ranks share. From where the model has messages on a node, ``"auto"``
     keeps to the library's own, but for cases in which that takes three to eight times as long as a ring: reductions to
-    one rank and scans of MPICH, and reduce-scatters of Open MPI. Between nodes (``bench/network.py``) longer vectors take
-    a third to all of its time, but for gathers, scatters and all-to-alls, which take as long.
+    one rank and scans of MPICH, and reduce-scatters of Open MPI. Between nodes (``bench/network.py``) longer vectors
+    take a third to all of its time, but for gathers, scatters and all-to-alls, which take as long.
     """
     for collective in Collective:
         for spread, memory in ((Spread.ONE_EACH, None), (Spread.SEVERAL, None), (Spread.ONE_NODE, Memory.NONE)):
