@@ -36,5 +36,5 @@ def test_who_shares_its_core_sleeps_sooner(monkeypatch, shared, yields):
 
 
 def test_a_wait_in_vain_says_for_what():
-    with pytest.raises(StallError, match="waited 0.01 s in vain for a rank that never comes"):
+    with pytest.raises(StallError, match=r"waited 0\.01 s in vain for a rank that never comes"):
         waiting.wait_patiently(lambda: False, lambda: "a rank that never comes", 0.01)

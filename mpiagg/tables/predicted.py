@@ -25,10 +25,10 @@ What the model leaves out is put right here, in words:
   than reading what lies in memory, and they take up to 4 times as long (``bench/cache_sharing.py``). What is only moved
   goes by messages above 64 KiB: the MPI library copies it once.
 
-Where ranks share nodes, choices must also do for a network of 50 us and 1 Gbit/s: there the bytes that cross it decide,
-and not what the ranks of a node exchange. A row is for ranges of lengths and ranks. It has the algorithm that is at worst the smallest multiple of the best price,
+A row is for ranges of lengths and ranks. It has the algorithm that is at worst the smallest multiple of the best price,
 for the middle of the lengths and for the fewest ranks, three quarters of the most, and the most; within 3 %, the first
-in the table of algorithms.
+in the table of algorithms. Where ranks share nodes, prices are also those of a network of 50 us and 1 Gbit/s: there the
+bytes that cross it decide, and not what the ranks of a node exchange.
 """
 
 from __future__ import annotations
