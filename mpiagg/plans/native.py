@@ -9,7 +9,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 from mpi4py import MPI
 
-from mpiagg.arrays import Array, same_memory
+from mpiagg.arrays import Array, address, same_memory
 from mpiagg.plans.operation import Operation
 from mpiagg.plans.program import BoundRound, Callback, Computing, Program
 from mpiagg.schedules import Collective
@@ -185,13 +185,26 @@ def native_caller(
     if x is None or out is None or (x.flags.owndata and out.flags.owndata and x is not out):
         return call
 
+    in_place = _caller_in_place(comm, o)
+    place = 0 if in_place is None else o.own_chunk.start * out.itemsize
+
     def careful(x: Any, out: Any) -> None:
-        if np.may_share_memory(x, out):
+        if in_place is not None and address(x) == address(out) + place:
+            in_place(out)
+        elif np.may_share_memory(x, out):
             general(x, out)
         else:
             call(x, out)
 
     return careful
+
+
+def _caller_in_place(comm: MPI.Intracomm, o: Operation) -> Callable[[Any], object] | None:
+    """Return what gathers where this rank's part is in its place; None for others, and for parts of other lengths."""
+    if o.collective not in (Collective.ALLGATHER, Collective.GATHER) or not _alike(o):
+        return None
+    method, root = getattr(comm, _METHODS[o.collective]), (o.root,) if o.collective.rooted else ()
+    return lambda out: method(MPI.IN_PLACE, out, *root)
 
 
 def _caller_of_others(comm: MPI.Intracomm, o: Operation) -> Callable[[Any, Any], object] | None:

@@ -168,6 +168,26 @@ def test_each_rank_may_work_in_place_or_not(comm, rank, size, table, algorithm):
             assert same(result, rows[:, rank])
 
 
+@pytest.mark.parametrize("algorithm", ["auto", "native", "direct"])
+def test_parts_that_are_in_their_place_again_and_again(comm, rank, size, algorithm):
+    for root in range(min(size, 2)):
+        for call in range(4):  # the second one is looked up
+            wanted = np.arange(size * 3.0).reshape(size, 3) + 100 * call
+            out = np.zeros((size, 3))
+            out[rank] = wanted[rank]
+            assert same(mpiagg.allgather(out[rank], out=out, comm=comm, algorithm=algorithm), wanted)
+            # A part that lies elsewhere in the output is copied first.
+            out[...] = 0
+            out[(rank + 1) % size] = wanted[rank]
+            assert same(mpiagg.allgather(out[(rank + 1) % size], out=out, comm=comm, algorithm=algorithm), wanted)
+            out[...] = 0
+            out[rank] = wanted[rank]
+            target = out if rank == root else None
+            found = mpiagg.gather(out[rank], out=target, root=root, comm=comm, algorithm=algorithm)
+            assert (found is None) == (rank != root)
+            assert found is None or same(found, wanted)
+
+
 def test_arrays_of_any_layout(comm, rank, size):
     rows = np.arange(size * size * 6).reshape(size, size, 2, 3)
     for algorithm in ("auto", "native", "pairwise", "shared"):
