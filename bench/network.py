@@ -11,6 +11,8 @@ from pathlib import Path
 
 from saving import BENCH, main
 
+from mpiagg.schedules import Collective
+
 RATE = "1gbit"
 OPTIONS = ["-m", "64:16M", "--link-rate", RATE, "--wire", "bf16", "--wire", "u8", "--time-limit", "12"]
 CLUSTER = [sys.executable, str(Path(__file__).with_name("cluster.py"))]
@@ -26,13 +28,13 @@ SWEEPS = {
     # Registered memory is for ranks that share a node.
     for nodes, ranks, buffer in ((4, 1, "any"), (2, 2, "any"), (4, 2, "any"), (2, 2, "registered"))
 }
-VERBS = ["broadcast", "reduce", "allgather", "reduce_scatter", "gather", "scatter", "alltoall", "scan", "exscan"]
 SWEEPS |= {
-    f"{verb}-{nodes}x{ranks}-any": [
-        *[*on(nodes, ranks), *BENCH[:-1], verb],
-        *["-m", "64:4M" if verb == "alltoall" else "1K:16M", "--link-rate", RATE, "--time-limit", "4"],
+    f"{collective.value}-{nodes}x{ranks}-any": [
+        *[*on(nodes, ranks), *BENCH[:-1], collective.value],
+        *["-m", "64:4M" if collective is Collective.ALLTOALL else "1K:16M", "--link-rate", RATE, "--time-limit", "4"],
     ]
-    for verb in VERBS
+    for collective in Collective
+    if collective is not Collective.ALLREDUCE
     for nodes, ranks in ((4, 1), (2, 2), (4, 2))
 }
 

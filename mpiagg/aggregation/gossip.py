@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import Literal
 
-from mpiagg.schedules import Collective, Round, algorithm, finish
+from mpiagg.schedules import Action, Collective, Round, algorithm, finish
 
 Nodes = tuple[tuple[int, ...], ...]
 PeerSelection = Literal["shift_one", "one_peer_exponential", "all"]
@@ -150,7 +150,7 @@ def among(ranks: Sequence[int], collective: Collective, rank: int) -> Rounds:
     name = "recursive_doubling" if collective is Collective.ALLREDUCE else "tree"
     rounds = algorithm(name).schedule(collective, ranks.index(rank), len(ranks))
     renamed = (
-        Round(*(replace(step, peer=ranks[step.peer]) for step in a_round if not step.action.local))
+        Round(*(replace(step, peer=ranks[step.peer]) for step in a_round if step.action is not Action.FINISH))
         for a_round in rounds
     )
     return tuple(a_round for a_round in renamed if a_round)

@@ -62,13 +62,13 @@ def scratch_of(rounds: Sequence[Round], length: Callable[[Step], int]) -> int:
 
     That is what one round receives to be reduced, but for what lands where it is kept.
     """
-    kept: dict[tuple[int, int], int] = {}
+    kept: dict[int, int] = {}
     most = 0
     for a_round in rounds:
         aside = 0
         for step in a_round:
-            if step.action is Action.KEEP and (step.chunk, step.count) not in kept:
-                kept[step.chunk, step.count] = length(step)
+            if step.action is Action.KEEP and step.chunk not in kept:
+                kept[step.chunk] = length(step)
             elif step.action.reduces:
                 aside += length(step)
         most = max(most, aside)
@@ -216,7 +216,7 @@ class _Expressions:
                     finished = self._finish(held.get(chunk, 0), done, chunk)
                     held[chunk] = self._round(finished) if self.rounded else finished
             elif step.action is Action.TAKE:
-                held.update((chunk, self._kept_of(done, chunk)) for chunk in chunks)
+                held[step.chunk] = self._kept_of(done, step.chunk)
             elif step.action.receives:
                 content = self.arrived[done.rank, step.peer].popleft()
                 for chunk, value in zip(chunks, content, strict=True):

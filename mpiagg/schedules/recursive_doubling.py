@@ -23,10 +23,10 @@ Int. J. High Perform. Comput. Appl. 19 (2005). The scan: Hillis and Steele, Data
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from mpiagg.schedules.powers import on_a_power, powers_below
-from mpiagg.schedules.steps import Round, finish, keep_from, reduce_from, send, take
+from mpiagg.schedules.steps import Round, Step, finish, keep_from, reduce_from, send, take
 
 
 def exchange(rank: int, size: int) -> Iterator[Round]:
@@ -40,19 +40,16 @@ def exchange(rank: int, size: int) -> Iterator[Round]:
 allreduce = on_a_power(exchange, chunks=lambda size: 1)  # noqa: ARG005 - the vector stays whole
 
 
-def scan(rank: int, size: int) -> Iterator[Round]:
+def scan(rank: int, size: int, reduce: Callable[[int], Step] = reduce_from) -> Iterator[Round]:
     """Round k: pass our sum on to the rank 2^k after us, and put that of the rank 2^k before us in front of ours."""
     for distance in powers_below(size):
         sent = [send(rank + distance)] if rank + distance < size else []
-        received = [reduce_from(rank - distance)] if rank >= distance else []
+        received = [reduce(rank - distance)] if rank >= distance else []
         yield Round(*sent, *received)
 
 
 def exscan(rank: int, size: int) -> Iterator[Round]:
     """Do as in a scan, and keep the sum of what has come."""
-    for distance in powers_below(size):
-        sent = [send(rank + distance)] if rank + distance < size else []
-        received = [keep_from(rank - distance)] if rank >= distance else []
-        yield Round(*sent, *received)
+    yield from scan(rank, size, keep_from)
     if rank > 0:
         yield Round(take())

@@ -252,7 +252,7 @@ TABLE: Mapping[str, Algorithm] = {
                 _SCAN: recursive_doubling.scan,
                 _EXSCAN: recursive_doubling.exscan,
             },
-            "scratch of one vector",
+            "scratch of one vector, of two in an exclusive scan",
         ),
         _flat(
             "halving_doubling",
