@@ -223,7 +223,7 @@ class _Binder:
         return [part for index, a_round in enumerate(schedule) for part in self._bind_round(index, a_round)]
 
     def _scratch(self, schedule: Sequence[Round]) -> int:
-        """Return how much scratch there must be for what a round receives to reduce."""
+        """Return how much scratch there must be for what a round receives to reduce, and for what is kept."""
         return scratch_length(schedule, (self.place.lane,))
 
     def _bind_round(self, index: int, a_round: Round) -> list[BoundRound]:

@@ -25,9 +25,10 @@ SHARED: Final = "shared"
 """The algorithm of one stage within one node, in which owners read inputs and write results, wherever they lie."""
 
 PLANNED_NATIVE: Final = 8 * 2**10
-"""Bytes up to which plans and requests on a node are the MPI library's own where its blocking collective would be
-taken: its persistent and nonblocking ones may be far slower than that. Open MPI's persistent reduce of 16 MiB took 1.9
-seconds, and between nodes one of 1 KiB two to four times as long as its blocking one."""
+"""Bytes up to which plans and requests on a node, but for those of methods that move values, are the MPI library's own
+where its blocking collective would be taken: its persistent and nonblocking ones may be far slower than that. Open
+MPI's persistent reduce of 16 MiB took 1.9 seconds, and between nodes one of 1 KiB two to four times as long as its
+blocking one."""
 
 TO_EACH_RANK: Final = {Collective.GATHER: "direct", Collective.SCATTER: "direct", Collective.ALLTOALL: "pairwise"}
 """The algorithms in which chunks go directly to their ranks, so that only these need to know how long they are."""
@@ -56,7 +57,7 @@ def takes_native(
     minima : bool
         Whether minima and maxima of numbers with NaN among them may be the MPI library's, and not NumPy's.
     at_once : bool
-        Whether it is a blocking call, and no plan or request.
+        Whether it is a blocking call, or a method that moves values: as plan and request, too, that is handed on.
     """
     if not (at_once or (nbytes <= PLANNED_NATIVE and len(layout.nodes) == 1)):
         return False
@@ -79,7 +80,8 @@ def choose(case: Case, device: Device = HOST) -> Choice:
     if case.nbytes <= BY_WAY_OF_HOST:
         return settings().found(case._replace(library=None)).choice
     messages = settings().found(case._replace(memory=Memory.NONE, library=None)).choice
-    together = case.memory is Memory.TOGETHER and len(case.layout.nodes) == 1
+    serves = case.collective in algorithm(SHARED).schedules
+    together = serves and case.memory is Memory.TOGETHER and len(case.layout.nodes) == 1
     return messages._replace(algorithm=SHARED, unregistered=messages.algorithm) if together else messages
 
 

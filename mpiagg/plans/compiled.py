@@ -1,8 +1,8 @@
 """Rounds of calls, compiled into one function.
 
 A short plan takes a microsecond or two, and loops over its few calls are a good part of that. So the calls of a plan
-are written out, as source text that depends only on how many there are in each round, and compiled once for
-every such shape.
+are written out, as source text that depends only on how many there are in each round and how often each is tried,
+and compiled once for every such shape.
 """
 
 from __future__ import annotations

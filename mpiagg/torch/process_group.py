@@ -166,6 +166,7 @@ class ProcessGroup(RankGroup):
         """Reduce a list of tensors, one for each rank, over the ranks; they may have different lengths."""
         outputs, inputs, opts = listed(outputs), nested(inputs), read(*given, **named)
         for output, parts in zip(outputs, inputs, strict=True):
+            self._one_for_each(parts)
             check_lengths(parts[self.rank() : self.rank() + 1], [output.numel()])
 
         def task(timeout: float | None) -> None:

@@ -13,6 +13,7 @@ from mpi4py import MPI
 import mpiagg
 from mpiagg.plans import binding, bound
 from mpiagg.plans import choices as tuning
+from mpiagg.schedules import Collective
 from mpiagg.transport import NodeBarrier, channel_of
 
 pytestmark = pytest.mark.mpi
@@ -47,7 +48,7 @@ def called(name, x, comm, **keywords):
     return standin.peek(result) if isinstance(result, standin.DeviceArray) else result
 
 
-@pytest.mark.parametrize("collective", COLLECTIVES)
+@pytest.mark.parametrize("collective", [*COLLECTIVES, "scan", "exscan"])
 @pytest.mark.usefixtures("short_ones_too")
 def test_the_bits_of_the_host(comm, rank, device, bits, collective):
     for algorithm in mpiagg.algorithms(collective):
@@ -55,6 +56,17 @@ def test_the_bits_of_the_host(comm, rank, device, bits, collective):
             x = irregular(length, rank)
             wanted = called(collective, x, comm, algorithm=algorithm)
             assert_same(called(collective, device.from_host(x), comm, algorithm=algorithm), wanted, bits)
+
+
+@pytest.mark.parametrize("collective", [each.value for each in Collective])
+def test_auto_takes_what_serves_the_collective(comm, rank, device, collective):
+    for columns in (7, 10_000):  # float64: short enough to go by the host, and not
+        x = (irregular((comm.size, columns), rank) * 8).round()
+        wanted = called(collective, x, comm)
+        for _ in range(2):
+            result = called(collective, device.from_host(x), comm)
+            assert (result is None) == (wanted is None)
+            assert wanted is None or np.array_equal(result, wanted)
 
 
 @pytest.mark.usefixtures("short_ones_too")

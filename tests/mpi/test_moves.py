@@ -120,6 +120,15 @@ def test_scans_are_of_the_ranks_before(comm, rank, table, array, algorithm, op, 
         assert np.array_equal(x, prefixes[rank])
 
 
+@pytest.mark.parametrize("algorithm", ["auto", "ring", "recursive_doubling"])
+def test_an_exclusive_scan_combines_no_more_than_its_results(comm, rank, size, algorithm):
+    x = np.full(3, 0.9e308 if rank >= size - 2 else 1.0)  # finite in all, but for the last two together
+    with np.errstate(all="raise"):
+        result = mpiagg.exscan(x, comm=comm, algorithm=algorithm)
+    before = [1.0] * max(0, size - 2) + [0.9e308] * 2
+    assert (result is None) if rank == 0 else np.all(result == sum(before[:rank] if size > 1 else []))
+
+
 def test_scans_by_our_algorithms_have_the_bits_of_their_schedules(comm, rank, size, bits):
     rng = np.random.default_rng(3)
     vectors = (rng.standard_normal((size, 1000)) * 10.0 ** rng.integers(-8, 8, (size, 1000))).astype(np.float32)

@@ -100,6 +100,7 @@ def test_lists_of_another_length_are_refused():
     for call in (
         lambda: dist.all_gather([one.clone() for _ in range(SIZE + 1)], one),
         lambda: dist.all_to_all([one.clone() for _ in range(SIZE + 1)], [one] * (SIZE + 1)),
+        lambda: dist.reduce_scatter(one.clone(), [one] * (SIZE + 1)),
     ):
         with pytest.raises((ValueError, RuntimeError), match=f"{SIZE + 1} tensors are not one for each of {SIZE}"):
             call()

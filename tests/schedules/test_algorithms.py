@@ -470,7 +470,10 @@ def chain_that_keeps(place, n):
 
 def doubling_that_keeps(place, n):
     scan = doubling_scan(place, n)
-    return replace(scan, scratch=min(2, scan.received))
+    if place + 1 < n:
+        return replace(scan, scratch=min(2, scan.received))
+    reduced = max(0, scan.received - 1)  # the last rank's own is in no result
+    return replace(scan, reduced=reduced, scratch=min(1, reduced))
 
 
 FORMULAS = {
