@@ -41,7 +41,8 @@ class ArraySharded(Sharded):
 
     def _check(self, module: Any, optimizer: Any, layers: Any) -> list[Form]:
         if not isinstance(module, list | tuple) or not module:
-            raise TypeError(f"a list of arrays or a module of torch's is trained, not {type(module).__name__}")
+            kind = "an empty list" if isinstance(module, list | tuple) else type(module).__name__
+            raise TypeError(f"a list of arrays or a module of torch's is trained, not {kind}")
         for index, x in enumerate(module):
             if not is_array(x):
                 raise TypeError(f"parameter {index} must be a NumPy array, not {type(x).__name__}")

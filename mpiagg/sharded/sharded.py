@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from copy import deepcopy
+from math import inf
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
@@ -14,7 +15,7 @@ from mpi4py import MPI
 
 from mpiagg.aggregation.packing import describe_layout
 from mpiagg.arrays import Array, Form, load, reduction, to_host, working_dtype
-from mpiagg.common.arguments import check_integer, check_number
+from mpiagg.common.arguments import check_flag, check_integer, check_number
 from mpiagg.ddp.adapters import is_torch
 from mpiagg.ddp.ddp import BUCKET_BYTES
 from mpiagg.errors import PlanError, RankFailedError
@@ -59,10 +60,11 @@ class Sharded(ShardedTraining):
     denom : number, optional
         With ``op="avg"`` what the sum is divided by in place of the number of ranks.
     clip_norm : float, optional
-        The gradients are scaled so that the norm of all of them is at most this.
+        The gradients are scaled so that the norm of all of them is at most this; with infinity it is only computed.
     master_dtype : data-type, optional
         In which dtype parts of the parameters are kept and updated, and gradients reduced; float32 for parameters of
-        half precision, as a rule. By default in the parameters' own.
+        half precision, as a rule. By default in the parameters' own. What others write into the parameters is lost
+        at the next step then.
     split : {"elements", "tensors"}, optional
         Whether tensors are cut among the ranks, or each is one rank's: for optimizers that need whole ones. By default
         as an optimizer for arrays needs it, and ``"elements"``.
@@ -150,8 +152,9 @@ class Sharded(ShardedTraining):
             check_integer("stage", stage, 1, 3)
             check_integer("bucket_bytes", bucket_bytes, 0)
             self._turns = 1 + check_integer("prefetch", prefetch, 0)
-            if clip_norm is not None:
-                check_number("clip_norm", clip_norm, "a number above 0", lambda x: x > 0)
+            if clip_norm not in (None, inf):
+                check_number("clip_norm", clip_norm, "a number above 0, or infinity", lambda x: x > 0)
+            check_flag("share", share)
             divisor = _check_op(op, denom, self._channel.size)
             for collective in (Collective.REDUCE_SCATTER, Collective.ALLGATHER):
                 pick(algorithm, None, self._channel.case(collective, 0))

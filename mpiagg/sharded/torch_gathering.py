@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Final
+from weakref import WeakMethod
 
 import torch
 from torch.utils._pytree import tree_flatten
@@ -72,6 +73,17 @@ class ModuleHook:
 
 def _nothing(*_: Any) -> None:
     pass
+
+
+def call_if_there(method: WeakMethod[Callable[[int], None]], index: int, *_: Any) -> None:
+    """Call a method of an object with a number, if the object is still there."""
+    if (call := method()) is not None:
+        call(index)
+
+
+def writes_to(tensors: Sequence[torch.Tensor]) -> list[int]:
+    """Return how often torch's operations have written into each tensor."""
+    return [x._version for x in tensors]  # noqa: SLF001 - it has no public name
 
 
 def layers_of(

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from functools import partial
-from typing import Any, Final
+from typing import Any
 from weakref import WeakMethod
 
 import torch
@@ -20,10 +20,16 @@ from mpiagg.sharded.division import check_split
 from mpiagg.sharded.sharded import Sharded
 from mpiagg.sharded.storage import Divided, Storage, Whole, storage_for
 from mpiagg.sharded.torch_copies import DeviceCopies
-from mpiagg.sharded.torch_gathering import Gathering, before_forward, layers_of, owners_of, units_with, wait_for
-
-WHOLE: Final = ("Muon", "Adafactor")
-"""The optimizers of torch's that need whole tensors."""
+from mpiagg.sharded.torch_gathering import (
+    Gathering,
+    before_forward,
+    call_if_there,
+    layers_of,
+    owners_of,
+    units_with,
+    wait_for,
+    writes_to,
+)
 
 
 class TorchSharded(Sharded):
@@ -102,8 +108,7 @@ class TorchSharded(Sharded):
         self._tensors = [x for _, x in named]
         self._first = self._tensors[0]
         self._resident: set[int] = set()
-        self._syncing, self._sent = True, set[int]()
-        self._waited_for = False
+        self._syncing, self._waited_for, self._sent = True, False, set[int]()
         self._copies: DeviceCopies | None = None
         inside = {id(each) for each in module.modules()}
         self._listed: Sequence[torch.nn.Module] = [] if layers is None else layers
@@ -159,7 +164,7 @@ class TorchSharded(Sharded):
             k = unit_of[index]
             place = storage.place(k) if isinstance(storage, Divided) else storage.views(k)
             x.data = tensor_of(place[index])
-        self._places = [x.data_ptr() for x in self._tensors]
+        self._places, self._written = [x.data_ptr() for x in self._tensors], writes_to(self._tensors)
         self._gathering: Gathering | None = None
         if isinstance(storage, Divided):
             owners, stream = owners_of(module, self._tensors, self._listed), partial(stream_of, self._first)
@@ -171,7 +176,7 @@ class TorchSharded(Sharded):
             self._open.append(device.finish)  # before memory is given back that torch's streams may still read
             self._copies = DeviceCopies(device, self._gradients.views, self._first.device.index)
         for index in self._flag:
-            told = partial(_arrived, WeakMethod(self._arrive), index)
+            told = partial(call_if_there, WeakMethod(self._arrive), index)
             self._open.append(on_gradient(self._tensors[index], told))
 
     def _make_optimizer(self) -> str:
@@ -183,14 +188,7 @@ class TorchSharded(Sharded):
             own = self._shaped(index, values[part.within])
             self._shards[index] = torch.nn.Parameter(own)
         self.optimizer = self._make(list(self._shards.values()))
-        if not isinstance(self.optimizer, torch.optim.Optimizer):
-            raise TypeError(f"the function has made a {type(self.optimizer).__name__}, and no optimizer of torch's")
-        whole = {id(x) for x in self.module.parameters()}
-        if any(id(x) in whole for group in self.optimizer.param_groups for x in group["params"]):
-            raise ValueError("the optimizer has the module's parameters, and not those that the function was given")
-        name = type(self.optimizer).__name__
-        if name in WHOLE and not self._whole:
-            raise ValueError(f"{name} needs whole tensors: split='tensors'")
+        states.check_optimizer(self.optimizer, self.module, whole=self._whole)
         return f"{self._hyperparameters()}"
 
     def _shaped(self, index: int, own: Array) -> torch.Tensor:
@@ -311,7 +309,7 @@ class TorchSharded(Sharded):
     def zero_grad(self) -> None:
         """Discard the gradients of backward passes since the last :meth:`step`, on all ranks; collective.
 
-        A batch can be left out so, or tried again after an error in the backward pass.
+        A batch can be left out so, or tried again after an error in the backward pass (of all ranks at stage 3).
 
         Raises
         ------
@@ -334,16 +332,23 @@ class TorchSharded(Sharded):
             self._open.append(before_forward(module, partial(wait_for, self._storage, units_with(own, self._unit_of))))
 
     def _look_for_changes(self) -> None:
-        """Validate that parameters lie where they did, and require a gradient, or none, as they did."""
+        """Take note of parameters that lie elsewhere, require a gradient, or none, in turn, or were written in vain."""
         changed = [name for name, x, trained in self._known if x.requires_grad != trained]
-        if [x.data_ptr() for x in self._tensors] != self._places:
-            places = zip(self._names_of, self._tensors, self._places, strict=True)
-            changed += [name for name, x, place in places if x.data_ptr() != place]
+        places = zip(self._names_of, self._tensors, self._places, strict=True)
+        changed += [name for name, x, place in places if x.data_ptr() != place]
         if changed:
             self._note(
                 ValueError(
                     f"{changed[0]} was moved, converted, or has come to require a gradient, or none; "
                     "free() Sharded and make it again"
+                )
+            )
+        before, self._written = self._written, writes_to(self._tensors)
+        if self._written != before and (self._masters or isinstance(self._storage, Divided)):
+            self._note(
+                ValueError(
+                    "parameters were written, by load_state_dict() of the module or in place, which is lost at stage 3 "
+                    "between nodes and with master_dtype: load before Sharded is made, or with load_state_dict() of it"
                 )
             )
 
@@ -392,8 +397,3 @@ class TorchSharded(Sharded):
         if self.stage == 3:
             for x in self._tensors:
                 x.data = torch.empty(0, dtype=x.dtype, device=x.device)
-
-
-def _arrived(arrive: WeakMethod[Callable[[int], None]], index: int, _: torch.Tensor) -> None:
-    if (method := arrive()) is not None:
-        method(index)

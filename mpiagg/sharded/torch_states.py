@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from inspect import signature
+from typing import Any, Final
 
 import numpy as np
 import torch
@@ -11,6 +12,23 @@ import torch
 from mpiagg.arrays import Device, to_host
 from mpiagg.ddp.torch_modules import array_of, tensor_of
 from mpiagg.sharded.states import WHOLE, write_shards
+
+WHOLE_TENSORS: Final = ("Muon", "Adafactor")
+"""The optimizers of torch's that need whole tensors."""
+
+
+def check_optimizer(optimizer: Any, module: torch.nn.Module, *, whole: bool) -> None:
+    """Raise TypeError or ValueError if an optimizer cannot step parts of a module's parameters."""
+    name = type(optimizer).__name__
+    if not isinstance(optimizer, torch.optim.Optimizer):
+        raise TypeError(f"the function has made a {name}, and no optimizer of torch's")
+    theirs = {id(x) for x in module.parameters()}
+    if any(id(x) in theirs for group in optimizer.param_groups for x in group["params"]):
+        raise ValueError("the optimizer has the module's parameters, and not those that the function was given")
+    if name in WHOLE_TENSORS and not whole:
+        raise ValueError(f"{name} needs whole tensors: split='tensors'")
+    if any(each.default is each.empty for each in signature(optimizer.step).parameters.values()):
+        raise ValueError(f"{name} needs arguments in step(), such as a closure, which Sharded does not have")
 
 
 def kept_of(optimizer: torch.optim.Optimizer, shard: torch.nn.Parameter) -> dict[str, Any]:

@@ -1,5 +1,7 @@
 """Sharded training of arrays: the result of DDP and the plain optimizer, with a part of the memory."""
 
+import math
+
 import numpy as np
 import pytest
 from mpi4py import MPI
@@ -179,6 +181,16 @@ def test_gradients_are_clipped_by_the_norm_of_all(stored):
             optimizer.step(weights, [np.asarray(g * (0.5 / (norm + 1e-6))) for g in mean])
         for x, y in zip(whole(training), weights, strict=True):
             np.testing.assert_allclose(x, y, rtol=1e-9, atol=1e-12)
+
+
+def test_without_a_limit_the_norm_is_only_computed():
+    found, (training, other) = [], (sharded(MAKE["adamw"](), "stage 2", clip_norm=clip) for clip in (math.inf, None))
+    with training, other:
+        for step in range(STEPS):
+            found.append(training.step(gradients(step)))
+            other.step(gradients(step))
+        assert all(np.array_equal(x, y) for x, y in zip(whole(training), whole(other), strict=True))
+    assert all(0 < norm < math.inf for norm in found)
 
 
 def test_a_gradient_that_is_no_number_is_not_hidden_by_clipping():
@@ -463,6 +475,7 @@ def test_layers_out_of_turn_are_an_error_of_the_step():
         (ValueError, "unknown op", {"op": "max"}),
         (ValueError, "denom is for op", {"op": "sum", "denom": 2}),
         (ValueError, "clip_norm must be", {"clip_norm": 0}),
+        (ValueError, "share must be", {"share": "no"}),
         (TypeError, "master_dtype must be", {"master_dtype": np.float16}),
         (ValueError, "unknown split", {"split": "rows"}),
         (ValueError, "needs whole tensors", {"optimizer": optimizers.Muon(), "split": "elements"}),

@@ -748,6 +748,26 @@ def test_parameters_that_were_changed_are_an_error(change):
         refused(*error, training.step)
 
 
+@pytest.mark.parametrize(
+    ("stored", "dtype", "master"),
+    [("divided", torch.float64, None), ("stage 1", torch.bfloat16, np.float32), ("stage 1", torch.float64, None)],
+)
+def test_what_is_written_into_parameters_and_would_be_lost_is_an_error(stored, dtype, master):
+    with sharded(stored, module=torch.nn.Linear(3, 2, dtype=dtype), master_dtype=master) as training:
+        for written in (False, True, False):
+            if written:
+                training.module.load_state_dict(training.module.state_dict())
+            training(torch.ones(1, 3, dtype=dtype)).sum().backward()
+            if written and (stored == "divided" or master is not None):
+                refused(ValueError, "parameters were written", training.step)
+            else:
+                training.step()
+
+
+def test_an_optimizer_that_needs_a_closure_is_refused():
+    refused(ValueError, "LBFGS needs arguments in step", mpiagg.Sharded, torch.nn.Linear(2, 2), torch.optim.LBFGS)
+
+
 @pytest.mark.parametrize("stored", STORED)
 def test_a_function_that_fails_leaves_the_module_as_it_was(stored):
     def fails(_):
