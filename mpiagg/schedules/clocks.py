@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from functools import cached_property
 from typing import Any, Final, NamedTuple
@@ -126,15 +127,17 @@ class Clocks:
         latency: float = 1.0,
         chance: Chance | None = None,
         start: Values | None = None,
+        buffered: bool = False,
     ) -> Values:
         """Return when each rank is done, in seconds, with chunks of ``chunk_bytes``.
 
         Reducing a byte takes ``gamma``, and latencies are so many times as long as they are. All ranks ``start`` at 0,
-        if nothing else is said, or by chance.
+        if nothing else is said, or by chance. Where messages are ``buffered``, no sender waits for its receiver.
         """
+        eager = math.inf if buffered else self._eager
 
         def costs(of: Loads | Side) -> Costs:
-            waits = of.chunks * chunk_bytes >= self._eager
+            waits = of.chunks * chunk_bytes >= eager
             at_ends = np.maximum(chunk_bytes * of.pace, latency * of.occupied)
             return Costs(latency * of.latency, latency * of.overhead, at_ends, waits)
 
@@ -181,13 +184,14 @@ class Clocks:
     ) -> Values:
         clock: Values = chance.starts(self._size) if start is None else start.copy()
         latest = clock.copy()
+        each = [np.broadcast_to(cost, costs.at_ends.shape) for cost in costs]
         for wave, extra, ranks, ends in self._steps:
             reduced = self._reduced[wave.posts] * reduction
             if wave.meets is not None:
                 passed = [_exchanged(self._sides[index], met[index], clock[ranks], chance) for index in extra]
                 clock[ranks] = np.maximum.reduce([clock[ranks], *passed]) + reduced
                 continue
-            these = Costs(*(np.broadcast_to(cost, costs.at_ends.shape)[wave.messages] for cost in costs))
+            these = Costs(*(cost[wave.messages] for cost in each))
             if wave.repeats:
                 times = int(self._times[wave.messages][0])
                 clock[ranks] = _repeated(clock[ranks], extra, these, reduced, times=times, chance=chance)

@@ -123,9 +123,13 @@ class Pricing:
             seconds - latency - reduction,
             reduction,
             self._clocks.rounds,
-            self._clocks.busiest() * chunk,
+            self.busiest(nbytes),
             tuple(chunk * chunks for chunks in self._clocks.crossing()),
         )
+
+    def busiest(self, nbytes: float) -> float:
+        """Return how many bytes leave, or enter, by the busiest link."""
+        return self._clocks.busiest() * nbytes / self._pieces
 
     def sample(self, nbytes: float, noise: Noise, seeds: Sequence[int]) -> list[float]:
         """Return what a vector of ``nbytes`` takes with noise, in seconds, once for each seed; equal seeds are equal.
@@ -135,8 +139,16 @@ class Pricing:
         """
         return [self._price(nbytes, self._gamma, chance=Chance(noise, seed)) for seed in seeds]
 
-    def in_a_row(self, nbytes: float, calls: int = 32) -> float:
+    def in_a_row(self, nbytes: float, calls: int = 32, *, buffered: bool = False) -> float:
         """Return what a call takes among many that follow one another, of which ranks that are done begin the next.
+
+        Parameters
+        ----------
+        nbytes : float
+        calls : int
+            How many are carried out, of which the later half counts.
+        buffered : bool
+            Whether no sender waits for its receiver, however long its message is.
 
         Raises
         ------
@@ -148,15 +160,18 @@ class Pricing:
         clocks: Values | None = None
         times = []
         for _ in range(calls):
-            clocks = self._clocks.run(nbytes / self._pieces, self._gamma, start=clocks)
+            clocks = self._clocks.run(nbytes / self._pieces, self._gamma, start=clocks, buffered=buffered)
             times.append(float(clocks.max()))
-        return (times[-1] - times[calls // 2 - 1]) / (calls - calls // 2)
+        return max((times[-1] - times[calls // 2 - 1]) / (calls - calls // 2), self._least(nbytes))
 
     def _price(self, nbytes: float, gamma: float, *, latency: float = 1.0, chance: Chance | None = None) -> float:
         chunk = nbytes / self._pieces
         clocks = self._clocks.run(chunk, gamma, latency=latency, chance=chance)
-        # Messages of different rounds may be under way at the same time: together they take the link's time at least.
-        return max(float(clocks.max()), chunk * self._clocks.least())
+        return max(float(clocks.max()), self._least(nbytes))
+
+    def _least(self, nbytes: float) -> float:
+        """Return the seconds of the busiest link: messages of different rounds may be under way at the same time."""
+        return nbytes / self._pieces * self._clocks.least()
 
 
 _LITTLE: Final = 1e-5

@@ -2,7 +2,12 @@
 
 The cluster that it is derived for has nodes whose ranks exchange messages through memory, and between them a network
 of 10 us and 10 Gbit/s. What is best depends on alpha / beta, here 12.5 KB, which differs less between networks than
-either: it is 6 KB for TCP at 50 us and 1 Gbit/s, and 50 KB for 2 us and 25 GB/s.
+either: it is 6 KB for TCP at 50 us and 1 Gbit/s, and 50 KB for 2 us and 25 GB/s. Prices are also those of the former:
+there the bytes that cross the network decide, and not what the ranks of a node exchange.
+
+Calls are alone, as that of a loss, or follow one another, as those of many small tensors do. Between nodes ranks that
+are done then begin the next one, and a chain of ranks is busy all the time. So the price there is of both: of a call
+alone, and of one among others in a row.
 
 What the model leaves out is put right here, in words:
 
@@ -26,9 +31,8 @@ What the model leaves out is put right here, in words:
   goes by messages above 64 KiB: the MPI library copies it once.
 
 A row is for ranges of lengths and ranks. It has the algorithm that is at worst the smallest multiple of the best price,
-for the middle of the lengths and for the fewest ranks, three quarters of the most, and the most; within 3 %, the first
-in the table of algorithms. Where ranks share nodes, prices are also those of a network of 50 us and 1 Gbit/s: there the
-bytes that cross it decide, and not what the ranks of a node exchange.
+for the middle of the lengths and for the fewest ranks, three quarters of the most, and the most; within 3 %, the one
+with the fewest bytes on the busiest link, and then the first in the table of algorithms.
 """
 
 from __future__ import annotations
@@ -37,7 +41,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import groupby, pairwise
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, TypeVar
 
 from mpiagg.schedules import Cluster, Collective, Layout, algorithms
 from mpiagg.schedules.model import Pricing
@@ -145,6 +149,9 @@ ON_A_NODE: Final[dict[Collective, Sequence[_Limited]]] = {
 """What takes least time on a node, in memory that its ranks share, by measurements."""
 
 TOLERANCE: Final = 1.03
+CALLS: Final = 2
+"""How many calls are priced in a row."""
+
 LENGTHS: Final = tuple(4**power for power in range(3, 16))
 RANKS: Final = (2, 4, 8, 32, 128, 512)
 """The ends of the ranges of lengths and of ranks. The last range of either is open."""
@@ -187,6 +194,7 @@ class Prices:
             for name, numbers in lanes.items()
         ]
         self._names, self._collective, self._cluster = tuple(lanes), collective, cluster
+        self._between = len(layout.nodes) > 1
         self._known: dict[int, dict[Choice, float]] = {}
 
     def seconds(self, nbytes: int) -> dict[Choice, float]:
@@ -198,6 +206,19 @@ class Prices:
                 for lanes, seconds in _with_lanes(pricing, nbytes, numbers, chain=_is_chain(name, self._collective))
             }
         return self._known[nbytes]
+
+    def with_others(self, nbytes: int) -> dict[str, float]:
+        """Return the price of every algorithm, the simplest first: of a call alone, and between nodes one in a row."""
+        alone = self.seconds(nbytes)
+        return {
+            name: min(alone[Choice(name, lanes)] for lanes in numbers)
+            + (pricing.in_a_row(nbytes, CALLS, buffered=True) if self._between else 0.0)
+            for name, (pricing, numbers) in zip(self._names, self._pricings, strict=True)
+        }
+
+    def busiest(self, name: str, nbytes: int) -> float:
+        """Return how many bytes an algorithm sends by the busiest link."""
+        return self._pricings[self._names.index(name)][0].busiest(nbytes)
 
     def message(self, name: str, nbytes: int) -> float:
         """Return how many bytes a message of an algorithm has, on average."""
@@ -292,27 +313,37 @@ def _ladder(collective: Collective, layouts: Sequence[Layout], memory: Memory) -
     """Return the choices for lengths that grow, each with the length up to which it is taken."""
 
     def prices(memory: Memory) -> list[Prices]:
-        # Whether links are faster or slower than a node's memory matters where ranks share both.
-        clusters = (CLUSTER, SLOW) if Spread.of(layouts[0]) is Spread.SEVERAL else (CLUSTER,)
+        clusters = (CLUSTER,) if Spread.of(layouts[0]) is Spread.ONE_NODE else (CLUSTER, SLOW)
         return [Prices(collective, layout, memory, cluster) for layout in layouts for cluster in clusters]
 
     taken, unregistered = prices(memory), prices(Memory.NONE) if memory is Memory.TOGETHER else []
     steps = []
     for shorter, longest in pairwise(LENGTHS):
         nbytes = math.isqrt(shorter * longest)
-        choice = _safest([table.seconds(nbytes) for table in taken])
+        choice = _best(taken, nbytes)
         if choice.lanes > 1 and not _is_chain(choice.algorithm, collective):
             shortest = round(min(table.message(choice.algorithm, nbytes) for table in taken))
             doublings = (shortest // SHORTEST).bit_length() - 1
             choice = choice._replace(lanes=max(choice.lanes, min(MOST, 2 ** max(0, doublings))))
         if choice.algorithm == "shared" and longest > (MAILED if collective.reduces else MOVED):
-            choice = choice._replace(unregistered=_safest([table.seconds(nbytes) for table in unregistered]).algorithm)
+            choice = choice._replace(unregistered=_best(unregistered, nbytes).algorithm)
         steps.append((longest, choice))
     grouped = [(choice, list(group)[-1][0]) for choice, group in groupby(steps, lambda step: step[1])]
     return [(None if longest == LENGTHS[-1] else longest, choice) for choice, longest in grouped]
 
 
-def _safest(prices: Sequence[dict[Choice, float]]) -> Choice:
-    """Return the candidate that is at worst the smallest multiple of the best price."""
-    worst = {choice: max(table[choice] / min(table.values()) for table in prices) for choice in prices[0]}
-    return next(choice for choice in worst if worst[choice] <= TOLERANCE * min(worst.values()))
+def _best(tables: Sequence[Prices], nbytes: int) -> Choice:
+    """Return what to take for vectors of ``nbytes``: the algorithm with others in mind, its lanes for a call alone."""
+    good = _safest([table.with_others(nbytes) for table in tables])
+    algorithm = min(good, key=lambda name: max(table.busiest(name, nbytes) for table in tables))
+    alone = [table.seconds(nbytes) for table in tables]
+    return _safest([{choice: s for choice, s in each.items() if choice.algorithm == algorithm} for each in alone])[0]
+
+
+_K = TypeVar("_K")
+
+
+def _safest(prices: Sequence[dict[_K, float]]) -> list[_K]:
+    """Return what is at worst the smallest multiple of the best price, and what is about as good, in their order."""
+    worst = {key: max(table[key] / min(table.values()) for table in prices) for key in prices[0]}
+    return [key for key in worst if worst[key] <= TOLERANCE * min(worst.values())]
