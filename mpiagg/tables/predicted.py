@@ -20,9 +20,10 @@ What the model leaves out is put right here, in words:
   they hide nothing: the processor that reduces is the one that moves the bytes. A chain of ranks (``ring``, in a scan)
   is a pipeline of its lanes.
 - Between nodes a long message holds up what comes behind it on its connection, also the few bytes by which two ranks
-  agree that the next one may be sent. So where lanes are worth while, there are as many as leave messages 256 KiB, and
+  agree that the next one may be sent. So where lanes are worth while, there are as many as leave messages 128 KiB, and
   16 at most. With links of 1 Gbit/s all-reduces of 32 MiB took 1.1 to 1.5 times as long as the link needs in two lanes,
-  and 1.02 to 1.13 times in sixteen (two and four nodes, MPICH and Open MPI); from 8 MiB on the more lanes, the better.
+  and 1.02 to 1.13 times in sixteen (two and four nodes, MPICH and Open MPI); those of 4 MiB the same in one lane and in
+  sixteen with MPICH, and with Open MPI on two nodes 1.2 to 1.5 times as long in up to four as in eight or sixteen.
 - Through shared memory, a round is a barrier, and bytes are copied once, where messages copy them in and out.
 - Vectors that not all lie there must be copied into it and out of it. Up to 1 MiB that was measured to be faster than
   messages. Longer vectors are reduced by messages: where the cores of two ranks share a cache, copies would still take
@@ -73,7 +74,7 @@ MOVED: Final = 64 * 2**10
 """Bytes up to which unregistered vectors go through shared memory: those that are reduced, and others."""
 
 MOST: Final = 16
-SHORTEST: Final = 256 * 2**10
+SHORTEST: Final = 128 * 2**10
 """How many lanes there are at most between nodes, and how long their messages are at least, on average."""
 
 NETWORK_NATIVE: Final = 64 * 2**10

@@ -148,8 +148,8 @@ def test_the_default_is_what_was_measured_to_be_best():
     assert [takes(nbytes, 1, 1, 1, 1) for nbytes in (64, 2**14, 2**16, 2**20, 2**22)] == [
         *("recursive_doubling", "recursive_doubling", "circulant", "ring", "ring, 2 lanes"),
     ]
-    # Messages have 256 KiB at least.
-    assert [takes(nbytes, 1, 1) for nbytes in (2**22, 2**23)] == ["ring, 4 lanes", "ring, 16 lanes"]
+    # Messages have 128 KiB at least.
+    assert [takes(nbytes, 1, 1) for nbytes in (2**22, 2**23)] == ["ring, 8 lanes", "ring, 16 lanes"]
     assert [takes(nbytes, 2, 2) for nbytes in (2**22, 2**24, 2**25)] == [
         f"halving_doubling, {lanes} lanes" for lanes in (2, 8, 16)
     ]
