@@ -146,7 +146,7 @@ def test_the_default_is_what_was_measured_to_be_best():
             assert takes(2**26, ranks, collective=collective).startswith("shared, in other memory ")
     assert takes(2**26, 4) == "shared, in other memory ring"
     assert [takes(nbytes, 1, 1, 1, 1) for nbytes in (64, 2**14, 2**16, 2**20, 2**22)] == [
-        *("recursive_doubling", "recursive_doubling", "circulant", "ring", "ring, 2 lanes"),
+        *("recursive_doubling", "recursive_doubling", "circulant", "ring", "ring, 4 lanes"),
     ]
     # Messages have 128 KiB at least.
     assert [takes(nbytes, 1, 1) for nbytes in (2**22, 2**23)] == ["ring, 8 lanes", "ring, 16 lanes"]
