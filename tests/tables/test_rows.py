@@ -151,7 +151,7 @@ def test_the_default_is_what_was_measured_to_be_best():
     # Messages have 128 KiB at least.
     assert [takes(nbytes, 1, 1) for nbytes in (2**22, 2**23)] == ["ring, 8 lanes", "ring, 16 lanes"]
     assert [takes(nbytes, 2, 2) for nbytes in (2**22, 2**24, 2**25)] == [
-        f"halving_doubling, {lanes} lanes" for lanes in (2, 8, 16)
+        f"halving_doubling, {lanes} lanes" for lanes in (4, 16, 16)
     ]
     assert takes(1024, 2, 2) == "recursive_doubling"
     assert [takes(2**20, *sizes) for sizes in ((2, 2), (3, 2), (4, 4))] == [
