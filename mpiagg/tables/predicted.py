@@ -23,7 +23,7 @@ What the model leaves out is put right here, in words:
   agree that the next one may be sent. So where lanes are worth while, there are as many as leave messages 128 KiB, and
   16 at most. With links of 1 Gbit/s all-reduces of 32 MiB took 1.1 to 1.5 times as long as the link needs in two lanes,
   and 1.02 to 1.13 times in sixteen (two and four nodes, MPICH and Open MPI); those of 4 MiB the same in one lane and in
-  sixteen with MPICH, and with Open MPI on two nodes 1.2 to 1.5 times as long in up to four as in eight or sixteen.
+  sixteen with MPICH, and with Open MPI on two nodes 1.1 to 1.5 times as long in up to four as in eight or sixteen.
 - Through shared memory, a round is a barrier, and bytes are copied once, where messages copy them in and out.
 - Vectors that not all lie there must be copied into it and out of it. Up to 1 MiB that was measured to be faster than
   messages. Longer vectors are reduced by messages: where the cores of two ranks share a cache, copies would still take
@@ -81,6 +81,8 @@ NETWORK_NATIVE: Final = 64 * 2**10
 """Bytes up to which the MPI library's own collectives take least time between nodes."""
 
 _KIB: Final = 2**10
+
+_K = TypeVar("_K")
 
 
 class _Limited(NamedTuple):
@@ -339,9 +341,6 @@ def _best(tables: Sequence[Prices], nbytes: int) -> Choice:
     algorithm = min(good, key=lambda name: max(table.busiest(name, nbytes) for table in tables))
     alone = [table.seconds(nbytes) for table in tables]
     return _safest([{choice: s for choice, s in each.items() if choice.algorithm == algorithm} for each in alone])[0]
-
-
-_K = TypeVar("_K")
 
 
 def _safest(prices: Sequence[dict[_K, float]]) -> list[_K]:
