@@ -38,16 +38,14 @@ def test_a_table_from_the_environment_is_used(environment, tmp_path):
     environment(MPIAGG_TUNING=path)
     assert choose(CASE) == Choice("tree", 2)
     assert choose(CASE._replace(nbytes=2**20 + 1)) == Settings().found(CASE._replace(nbytes=2**20 + 1)).choice
-    reduce = CASE._replace(collective=Collective.REDUCE)
-    assert choose(reduce) == Settings().found(reduce).choice
+    assert choose(CASE._replace(collective=Collective.REDUCE)).algorithm == "double_tree"
 
 
 def test_an_algorithm_is_forced_where_it_serves(environment):
     environment(MPIAGG_ALGORITHM="recursive_doubling")
     for memory in Memory:
         assert choose(CASE._replace(memory=memory)) == Choice("recursive_doubling")
-    broadcast = CASE._replace(collective=Collective.BROADCAST)
-    assert choose(broadcast) == Settings().found(broadcast).choice
+    assert choose(CASE._replace(collective=Collective.BROADCAST)).algorithm == "double_tree"
     assert pick("tree", None, CASE) == Choice("tree")  # who names an algorithm gets it
     assert pick("auto", None, CASE, "u8") == Choice("direct", 1, "u8")
 

@@ -343,8 +343,8 @@ class TorchSharded(Sharded):
                     "free() Sharded and make it again"
                 )
             )
-        before, self._written = self._written, writes_to(self._tensors)
-        if self._written != before and (self._masters or isinstance(self._storage, Divided)):
+        if (self._masters or isinstance(self._storage, Divided)) and self._written != writes_to(self._tensors):
+            self._written = writes_to(self._tensors)
             self._note(
                 ValueError(
                     "parameters were written, by load_state_dict() of the module or in place, which is lost at stage 3 "
