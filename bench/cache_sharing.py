@@ -32,6 +32,7 @@ APART = 2.5
 WAYS = {
     "ring, by messages": Choice("ring"),
     "direct, by messages": Choice("direct"),
+    "read from the others' memory": Choice("shared", unregistered="shared"),
     **{f"mailboxes, segments of {kib} KiB": Choice("shared", segment=kib * KIB) for kib in (64, 128, 256, 512, 1024)},
 }
 

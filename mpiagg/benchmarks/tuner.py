@@ -203,6 +203,8 @@ class Tuner:
         registered = in_place and self._memory is not None
         tasks = [task, replace(task, memory=self._memory)] if registered else [task]
         first = [Choice(name) for name in candidates(collective, self.layout, nbytes, self._factors)]
+        if Choice("shared") in first and nbytes > ANNOUNCED:
+            first.append(Choice("shared", unregistered="shared"))
         times = self._hold(tasks, first, timing.Pace(3, 1, seconds / 4))
         contenders: dict[Choice, None] = {}
         for memory in Memory:
@@ -220,8 +222,9 @@ class Tuner:
             if choice.algorithm == NATIVE:
                 found[Candidate(choice)] = tasks[0].native()
                 continue
-            entry = algorithm(choice.algorithm)
-            for task in tasks if entry.owned is not None or _in_memory(choice, self.layout) else tasks[:1]:
+            owned = algorithm(choice.algorithm).owned is not None
+            anywhere = not choice.reads and (owned or _in_memory(choice, self.layout))
+            for task in tasks if anywhere else tasks[:1]:
                 found[Candidate(choice, task.memory is not None)] = plan_of(task, choice)
         results = timing.run(self.comm, [timing.TimedContender(one.call) for one in found.values()], pace)
         for contender in found.values():
@@ -265,6 +268,8 @@ def _in_memory(choice: Choice, layout: Layout) -> bool:
 def variants(choice: Choice, nbytes: int, layout: Layout) -> Iterator[Choice]:
     """Yield a choice, and for long vectors the same with more lanes, or through memory with shorter segments."""
     yield choice
+    if choice.reads:
+        return
     if _in_memory(choice, layout):
         yield from (choice._replace(segment=segment) for segment in MORE_SEGMENTS if segment * 2 <= nbytes)
     else:
@@ -362,16 +367,19 @@ def chosen(times: MedianTimes, before_others: Sequence[Choice], *, apart: bool) 
     in_registered |= {one.choice: taken for one, taken in times.items() if one.registered}
     if not any(one.registered for one in times):
         # What is taken elsewhere is all there is.
-        before_others = [Choice(other.unregistered or other.algorithm, other.lanes) for other in before_others]
-    choice = preferred(in_registered, [other._replace(unregistered=None) for other in before_others])
+        before_others = [other.in_other_memory for other in before_others]
+    else:
+        in_registered = {one: taken for one, taken in in_registered.items() if not one.reads}
+    usual = [other if other in in_registered else other._replace(unregistered=None) for other in before_others]
+    choice = preferred(in_registered, usual)
     if not (apart and any(one.registered and one.choice == choice for one in times)):
         return choice
     messages = {
         one.choice: taken
         for one, taken in times.items()
-        if not algorithm(one.choice.algorithm).shares and one.choice.lanes == choice.lanes
+        if one.choice.reads or (not algorithm(one.choice.algorithm).shares and one.choice.lanes == choice.lanes)
     }
-    usual = [Choice(other.unregistered, choice.lanes) if other.unregistered else choice for other in before_others]
+    usual = [other.in_other_memory if other.unregistered else choice for other in before_others]
     by = preferred({choice: times[Candidate(choice)], **messages}, usual)
     return choice if by == choice else choice._replace(unregistered=by.algorithm)
 

@@ -84,6 +84,9 @@ class Asked(NamedTuple):
             choice, trial = choose(channel, case, device)
         else:
             choice, trial = pick("auto", None, case, device=device), None
+        if native and choice.reads and not self.collective.reduces:
+            # Ranks may describe what is moved by datatypes of their own, which are for the MPI library alone.
+            choice = choice._replace(unregistered=NATIVE)
         registered = memory is Memory.TOGETHER and (at_once or channel.memory.host.leased)
         # Shorter ones are copied into memory that the ranks share anyway, which they would have to come together for.
         long = choice.unregistered == NATIVE and nbytes > STAGED_BYTES and len(channel.layout.nodes) == 1

@@ -8,12 +8,13 @@ from functools import partial
 
 from mpiagg.arrays import Accelerator, Array, accelerator_of, convert, device_of
 from mpiagg.plans.binding import Lane, bind, scratch_length
-from mpiagg.plans.choices import NATIVE, NCCL, SEGMENT, SHARED, Choice
+from mpiagg.plans.choices import NATIVE, NCCL, SEGMENT, SHARED, Case, Choice, Memory, choose
 from mpiagg.plans.endpoints import Asking
 from mpiagg.plans.moves import bind_moves
 from mpiagg.plans.native import bind_native, called_at_once
 from mpiagg.plans.one_shot import ONE_SHOT, at_once, box_of
 from mpiagg.plans.operation import Operation
+from mpiagg.plans.owners import exchange_work, owner_work, rounds_by_reading, stages
 from mpiagg.plans.places import AnnouncedProgram, Places, told_by_all
 from mpiagg.plans.program import Arrival, Callback, Copying, Deferred, Program, in_turn
 from mpiagg.plans.sharing import (
@@ -22,13 +23,11 @@ from mpiagg.plans.sharing import (
     NodeTask,
     Vectors,
     barrier_round,
-    exchange_work,
     mailbox_rounds,
-    owner_work,
     rounds_in_place,
 )
 from mpiagg.plans.slots import by_slots, slot_rounds, slots_for
-from mpiagg.schedules import Action, Collective, Round
+from mpiagg.schedules import Collective, Round
 from mpiagg.tables import ANNOUNCED
 from mpiagg.transport import LINE, NOWHERE, SHARED_TAG, Block, Channel, NodeBarrier, Positions, SignedBarrier
 
@@ -108,15 +107,18 @@ class OnNode:
         self.mailed = self.all_here and written and self.device is None and not exchange
         self.messages = o
         if unregistered is not None:
-            self.messages = replace(o, choice=o.choice.in_other_memory)
+            case = Case(o.collective, o.nbytes, o.layout, Memory.NONE)
+            self.messages = replace(o, choice=choose(case) if o.choice.reads else o.choice.in_other_memory)
         self.asking = None if self.device is None else Asking(self.device, o.label)
         # Owners read inputs and write results wherever they lie; several stages work on one buffer.
         one_stage = self.all_here and o.choice.algorithm == SHARED
+        readable = one_stage and self.device is None and o.choice.reads and o.choice.lanes == 1
+        self.read = readable and channel.memory.read()
         self._buffer = buffer
         self._made: Copying | None = None
         self.store: Callback | None = None
         if one_stage:
-            self.places = Places(o, self.node, shared, x, out, in_place=False)
+            self.places = Places(o, self.node, shared, x, out, in_place=False, read=self.read)
             self.first = self.places.bring
         else:
             whole, self.first, self.store, _ = self.copying
@@ -171,7 +173,7 @@ class OnNode:
         """
         if self.device is None and self.operation.nbytes <= ANNOUNCED:
             return self._unannounced()
-        if self.device is not None:
+        if self.device is not None or self.read:
             return self._announced()
         memory, made = self.channel.memory.host, dict[bool, Program]()
 
@@ -313,7 +315,8 @@ class OnNode:
     def in_place(self, barrier: NodeBarrier, positions: Sequence[Positions], *, first: bool = True) -> Program:
         """Return the program for vectors that all ranks of the node reach; ``first`` if it begins with a barrier."""
         vectors = self.places.vectors(positions)
-        program = self._by_owners(barrier, vectors) if self.operation.entry.owned else self._in_step(barrier, vectors)
+        by_owners = self._by_owners if self.places.written(positions) else self._by_reading
+        program = by_owners(barrier, vectors) if self.operation.entry.owned else self._in_step(barrier, vectors)
         if not first:
             met, *rounds = program.rounds  # of every way the first round is a barrier
             assert all(isinstance(awaited, Arrival) for awaited in met.awaited)
@@ -326,13 +329,23 @@ class OnNode:
         task = NodeTask(self.copying.buffer, o.lanes(), o.reduction)
         return Program(tuple(rounds_in_place(o.schedule(), task, vectors, barrier, self.segment, o.label)), (), 0)
 
+    def _by_reading(self, barrier: NodeBarrier, vectors: Vectors) -> Program:
+        """Return the program in which ranks make chunks in their own vectors, and the others read them there."""
+        o = self.operation
+        assert o.entry.owned is not None
+        own = vectors.source or vectors.target
+        assert own is not None
+        task = NodeTask(own.elements, o.lanes(), o.reduction)
+        rounds = rounds_by_reading(o.schedule(), o.entry.owned(o.rank, o.layout), task, vectors, barrier, o.label)
+        return Program(rounds, (), 0)
+
     def _by_owners(self, barrier: NodeBarrier, vectors: Vectors) -> Program:
         """Return the program of stages, in which owners read from all vectors, and write into them."""
         o = self.operation
         assert o.entry.owned is not None
         owned = o.entry.owned(o.rank, o.layout)
         parts: list[Program] = []
-        for here, rounds in self._stages(owned):
+        for here, rounds in stages(o.schedule(), owned, self.node.ranks, alone=self.all_here):
             if here:
                 work = self._work(rounds, owned, vectors, o.lanes())
                 work = work if self.asking is None else self.asking.ask(work)
@@ -373,23 +386,3 @@ class OnNode:
                 ]
             )
         return owner_work(rounds, owned, lanes, o.reduction, vectors, max(o.nbytes, 1))
-
-    def _stages(self, owned: range) -> list[tuple[bool, list[Round]]]:
-        """Return the rounds of this node alone, and those in which messages are sent, in turn.
-
-        All ranks of a node have as many stages within it. Who has nothing to do between two of them knows the second by
-        what it receives of its own chunks: they come from a rank that may have changed them.
-        """
-        stages: list[tuple[bool, list[Round]]] = []
-        for a_round in self.operation.schedule():
-            here = self._within_node(a_round)
-            anew = any(step.action is Action.RECEIVE and step.chunk in owned for step in a_round)
-            if not stages or stages[-1][0] != here or (here and anew):
-                stages.append((here, []))
-            stages[-1][1].append(a_round)
-        return stages
-
-    def _within_node(self, a_round: Round) -> bool:
-        """Whether a round is about this node alone; a round without messages is about what was there before."""
-        peers = [steps[0].peer for steps in a_round.messages]
-        return all(peer in self.node.ranks for peer in peers) if peers else self.all_here

@@ -8,12 +8,12 @@ from typing import Any
 
 import numpy as np
 
-from mpiagg.arrays import HOST, Array, accelerator_of, convert, cuts_of, device_of, flat, overlap, same_memory
+from mpiagg.arrays import HOST, Array, accelerator_of, convert, device_of, flat, overlap, same_memory
 from mpiagg.plans.operation import Operation
 from mpiagg.plans.program import Callback, Program
 from mpiagg.plans.sharing import VectorRange, Vectors
 from mpiagg.schedules import Collective
-from mpiagg.transport import NOWHERE, Node, Position, Positions, SharedMemory, SignedBarrier
+from mpiagg.transport import NOWHERE, READ, Node, Position, Positions, SharedMemory, SignedBarrier
 
 
 class Places:
@@ -29,6 +29,8 @@ class Places:
         This rank's input and where its result goes, of any layout; None where it has none.
     in_place : bool
         Whether the operation is carried out in place on ``out``, which is ``x`` then.
+    read : bool
+        Whether it is enough that others read the arrays.
 
     Attributes
     ----------
@@ -49,13 +51,19 @@ class Places:
         out: Array | None,
         *,
         in_place: bool,
+        read: bool = False,
     ) -> None:
-        self._operation, self._node, self._memory, self._in_place = operation, node, memory, in_place
+        o = self._operation = operation
+        self._node, self._memory = node, memory
+        self._in_place, self._read = in_place, read
         self.given = _vector(operation, x), _vector(operation, out)
         self.source, self.target = self.given
         self.bring: Callback | None = None
         if not in_place:
             self._settle(x, out)
+        if read and o.collective is Collective.REDUCE and o.rank != o.root:
+            start, stop = o.lanes(1)[0][o.rank]
+            self.target = np.empty(stop - start, o.reduction.dtype)  # its chunk, for the root to read
 
     def _settle(self, x: Array | None, out: Array | None) -> None:
         """Find out from where others can read the input while they write results."""
@@ -82,7 +90,7 @@ class Places:
                 (source if apart and self._mapped(source) else target),
                 partial(convert, shaped, x),
             )
-        elif not (apart and self._read_where_it_is(source)) and self._mapped(target):
+        elif (self._mapped(target) and not (apart and self._read_where_it_is(source))) or (self._read and not apart):
             self.source, self.bring = place, partial(convert, shaped, x)
 
     def _read_where_it_is(self, source: Array | None) -> bool:
@@ -103,7 +111,8 @@ class Places:
     def positions(self, *, apart: bool) -> Positions:
         """Return where this rank's vectors lie, for the others; ``apart`` if on another device than its slots."""
         source, target = (
-            NOWHERE if part is None else self._memory.position(part) for part in (self.source, self.target)
+            NOWHERE if part is None else self._memory.position(part, read=self._read)
+            for part in (self.source, self.target)
         )
         return Positions(source, target, apart)
 
@@ -120,39 +129,52 @@ class Places:
         return None if missing or clash else (x, out)
 
     def reached(self, positions: Sequence[Positions]) -> bool:
-        """Whether all vectors that other ranks must reach lie in memory that they map."""
+        """Whether all vectors that other ranks must reach lie where they do: in memory that they map, or read."""
         o = self._operation
+        sources = all(told.source != NOWHERE for told in positions)
+        targets = all(told.target != NOWHERE for told in positions)
         if self._in_place or o.collective is Collective.ALLGATHER:
-            return all(told.target != NOWHERE for told in positions)
+            return targets
         if o.collective is Collective.ALLREDUCE:
-            return all(NOWHERE not in told[:2] for told in positions)
-        if o.collective is Collective.ALLTOALL:
-            return all(told.source != NOWHERE for told in positions)
-        root = positions[self._node.ranks.index(o.root)] if o.collective.rooted else None
+            return sources and targets
+        if o.collective in (Collective.ALLTOALL, Collective.REDUCE_SCATTER):
+            return sources
+        root = positions[self._node.ranks.index(o.root)]
         if o.collective is Collective.BROADCAST:
             return all((told.source if told is root else told.target) != NOWHERE for told in positions)
-        if o.collective.moves and root is not None:
-            return (root.target if o.collective is Collective.GATHER else root.source) != NOWHERE
-        return all(told.source != NOWHERE for told in positions) and (root is None or root.target != NOWHERE)
+        if o.collective is Collective.SCATTER:
+            return root.source != NOWHERE
+        needed = o.collective is Collective.REDUCE or not self.written(positions)
+        return root.target != NOWHERE and (sources or not needed)
+
+    def written(self, positions: Sequence[Positions]) -> bool:
+        """Whether ranks can write to the vectors of others to which their owners' results go."""
+        o = self._operation
+        if o.collective in (Collective.ALLREDUCE, Collective.ALLGATHER, Collective.BROADCAST):
+            return all(told.target.window != READ for told in positions)
+        into_root = o.collective in (Collective.REDUCE, Collective.GATHER)
+        return not into_root or positions[self._node.ranks.index(o.root)].target.window != READ
 
     def vectors(self, positions: Sequence[Positions]) -> Vectors:
         """Return the vectors of all ranks of the node, this one's as they are kept here."""
-        o, dtype, cuts = self._operation, self.dtype, cuts_of(self._operation.counts)
-        # Of a gather's input and a scatter's output there is one chunk alone.
+        o, dtype, chunks = self._operation, self.dtype, self._operation.lanes(1)[0]
+        # Of a gather's input and a scatter's output there is one chunk alone, and of what a root will read.
         gathers, scatters = {Collective.ALLGATHER, Collective.GATHER}, {Collective.REDUCE_SCATTER, Collective.SCATTER}
         parted = 0 if o.collective in gathers else 1 if o.collective in scatters else None
         found: list[dict[int, VectorRange]] = [{}, {}]
         for place, (rank, told) in enumerate(zip(self._node.ranks, positions, strict=True)):
             for kind, position in enumerate(told[:2]):
-                start, stop = (0, sum(o.counts)) if kind != parted or self._in_place else (cuts[rank], cuts[rank + 1])
+                for_root = kind == 1 and o.collective is Collective.REDUCE and rank != o.root
+                whole = self._in_place or (kind != parted and not for_root)
+                start, stop = (0, sum(o.counts)) if whole else chunks[rank]
                 own = (self.source, self.target)[kind] if rank == o.rank else None
                 if own is not None:
                     found[kind][rank] = VectorRange(own, start)
                 elif rank != o.rank and position != NOWHERE:
-                    view = self._memory.view(place, position, (stop - start) * dtype.itemsize)
-                    found[kind][rank] = VectorRange(view.view(dtype), start)
+                    lies = self._memory.found(place, position, (stop - start) * dtype.itemsize)
+                    found[kind][rank] = VectorRange(lies.view(dtype), start)
         sources, targets = found
-        into = o.root if o.collective is Collective.REDUCE else o.rank
+        into = o.root if o.collective is Collective.REDUCE and self.written(positions) else o.rank
         # By now they are apart, or the input lies where its place in the output is.
         apart = self.source is not None and self.target is not None and not overlap(self.source, self.target)
         return Vectors(sources.get(o.rank), targets.get(into), into, sources, targets, apart=apart)

@@ -1,25 +1,24 @@
 """Schedules carried out through memory that the ranks of a node share, instead of messages.
 
-Where all vectors lie in such memory, the rank that owns a chunk does all the work on it: it reduces the chunk of
-everybody's vector and writes the result into everybody's vector, block by block, so that a block is still in the cache
-when it is written. Where they do not, the ranks put what they send into mailboxes, and take what they receive from
-there. Either way the schedule says what is combined, and in which order, so the bits are those of messages.
+Where all vectors lie in such memory, or can be read where they lie, the rank that owns a chunk does all the work on it
+(``owners``). Where they do not, the ranks put what they send into mailboxes, and take what they receive from there.
+Either way the schedule says what is combined, and in which order, so the bits are those of messages.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import accumulate, chain, groupby, pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from mpiagg.arrays import Array, Reduction, cuts_of, device_of, ranges
+from mpiagg.arrays import Array, Reduction, device_of
 from mpiagg.plans.binding import Lane, Run
 from mpiagg.plans.program import Arrival, BoundRound, Callback, Program
 from mpiagg.schedules import Action, Round, Step
-from mpiagg.transport import NodeBarrier, SignedBarrier, Some, signature
+from mpiagg.transport import NodeBarrier, OtherMemory, SignedBarrier, Some, signature
 
 
 def barrier_round(barrier: NodeBarrier | Some, label: str, number: int, call: Callback | None = None) -> BoundRound:
@@ -54,10 +53,10 @@ def barrier_program(barrier: SignedBarrier, label: str) -> Program:
 class VectorRange(NamedTuple):
     """A range of a vector in the memory of one rank: its elements from ``start`` on."""
 
-    elements: Array
+    elements: Any
     start: int = 0
 
-    def block(self, start: int, stop: int) -> Array:
+    def block(self, start: int, stop: int) -> Any:
         """Return the elements of the vector from ``start`` to ``stop``."""
         return self.elements[start - self.start : stop - self.start]
 
@@ -83,93 +82,6 @@ class Vectors(NamedTuple):
     sources: Mapping[int, VectorRange]
     targets: Mapping[int, VectorRange]
     apart: bool = False
-
-
-def owner_work(  # noqa: PLR0917 - what there is to be said of them
-    rounds: Sequence[Round],
-    owned: range,
-    lanes: Sequence[Lane],
-    reduction: Reduction,
-    vectors: Vectors,
-    segment: int,
-) -> Callback:
-    """Return the call that does an owner's part of some rounds, on vectors that all lie in reach.
-
-    Between a barrier before and a barrier after it nobody else touches the chunks that a rank owns, in any vector:
-    whoever sends or receives them in these rounds leaves it to their owner. So there is nothing to wait for in between.
-
-    Parameters
-    ----------
-    rounds : sequence of Round
-        What this rank does; in each message one end owns the chunks.
-    owned : range
-        The chunks that this rank owns.
-    lanes : sequence of Lane
-        Where the chunks lie in a vector, in each part of it on which a schedule runs by itself.
-    reduction : Reduction
-        How values are combined.
-    vectors : Vectors
-        Where the vectors lie.
-    segment : int
-        Bytes of a block.
-    """
-    steps = [step for a_round in rounds for step in a_round if step.chunk in owned]
-    if any((step.chunk, step.count) != (owned.start, len(owned)) for step in steps):
-        raise AssertionError("an owner's chunks go together")
-    length = max(1, segment // reduction.dtype.itemsize)
-    own = vectors.source or vectors.target
-    assert own is not None
-    aside = _aside(steps, lanes, length, own.elements)
-    calls: list[Callback] = []
-    for lane in lanes:
-        start, stop = lane[owned.start][0], lane[owned.stop - 1][1]
-        for first in range(start, stop, length):
-            calls += _block_work(steps, reduction, vectors, (first, min(first + length, stop)), aside)
-    return InTurn(calls)
-
-
-def exchange_work(vectors: Vectors, counts: Sequence[int], rank: int) -> Callback:
-    """Return the call that takes what is for this rank from the inputs of all, in an all-to-all."""
-    target, own = vectors.target, slice(*ranges(cuts_of(counts))[rank])
-    assert target is not None
-    blocks = [target.block(*run) for run in ranges(cuts_of(counts))]
-    return taking(blocks, [vectors.sources[source].block(own.start, own.stop) for source in range(len(counts))], rank)
-
-
-def taking(blocks: Sequence[Array], found: Sequence[Array], rank: int) -> Callback:
-    """Return the call that copies to some blocks, one from each rank, what is found for them.
-
-    It begins with its own, and goes on with the rank after it, so that the ranks read from different ones.
-    """
-    convert = device_of(blocks[rank]).convert
-    return InTurn(
-        [
-            partial(convert, blocks[source], found[source])
-            for source in [*range(rank, len(blocks)), *range(rank)]
-            if blocks[source].size
-        ]
-    )
-
-
-def _block_work(
-    steps: Sequence[Step], reduction: Reduction, vectors: Vectors, block: tuple[int, int], aside: Array
-) -> list[Callback]:
-    """Return the calls that carry out an owner's steps on one block."""
-    target: Any = None if vectors.target is None else vectors.target.block(*block)
-    value: Any = target if vectors.source is None else vectors.source.block(*block)
-    fresh = vectors.apart  # whether nothing has been written to the target yet
-    operands: list[Operands] = []
-    for step in steps:
-        if step.action is Action.SEND:
-            if step.peer != vectors.target_of:
-                operands.append((step, value, value, vectors.targets[step.peer].block(*block)))
-            continue
-        other = target if step.action is Action.FINISH else vectors.sources[step.peer].block(*block)
-        operands.append((step, value, target, other))
-        if step.action is not Action.HOLD:
-            value, fresh = target, False
-    calls = _calls(operands, reduction, aside)
-    return [*calls, partial(np.copyto, target, value)] if fresh and target is not None else calls
 
 
 class Mailboxes(NamedTuple):
@@ -199,10 +111,10 @@ def mailbox_rounds(rounds: Sequence[Round], task: NodeTask, mailboxes: Mailboxes
     All ranks of the schedule are on this node, and have as many rounds with messages.
     """
     exchanges = _exchanges(rounds)
-    aside = _aside(chain(*rounds), task.lanes, task.vector.size, task.vector)
+    scratch = scratch_of(chain(*rounds), task.lanes, task.vector.size, task.vector)
     for lane in task.lanes:
         for number, steps in enumerate(exchanges):
-            mailbox_round = _MailboxRound(steps, lane, task, mailboxes, aside)
+            mailbox_round = _MailboxRound(steps, lane, task, mailboxes, scratch)
             arrival = Arrival(label, number, mailboxes.barrier)
             yield BoundRound((mailbox_round.write,), (mailboxes.barrier.passed,), (mailbox_round.read,), (arrival,))
 
@@ -213,7 +125,9 @@ class _MailboxRound:
     The chunks of a lane lie one after the other in a mailbox, each in its place, whether or not the others are sent.
     """
 
-    def __init__(self, steps: Sequence[Step], lane: Lane, task: NodeTask, mailboxes: Mailboxes, aside: Array) -> None:
+    def __init__(
+        self, steps: Sequence[Step], lane: Lane, task: NodeTask, mailboxes: Mailboxes, scratch: BlockScratch
+    ) -> None:
         self._barrier, buffer = mailboxes.barrier, task.vector
         places = [0, *accumulate((stop - start) * buffer.itemsize for start, stop in lane)]
         sent = _sent(steps)
@@ -225,11 +139,11 @@ class _MailboxRound:
 
         def reads(boxes: Mapping[int, Array]) -> list[Callback]:
             def operands(step: Step) -> Operands:
-                own = buffer[slice(*_run(lane, step))]
+                own = buffer[slice(*run_of(lane, step))]
                 box = boxes.get(step.peer, mailboxes.own[0])
                 return step, own, own, box[places[step.chunk] : places[step.chunk + step.count]].view(buffer.dtype)
 
-            return _calls(map(operands, done), task.reduction, aside)
+            return calls_of(map(operands, done), task.reduction, scratch)
 
         self._writes = (writes(mailboxes.own[0]), writes(mailboxes.own[1]))
         self._reads = (reads(mailboxes.boxes[0]), reads(mailboxes.boxes[1]))
@@ -276,7 +190,7 @@ def rounds_in_place(  # noqa: PLR0917 - what there is to be said of them
         The operation in words.
     """
     length = max(1, segment // task.reduction.dtype.itemsize)
-    aside = _aside(chain(*rounds), task.lanes, length, task.vector)
+    scratch = scratch_of(chain(*rounds), task.lanes, length, task.vector)
     exchanges, readers = _exchanges(rounds), set[int]()
     for number, steps in enumerate(exchanges):
         done = [step for step in steps if step.action is not Action.SEND]
@@ -284,7 +198,7 @@ def rounds_in_place(  # noqa: PLR0917 - what there is to be said of them
             raise AssertionError("a rank changes what others read in the same round")
         calls: list[Callback] = []
         for lane in task.lanes:
-            for run, together in groupby(done, partial(_run, lane)):
+            for run, together in groupby(done, partial(run_of, lane)):
                 same_run = list(together)
                 for start in range(*run, length):
                     block = start, min(start + length, run[1])
@@ -293,9 +207,8 @@ def rounds_in_place(  # noqa: PLR0917 - what there is to be said of them
                     others = (
                         vectors.targets[step.peer].block(*block) if step.action.receives else own for step in same_run
                     )
-                    calls += _calls(
-                        ((s, own, own, other) for s, other in zip(same_run, others, strict=True)), task.reduction, aside
-                    )
+                    operands = ((step, own, own, other) for step, other in zip(same_run, others, strict=True))
+                    calls += calls_of(operands, task.reduction, scratch)
         sources = {step.peer for step in done if step.action.receives}
         met = barrier.among(sources | readers) if number else barrier
         yield barrier_round(met, label, number, InTurn(calls))
@@ -322,7 +235,7 @@ def _chunks(steps: Iterable[Step]) -> set[int]:
     return {chunk for step in steps for chunk in range(step.chunk, step.chunk + step.count)}
 
 
-def _run(lane: Lane, step: Step) -> Run:
+def run_of(lane: Lane, step: Step) -> Run:
     """Return where the chunks of a step lie in a vector."""
     runs = lane[step.chunk : step.chunk + step.count]
     if any(before[1] != after[0] for before, after in pairwise(runs)):
@@ -342,17 +255,28 @@ class InTurn:
             call()
 
 
-def _aside(steps: Iterable[Step], lanes: Sequence[Lane], most: int, buffer: Array) -> Array:
-    """Return scratch for a block of what is held aside, if anything is."""
-    held = (_run(lane, step) for step in steps if step.action is Action.HOLD for lane in lanes)
-    return device_of(buffer).empty(min(most, max((stop - start for start, stop in held), default=0)), buffer.dtype)
+class BlockScratch(NamedTuple):
+    """Room for a block of what is held aside, and of what is read from another process."""
+
+    held: Array
+    read: Array
 
 
-Operands = tuple[Step, Array, Array, Array]
-"""A step, our values, where what it makes of them goes, and the values of its peer, which lie in reach."""
+def scratch_of(
+    steps: Iterable[Step], lanes: Sequence[Lane], most: int, buffer: Array, *, read: bool = False
+) -> BlockScratch:
+    """Return the room that steps need for blocks of so many elements at most; ``read`` if they read any."""
+    held = (run_of(lane, step) for step in steps if step.action is Action.HOLD for lane in lanes)
+    length = min(most, max((stop - start for start, stop in held), default=0))
+    device = device_of(buffer)
+    return BlockScratch(device.empty(length, buffer.dtype), device.empty(most if read else 0, buffer.dtype))
 
 
-def _calls(operands: Iterable[Operands], reduction: Reduction, aside: Array) -> list[Callback]:
+Operands = tuple[Step, Array, Array, Any]
+"""A step, our values, where what it makes of them goes, and the values of its peer: in reach, or to be read."""
+
+
+def calls_of(operands: Iterable[Operands], reduction: Reduction, scratch: BlockScratch) -> list[Callback]:
     """Return the calls that carry out steps."""
     calls: list[Callback] = []
     held: Array | None = None
@@ -365,14 +289,23 @@ def _calls(operands: Iterable[Operands], reduction: Reduction, aside: Array) -> 
         elif step.action is Action.SEND:
             calls.append(partial(np.copyto, other, value))
         elif step.action is Action.RECEIVE:
-            calls.append(partial(np.copyto, target, other))
+            calls.append(copy_of(np.copyto, target, other))
         else:
             received = other
+            if isinstance(other, OtherMemory):
+                room = scratch.held if held is None and step.action is Action.HOLD else scratch.read
+                received = room[: value.size]
+                calls.append(other.reading(received))
             if held is not None:
-                received = aside[: value.size]
-                calls.append(partial(reduction.combine, held, other, received))
+                calls.append(partial(reduction.combine, held, received, scratch.held[: value.size]))
+                received = scratch.held[: value.size]
             held = received if step.action is Action.HOLD else None
             if step.action is Action.REDUCE:
                 left, right = (received, value) if step.received_first else (value, received)
                 calls.append(partial(reduction.combine, left, right, target))
     return calls
+
+
+def copy_of(copy: Callable[[Array, Array], None], target: Array, other: Any) -> Callback:
+    """Return the call that brings a peer's values to a vector of ours: it copies them where they are in reach."""
+    return other.reading(target) if isinstance(other, OtherMemory) else partial(copy, target, other)

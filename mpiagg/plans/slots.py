@@ -16,8 +16,9 @@ from mpiagg.plans.binding import Lane, Run
 from mpiagg.plans.choices import SHARED
 from mpiagg.plans.endpoints import Asking
 from mpiagg.plans.operation import Operation
+from mpiagg.plans.owners import taking
 from mpiagg.plans.program import BoundRound, Callback
-from mpiagg.plans.sharing import VectorRange, Vectors, barrier_round, taking
+from mpiagg.plans.sharing import VectorRange, Vectors, barrier_round
 from mpiagg.schedules import Collective
 from mpiagg.transport import Block, Channel, NodeBarrier, Positions
 

@@ -61,6 +61,8 @@ class _StoredRow(
         shares = one_node and self.algorithm != NATIVE and algorithm(self.algorithm).shares
         if self.unregistered is not None and not shares:
             raise ValueError("unregistered is for algorithms that use shared memory, on one node with memory 'shared'")
+        if self.unregistered == self.algorithm != "shared":
+            raise ValueError(f"{self.algorithm!r} does not read unregistered vectors; 'shared' does")
 
 
 class _Origin(Struct, forbid_unknown_fields=True):

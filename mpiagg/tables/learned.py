@@ -213,7 +213,10 @@ class Learner:
         if kind.library is not None:
             found.append(Choice(NATIVE))
         seconds = Prices(kind.collective, layout, Memory.TOGETHER).seconds(case.nbytes)
-        found += [choice for choice in seconds if choice.algorithm == "shared"]
+        shared = [choice for choice in seconds if choice.algorithm == "shared"]
+        found += shared
+        if not kind.registered and len(self.layout.nodes) == 1 and case.nbytes > ANNOUNCED:
+            found += [choice._replace(unregistered=choice.algorithm) for choice in shared]
         messages = sorted((choice for choice in seconds if choice.algorithm != "shared"), key=seconds.__getitem__)
         return list(dict.fromkeys(found + messages[:CHEAPEST]))
 

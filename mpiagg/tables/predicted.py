@@ -26,10 +26,10 @@ What the model leaves out is put right here, in words:
   sixteen with MPICH, and with Open MPI on two nodes 1.1 to 1.5 times as long in up to four as in eight or sixteen.
 - Through shared memory, a round is a barrier, and bytes are copied once, where messages copy them in and out.
 - Vectors that not all lie there must be copied into it and out of it. Up to 1 MiB that was measured to be faster than
-  messages. Longer vectors are reduced by messages: where the cores of two ranks share a cache, copies would still take
-  0.4 to 0.8 of the time, but where they do not, reading what another core has just written is several times slower
-  than reading what lies in memory, and they take up to 4 times as long (``bench/cache_sharing.py``). What is only moved
-  goes by messages above 64 KiB: the MPI library copies it once.
+  anything else. Longer vectors are read where they lie, and so is what is only moved, above 64 KiB: it is copied once,
+  and what is reduced comes in pieces that stay in the cache. Where the cores of two ranks share a cache, copies would
+  still take 0.4 to 0.9 of that time, but where they do not, reading what another core has just written is several
+  times slower than reading what lies in memory, and they take up to 4 times as long (``bench/cache_sharing.py``).
 
 A row is for ranges of lengths and ranks. It has the algorithm that is at worst the smallest multiple of the best price,
 for the middle of the lengths and for the fewest ranks, three quarters of the most, and the most; within 3 %, the one
@@ -95,11 +95,10 @@ class _Limited(NamedTuple):
 
 
 _OURS, _NATIVE = Choice("shared"), Choice(NATIVE)
-_BY_RING, _BY_MPI = _OURS._replace(unregistered="ring"), _OURS._replace(unregistered=NATIVE)
+_READ, _BY_MPI = _OURS._replace(unregistered=_OURS.algorithm), _OURS._replace(unregistered=NATIVE)
 _AT_ONCE: Final = _Limited(_OURS, 32 * _KIB, 8, "MPICH")
 """Calls by one barrier, of few ranks: each of them takes a step in Python for each of the others."""
 
-_ROOTED: Final = (_Limited(_NATIVE, 64 * _KIB), _Limited(_BY_MPI))
 _PREFIX: Final = (  # MPICH's take three times as long as a chain, and from 16 MiB on ten times
     _Limited(_NATIVE, 4 * _KIB, library="MPICH"),
     _Limited(Choice("ring"), library="MPICH"),
@@ -112,12 +111,16 @@ ON_A_NODE: Final[dict[Collective, Sequence[_Limited]]] = {
         _AT_ONCE,
         _Limited(_NATIVE, 8 * _KIB),
         _Limited(_NATIVE, 128 * _KIB, library="Open MPI"),
-        _Limited(_BY_MPI, library="Open MPI"),
         _Limited(_OURS, MAILED),
-        _Limited(_BY_RING, library="MPICH"),
-        _Limited(_BY_MPI),
+        _Limited(_BY_MPI, ranks=2, library="Open MPI"),
+        _Limited(_READ),
     ),
-    Collective.BROADCAST: _ROOTED,
+    Collective.BROADCAST: (
+        _Limited(_NATIVE, 64 * _KIB),
+        _Limited(_BY_MPI, MAILED),
+        _Limited(_BY_MPI, ranks=2),
+        _Limited(_READ),
+    ),
     Collective.ALLGATHER: (
         _Limited(_NATIVE, 64 * _KIB, library="Open MPI"),
         _AT_ONCE,
@@ -132,15 +135,16 @@ ON_A_NODE: Final[dict[Collective, Sequence[_Limited]]] = {
         _Limited(_NATIVE, 8 * _KIB),
         _Limited(_NATIVE, 32 * _KIB, ranks=2),
         _Limited(_NATIVE, 32 * _KIB, library="Open MPI"),
-        _Limited(_OURS, 64 * _KIB, library="MPICH"),
-        _Limited(_BY_MPI, library="MPICH"),
         _Limited(_OURS, MAILED),
-        _Limited(_BY_MPI, 4 * MAILED, library="Open MPI"),
-        _Limited(_BY_RING, library="Open MPI"),
-        _Limited(_BY_MPI),
+        _Limited(_READ),
     ),
-    Collective.GATHER: _ROOTED,
-    Collective.SCATTER: _ROOTED,
+    Collective.GATHER: (
+        _Limited(_NATIVE, 64 * _KIB),
+        _Limited(_BY_MPI, ranks=2),
+        _Limited(_BY_MPI, library="Open MPI"),
+        _Limited(_READ),
+    ),
+    Collective.SCATTER: (_Limited(_NATIVE, 64 * _KIB), _Limited(_BY_MPI, MAILED), _Limited(_READ)),
     Collective.ALLTOALL: (
         _Limited(_NATIVE, 64 * _KIB, library="Open MPI"),
         _Limited(_NATIVE, 32 * _KIB),
@@ -314,12 +318,11 @@ def _layouts(ranks: int, spread: Spread) -> list[Layout]:
 
 def _ladder(collective: Collective, layouts: Sequence[Layout], memory: Memory) -> list[tuple[int | None, Choice]]:
     """Return the choices for lengths that grow, each with the length up to which it is taken."""
-
-    def prices(memory: Memory) -> list[Prices]:
-        clusters = (CLUSTER,) if Spread.of(layouts[0]) is Spread.ONE_NODE else (CLUSTER, SLOW)
-        return [Prices(collective, layout, memory, cluster) for layout in layouts for cluster in clusters]
-
-    taken, unregistered = prices(memory), prices(Memory.NONE) if memory is Memory.TOGETHER else []
+    taken = [
+        Prices(collective, layout, memory, cluster)
+        for layout in layouts
+        for cluster in ((CLUSTER,) if Spread.of(layouts[0]) is Spread.ONE_NODE else (CLUSTER, SLOW))
+    ]
     steps = []
     for shorter, longest in pairwise(LENGTHS):
         nbytes = math.isqrt(shorter * longest)
@@ -329,7 +332,7 @@ def _ladder(collective: Collective, layouts: Sequence[Layout], memory: Memory) -
             doublings = (shortest // SHORTEST).bit_length() - 1
             choice = choice._replace(lanes=max(choice.lanes, min(MOST, 2 ** max(0, doublings))))
         if choice.algorithm == "shared" and longest > (MAILED if collective.reduces else MOVED):
-            choice = choice._replace(unregistered=_best(unregistered, nbytes).algorithm)
+            choice = _READ
         steps.append((longest, choice))
     grouped = [(choice, list(group)[-1][0]) for choice, group in groupby(steps, lambda step: step[1])]
     return [(None if longest == LENGTHS[-1] else longest, choice) for choice, longest in grouped]

@@ -85,7 +85,8 @@ class Choice(NamedTuple):
         Bytes that go through shared memory at a time; None for ``SEGMENT``.
     unregistered : str or None
         On one node: what is taken, by messages, where not all vectors lie in memory that the ranks share. None: the
-        same algorithm, and vectors are copied through memory.
+        same algorithm, and vectors are copied through memory. The same algorithm again: vectors
+        are read in the others' processes; where they may not be, what there is for ranks that share no memory is taken.
     """
 
     algorithm: str
@@ -100,9 +101,16 @@ class Choice(NamedTuple):
         return NATIVE in (self.algorithm, self.unregistered)
 
     @property
+    def reads(self) -> bool:
+        """Whether vectors that do not lie in memory that the ranks share are read in the others' processes."""
+        return self.unregistered == self.algorithm
+
+    @property
     def in_other_memory(self) -> Choice:
         """What is taken where not all vectors lie in memory that the ranks share."""
-        return self if self.unregistered is None else self._replace(algorithm=self.unregistered, unregistered=None)
+        if self.unregistered is None or self.reads:
+            return self
+        return self._replace(algorithm=self.unregistered, unregistered=None)
 
     def __str__(self) -> str:
         """Say it in words, as in ``ring, 2 lanes``."""
@@ -113,7 +121,8 @@ class Choice(NamedTuple):
         """What else is chosen, in words to follow the algorithm and the wire; nothing where it is as usual."""
         lanes = f", {self.lanes} lanes" if self.lanes > 1 else ""
         segment = f", segments of {self.segment} bytes" if self.segment else ""
-        unregistered = f", in other memory {self.unregistered}" if self.unregistered else ""
+        taken = "read" if self.reads else self.unregistered
+        unregistered = f", in other memory {taken}" if taken else ""
         return f"{lanes}{segment}{unregistered}"
 
 

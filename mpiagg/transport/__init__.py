@@ -4,10 +4,11 @@ from mpiagg.transport.barriers import WRITTEN, NodeBarrier, SignedBarrier, Some
 from mpiagg.transport.channels import channel_of, free_channel_of, meet
 from mpiagg.transport.comparison import cache_of
 from mpiagg.transport.meetings import keep_for_good
-from mpiagg.transport.memory import LINE, NOWHERE, Block, Position, Positions, SharedMemory, Window
+from mpiagg.transport.memory import LINE, NOWHERE, READ, Block, Position, Positions, SharedMemory, Window
 from mpiagg.transport.messages import SHARED_TAG, Channel
 from mpiagg.transport.nodes import Node
 from mpiagg.transport.process import CHECK, ending, process
+from mpiagg.transport.reading import OtherMemory
 from mpiagg.transport.tags import SIGNATURE_BITS, signature
 from mpiagg.transport.waiting import (
     CORE,
@@ -23,6 +24,7 @@ __all__ = [
     "DEFAULT_TIMEOUT",
     "LINE",
     "NOWHERE",
+    "READ",
     "SHARED_TAG",
     "SIGNATURE_BITS",
     "WRITTEN",
@@ -30,6 +32,7 @@ __all__ = [
     "Channel",
     "NodeBarrier",
     "Node",
+    "OtherMemory",
     "Position",
     "Positions",
     "SharedMemory",

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Final, NamedTuple
 from weakref import finalize
 
@@ -20,6 +20,7 @@ from mpiagg.errors import DeviceError
 from mpiagg.transport.device_memory import DeviceWindow
 from mpiagg.transport.meetings import gather
 from mpiagg.transport.nodes import Node
+from mpiagg.transport.reading import OtherMemory, can_be_read
 
 PAGE: Final = 4096
 LINE: Final = 64
@@ -119,6 +120,12 @@ class Position(NamedTuple):
 NOWHERE: Final = Position(-1, 0)
 """Where an array lies that is in no window."""
 
+READ: Final = 2**14 - 2
+"""In place of a window's number: an array in a rank's other memory, which the others only read; with its address."""
+
+ADDRESSES: Final = 2**48
+"""Addresses up to here can be told."""
+
 
 class Positions(NamedTuple):
     """Where the input of a rank lies, and where its result goes; and whether on another device than its slots."""
@@ -173,6 +180,8 @@ class SharedMemory:
         self._leases: dict[int, object] = {}
         self._open = (0, 0, 0)
         self._common: list[CommonWindow] = []
+        self.processes: Sequence[int] | None = None
+        """Those of the ranks of the node, where each may read all the others' memory: see ``reading``."""
         self.leased = False
         """Whether arrays have been leased: on all ranks of a node at the same call, since they ask together."""
         self.refused = False
@@ -252,8 +261,11 @@ class SharedMemory:
         self._leases.pop(number, None)
         self.give_back(block)
 
-    def position(self, array: Array) -> Position:
-        """Return where in the windows a contiguous array lies; NOWHERE if in none. One without elements lies in any."""
+    def position(self, array: Array, *, read: bool = False) -> Position:
+        """Return where in the windows a contiguous array lies; NOWHERE if in none. One without elements lies in any.
+
+        With ``read`` an array elsewhere lies where others can read it, if they can.
+        """
         if device_of(array) is not self.device:
             return NOWHERE
         if not array.nbytes and self._windows:
@@ -263,11 +275,19 @@ class SharedMemory:
             offset = start - window.start
             if offset >= 0 and offset + array.nbytes <= window.nbytes:
                 return Position(number, offset)
-        return NOWHERE
+        told = read and self.processes is not None and start + array.nbytes <= ADDRESSES and can_be_read(array)
+        return Position(READ, start) if told else NOWHERE
 
     def view(self, place: int, position: Position, nbytes: int) -> Array:
-        """Return the bytes of the rank at a place that lie at a position."""
+        """Return the bytes of the rank at a place that lie at a position in the windows."""
         return self._windows[position.window].parts[place][position.offset : position.offset + nbytes]
+
+    def found(self, place: int, position: Position, nbytes: int) -> Array | OtherMemory:
+        """Return the bytes of the rank at a place that lie at a position, wherever that is."""
+        if position.window != READ:
+            return self.view(place, position, nbytes)
+        assert self.processes is not None
+        return OtherMemory(self.processes[place], position.offset, nbytes, np.dtype(np.uint8))
 
     def tell(self, words: tuple[int, ...], purpose: str) -> list[tuple[int, ...]]:
         """Return what every rank of the node tells the others; collective among them."""

@@ -14,6 +14,7 @@ from mpiagg.transport.barriers import WRITTEN, Signatures, SignedBarrier
 from mpiagg.transport.device_memory import warn_of_sharing
 from mpiagg.transport.memory import LINE, Block, SharedMemory
 from mpiagg.transport.nodes import Node
+from mpiagg.transport.reading import readers
 
 SLOT: Final = 2**25
 """Bytes of a slot of device memory at most: each rank has two for its blocking calls, and two for each plan."""
@@ -71,9 +72,14 @@ class NodeMemory:
             except MemoryError:
                 self.host.refused = True
             else:
+                self.host.processes = readers(self.host.tell)
                 self._signatures = Signatures(written, self._node.place)
                 self._for_calls = SignedBarrier(block, self._node.place, self._node.ranks, self._disagreement), block
         return self._for_calls
+
+    def read(self) -> bool:
+        """Whether ranks of the node may read each other's other memory; the first call is collective on the node."""
+        return self.for_calls() is not None and self.host.processes is not None
 
     def signatures(self) -> Signatures:
         """Return where ranks of the node write which calls of the MPI library's they are in.

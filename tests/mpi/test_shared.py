@@ -17,6 +17,8 @@ from mpiagg.plans.on_node import ANNOUNCED, ONE_SHOT
 from mpiagg.plans.operation import Operation, even_counts
 from mpiagg.plans.plan import Plan
 from mpiagg.schedules import Collective
+from mpiagg.tables import Case
+from mpiagg.tables import settings as settings_of_choices
 from mpiagg.tables.predicted import MAILED
 from mpiagg.transport import LINE, NOWHERE, channel_of
 
@@ -189,14 +191,85 @@ def test_what_a_choice_has_for_vectors_elsewhere(comm, rank, size, compare, memo
                 compare(plan(), inputs, "sum", "shared" if mapped else "tree")
 
 
-def test_long_vectors_take_another_way_where_they_are_not_registered(comm, rank, size, compare):
+READ = Choice("shared", unregistered="shared")
+
+
+def read_by_auto(comm):
+    """Return what makes ``"auto"`` read long vectors where they lie, in every collective."""
+    return settings_of_choices().trying(Case(Collective.ALLREDUCE, 0, channel_of(comm).layout), READ)
+
+
+@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("collective", PLANNED)
+def test_vectors_are_read_where_they_lie(comm, rank, size, memory, collective, place):  # noqa: PLR0917 - fixtures and parameters
+    """In place on a vector, by plans and calls; the others of a node read it, with no message and no copy of it."""
+    channel = channel_of(comm)
+    for length in (0, 1, size + 1, 20_001, SEGMENT // 4 + 3):
+        counts, root = counts_of(collective, length, size), size - 1
+        wanted = operation(channel, collective, counts, root=root, choice=READ)
+        buffer = memory(place, length)
+        for tag in (channel.tags.in_turn(), 0):
+            program = bind_operation(channel, wanted, buffer, tag) if tag else bind_operation(channel, wanted, buffer)
+            with Plan(channel, program, result=buffer, label=wanted.label) as plan:
+                if tag and wanted.nbytes > ANNOUNCED and channel.memory.read():
+                    assert plan.nbytes == (LINE if size > 1 else 0)
+                for turn in range(2):
+                    vectors = vectors_of(size, length, turn=turn)
+                    buffer[:] = vectors[rank]
+                    plan()
+                    check(buffer, collective, vectors, rank, cuts=cuts_of(counts), root=root)
+
+
+@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("collective", [*PLANNED, "alltoall"])
+def test_calls_read_what_lies_elsewhere_each_time(comm, rank, size, memory, collective, place):  # noqa: PLR0917 - fixtures and parameters
+    root = size // 2 if collective in ("reduce", "broadcast", "gather", "scatter") else 0
+    keywords = {"root": root} if Collective(collective).rooted else {}
+    rows = collective in ("allgather", "gather", "scatter", "alltoall")
+    for length in (size * 9_000, size * (SEGMENT // 4 // size + 3)):
+        for turn, lies in enumerate((place, "anywhere", place)):
+            vectors = vectors_of(size, length, turn=turn)
+            cuts = [length // size * each for each in range(size + 1)]
+            own = slice(*cuts[rank : rank + 2])
+            x = vectors[rank][own] if collective in ("allgather", "gather") else vectors[rank]
+            x = x.reshape(size, -1) if collective in ("scatter", "alltoall") else x
+            given = x.copy()
+            out = memory(lies, length // size if collective in ("reduce_scatter", "scatter") else length)
+            shaped = out.reshape(size, -1) if rows and collective != "scatter" else out
+            outputs = {} if collective in ("reduce", "gather") and rank != root else {"out": shaped}
+            with read_by_auto(comm):
+                got = getattr(mpiagg, collective)(x, **outputs, **keywords, comm=comm)
+            if collective == "alltoall":
+                assert same_bits(got.reshape(-1), np.concatenate([other[own] for other in vectors]))
+            else:
+                wanted = result(collective, vectors, rank, cuts=cuts, root=root)
+                assert got is None if wanted is None else same_bits(got.reshape(-1), wanted[1]), (length, turn)
+            assert same_bits(x, given)
+
+
+def test_an_input_that_lies_partly_in_the_output_is_not_read_there(comm, rank, size):
+    length = MAILED // 4 + 1
+    vectors = vectors_of(size, length)
+    for start, stop in ((0, 5), (5, 0), (3, 3)):
+        both = np.empty(length + 5, np.float32)
+        both[start : start + length] = vectors[rank]
+        got = mpiagg.allreduce(both[start : start + length], out=both[stop : stop + length], comm=comm)
+        assert same_bits(got, result("allreduce", vectors, rank)[1])
+
+
+def test_long_vectors_are_read_or_else_sent(comm, rank, size, compare, monkeypatch):
     long = MAILED // 4 + 1
     inputs, registered = vectors_of(size, long), mpiagg.empty(long, comm=comm)
+    shared = "shared" if size > 1 else "ring"
+    for _ in range(2):
+        read = shared if channel_of(comm).memory.read() else "ring"
+        compare(mpiagg.allreduce(inputs[rank], comm=comm), inputs, "sum", read)
+        compare(mpiagg.allreduce(inputs[rank], out=registered, comm=comm), inputs, "sum", shared)
+    monkeypatch.setattr(channel_of(comm).memory.host, "processes", None)  # as where the system forbids it
+    channel_of(comm).calls.free()
     for _ in range(2):
         compare(mpiagg.allreduce(inputs[rank], comm=comm), inputs, "sum", "ring")
-        compare(
-            mpiagg.allreduce(inputs[rank], out=registered, comm=comm), inputs, "sum", "shared" if size > 1 else "ring"
-        )
+        compare(mpiagg.allreduce(inputs[rank], out=registered, comm=comm), inputs, "sum", shared)
 
 
 @pytest.mark.parametrize("collective", ["reduce", "broadcast"])

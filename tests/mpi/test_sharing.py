@@ -1,5 +1,6 @@
 """Programs of barriers, mailboxes, owners and rounds, with all ranks of a node played by one process, in any order."""
 
+import os
 from random import Random
 from types import SimpleNamespace
 
@@ -18,7 +19,7 @@ from mpiagg.plans.operation import Operation, even_counts
 from mpiagg.plans.program import Copying
 from mpiagg.plans.sharing import NodeTask, VectorRange, Vectors, rounds_in_place
 from mpiagg.schedules import TABLE, Collective, Layout, Round, receive, schedules, send
-from mpiagg.transport import LINE, Block, NodeBarrier, Position, Positions, Some
+from mpiagg.transport import LINE, Block, NodeBarrier, Position, Positions, SharedMemory, Some
 
 pytestmark = pytest.mark.mpi
 
@@ -27,24 +28,34 @@ EXAMPLES = 150 if MPI.COMM_WORLD.size == 1 else 1
 
 
 def programs(size, collective, counts, root, choice, *, in_place):
-    """Return every rank's program and buffer, over memory of this process."""
+    """Return every rank's program and buffer, over memory of this process; ``in_place`` or by mailboxes.
+
+    What is read in the memory of other processes is read in this one's, by its address.
+    """
     layout = Layout.of([size])
     vectors = [np.empty(sum(counts), np.float32) for _ in range(size)]
     block = Block([np.zeros(LINE + 2 * 4096, np.uint8) for _ in range(size)], lambda: None, 0, Position(0, 0))
     block = block._replace(nbytes=block.parts[0].nbytes)
-    memory = SimpleNamespace(position=lambda _: Position(0, 0), view=lambda place, *_: vectors[place].view(np.uint8))
-    made = []
+    memory = SimpleNamespace(
+        position=lambda *_, **__: Position(0, 0), found=lambda place, *_: vectors[place].view(np.uint8)
+    )
+    if choice.reads:
+        memory = SharedMemory(SimpleNamespace(size=size))
+        memory.processes = [os.getpid()] * size
+    parts, made = [], []
     for rank in range(size):
         node = SimpleNamespace(size=size, place=rank, ranks=tuple(range(size)))
-        channel = SimpleNamespace(node=node, memory=SimpleNamespace(host=memory))
+        channel = SimpleNamespace(node=node, memory=SimpleNamespace(host=memory, read=lambda: True))
         how = reduction("sum", np.dtype(np.float32), size)
         operation = Operation(Collective(collective), rank, layout, root, counts, how, choice, MPI.SUM)
         own = vectors[rank]
         x, out = (None if part is None else own[part] for part in (operation.source, operation.target))
-        parts = on_node.OnNode(channel, operation, x, out, lambda own=own: Copying(own, None, None), 1)
+        parts.append(on_node.OnNode(channel, operation, x, out, lambda own=own: Copying(own, None, None), 1))
+    here = [Positions(Position(0, 0), Position(0, 0))] * size
+    positions = [part.places.positions(apart=False) for part in parts] if choice.reads else here
+    for rank, part in enumerate(parts):
         barrier = NodeBarrier(block, rank, range(size))
-        here = Positions(Position(0, 0), Position(0, 0))
-        made.append(parts.in_place(barrier, [here] * size) if in_place else parts.by_mail(barrier, block))
+        made.append(part.in_place(barrier, positions) if in_place else part.by_mail(barrier, block))
     return made, vectors
 
 
@@ -86,8 +97,10 @@ def test_ranks_may_run_in_any_order(data):
     chunked = collective in ("allgather", "reduce_scatter", "gather", "scatter")
     counts = even_counts(length, size) if chunked else (length,)
     root = data.draw(st.integers(0, size - 1), label="root") if Collective(collective).rooted else 0
-    choice = Choice("shared", segment=data.draw(st.sampled_from([64, 256, 4096]), label="segment"))
-    in_place = data.draw(st.booleans(), label="in place")
+    read = data.draw(st.booleans(), label="read")
+    segment = data.draw(st.sampled_from([64, 256, 4096]), label="segment")
+    choice = Choice("shared", segment=segment, unregistered="shared" if read else None)
+    in_place = read or data.draw(st.booleans(), label="in place")
     made, buffers = programs(size, collective, counts, root, choice, in_place=in_place)
     results = run_three_times(made, buffers, Random(data.draw(st.integers(0, 10_000), label="order")))
     for turn in range(3):
@@ -181,10 +194,12 @@ def test_what_is_sent_must_not_be_changed_in_the_same_round():
         list(rounds_in_place(rounds, task, Vectors(part, part, 0, {1: part}, {1: part}), None, 64, ""))
 
 
-def test_a_barrier_less_is_noticed(monkeypatch):
+@pytest.mark.parametrize("read", [False, True])
+def test_a_barrier_less_is_noticed(monkeypatch, read):
     # The control of the test above: without waiting at barriers, a rank that is ahead finds nothing of the others.
     monkeypatch.setattr(NodeBarrier, "passed", lambda barrier: barrier.count > 0)
-    made, buffers = programs(2, "allreduce", (500,), 0, Choice("shared", segment=4096), in_place=False)
+    choice = Choice("shared", segment=4096, unregistered="shared" if read else None)
+    made, buffers = programs(2, "allreduce", (500,), 0, choice, in_place=read)
     for rank, buffer in enumerate(buffers):
         buffer[:] = values(rank, 500)
     for rank_program in made:

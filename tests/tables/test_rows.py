@@ -143,8 +143,7 @@ def test_the_default_is_what_was_measured_to_be_best():
         for ranks in (2, 3, 8, 64):
             for nbytes in (0, 64, mailed):
                 assert takes(nbytes, ranks, collective=collective) == "shared"
-            assert takes(2**26, ranks, collective=collective).startswith("shared, in other memory ")
-    assert takes(2**26, 4) == "shared, in other memory ring"
+            assert takes(2**26, ranks, collective=collective) == "shared, in other memory read"
     assert [takes(nbytes, 1, 1, 1, 1) for nbytes in (64, 2**14, 2**16, 2**20, 2**22)] == [
         *("recursive_doubling", "recursive_doubling", "circulant", "ring", "ring, 4 lanes"),
     ]
@@ -171,9 +170,7 @@ def test_what_the_default_takes_is_nearly_the_cheapest(collective, layout):
             cheapest = min(prices.seconds(2**power).values())
             priced = found if collective.prefix else found._replace(lanes=min(2, found.lanes))
             assert prices.seconds(2**power)[priced._replace(unregistered=None)] < 2 * cheapest
-            if found.unregistered is not None:
-                messages = Prices(collective, layout, Memory.NONE).seconds(2**power)
-                assert messages[Choice(found.unregistered)] < 2 * min(messages.values())
+            assert found.unregistered is None or found.reads
 
 
 def test_ranges_are_ascending():
