@@ -116,7 +116,8 @@ ON_A_NODE: Final[dict[Collective, Sequence[_Limited]]] = {
         _Limited(_READ),
     ),
     Collective.BROADCAST: (
-        _Limited(_NATIVE, 64 * _KIB),
+        _Limited(_NATIVE, MOVED),
+        _Limited(_OURS, MOVED),
         _Limited(_BY_MPI, MAILED),
         _Limited(_BY_MPI, ranks=2),
         _Limited(_READ),
@@ -139,12 +140,18 @@ ON_A_NODE: Final[dict[Collective, Sequence[_Limited]]] = {
         _Limited(_READ),
     ),
     Collective.GATHER: (
-        _Limited(_NATIVE, 64 * _KIB),
+        _Limited(_NATIVE, MOVED),
+        _Limited(_OURS, MOVED),
         _Limited(_BY_MPI, ranks=2),
         _Limited(_BY_MPI, library="Open MPI"),
         _Limited(_READ),
     ),
-    Collective.SCATTER: (_Limited(_NATIVE, 64 * _KIB), _Limited(_BY_MPI, MAILED), _Limited(_READ)),
+    Collective.SCATTER: (
+        _Limited(_NATIVE, MOVED),
+        _Limited(_OURS, MOVED),
+        _Limited(_BY_MPI, MAILED),
+        _Limited(_READ),
+    ),
     Collective.ALLTOALL: (
         _Limited(_NATIVE, 64 * _KIB, library="Open MPI"),
         _Limited(_NATIVE, 32 * _KIB),

@@ -111,9 +111,11 @@ class Failures:
 
     def raise_for(self, error: BaseException) -> None:
         """Raise RankFailedError, if an error comes of a death."""
-        if isinstance(error, RankFailedError) or not isinstance(error, MPI.Exception | Error) or not active():
+        known = isinstance(error, MPI.Exception | Error | ProcessLookupError)
+        if isinstance(error, RankFailedError) or not known or not active():
             return
-        told = isinstance(error, MPI.Exception) and (error.Get_error_class() in _TOLD or self.found())
+        told = isinstance(error, ProcessLookupError)  # its memory was to be read
+        told = told or (isinstance(error, MPI.Exception) and (error.Get_error_class() in _TOLD or self.found()))
         if self.broken or told:
             raise self.give_up() from error
 
