@@ -134,8 +134,8 @@ def contenders(verb: str, nbytes: int, kind: str, comms: dict[str, Any], *, ever
 
 
 def plain(length: int) -> Any:
-    """Return an array of NumPy's own."""
-    return np.zeros(length, DTYPE)
+    """Return an array of NumPy's own, written to: the pages of ``np.zeros`` are all one page until then."""
+    return np.full(length, 0, DTYPE)
 
 
 def registered(comm: MPI.Intracomm, length: int) -> Any:

@@ -133,8 +133,8 @@ class Task:
         return even_counts(self.count, self.comm.size)
 
     def zeros(self, length: int) -> Array:
-        """Return a new vector of zeros."""
-        return np.zeros(length, self.dtype)
+        """Return a new vector of zeros, written to: the pages of ``np.zeros`` are all one page until then."""
+        return np.full(length, 0, self.dtype)
 
     # -- contenders
 
