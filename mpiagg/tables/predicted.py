@@ -118,7 +118,7 @@ ON_A_NODE: Final[dict[Collective, Sequence[_Limited]]] = {
     Collective.BROADCAST: (
         _Limited(_NATIVE, MOVED),
         _Limited(_OURS, MOVED),
-        _Limited(_BY_MPI, MAILED),
+        _Limited(_BY_MPI, 4 * MAILED),
         _Limited(_BY_MPI, ranks=2),
         _Limited(_READ),
     ),
@@ -149,7 +149,7 @@ ON_A_NODE: Final[dict[Collective, Sequence[_Limited]]] = {
     Collective.SCATTER: (
         _Limited(_NATIVE, MOVED),
         _Limited(_OURS, MOVED),
-        _Limited(_BY_MPI, MAILED),
+        _Limited(_BY_MPI, 2 * MAILED),
         _Limited(_READ),
     ),
     Collective.ALLTOALL: (
