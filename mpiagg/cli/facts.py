@@ -102,6 +102,8 @@ class Rank:
         Bytes of shared memory that are free on its node, and all; None where it lies elsewhere.
     window : int
         Bytes of it that mpiagg takes for this rank.
+    reads : bool or None
+        Whether the ranks of its machine may read each other's other memory; None where there is no other rank.
     versions : dict of str to str
         Of the software.
     environment : dict of str to str
@@ -142,6 +144,7 @@ class Rank:
     linear: int = 1
     shm: list[int] | None = None
     window: int = 0
+    reads: bool | None = None
     versions: dict[str, str] = field(default_factory=dict)
     environment: dict[str, str] = field(default_factory=dict)
     tasks: int | None = None
@@ -232,7 +235,7 @@ def of_mpi(mine: Rank, fault: str | None) -> None:
     # Ranks of jobs of one are told apart by their launcher.
     mine.rank = mine.rank if fault is not None else world.rank
     mine.size, mine.host = world.size, MPI.Get_processor_name()
-    mine.machine = _machine(world)
+    _of_machine(mine, world)
     levels = {getattr(MPI, f"THREAD_{level.upper()}"): level for level in _THREADS}
     mine.threads = levels[MPI.Query_thread()]
     mine.yields = _yields(mine.vendor)
@@ -261,15 +264,24 @@ def _of_mpiagg(mine: Rank) -> None:
         mine.troubles.append(Problem("error", "tuning", str(error), remedy))
 
 
-def _machine(world: MPI.Intracomm) -> int:
-    """Return the first of the ranks that share memory with this one; collective."""
+def _of_machine(mine: Rank, world: MPI.Intracomm) -> None:
+    """Write down what there is to be said of the ranks that share memory with this one; collective."""
     from mpi4py import MPI  # noqa: PLC0415 - only a process that is a rank may load MPI
 
+    from mpiagg.transport.reading import readers  # noqa: PLC0415 - as the others
+
     sharing = world.Split_type(MPI.COMM_TYPE_SHARED, world.rank)
-    first = np.array([world.rank])
-    sharing.Bcast(first)
+
+    def tell(words: tuple[int, ...], purpose: str) -> list[tuple[int, ...]]:
+        del purpose
+        told = np.empty((sharing.size, len(words)), np.int64)
+        sharing.Allgather(np.array(words, np.int64), told)
+        return [tuple(each) for each in told.tolist()]
+
+    mine.machine = tell((world.rank,), "")[0][0]  # the first of them
+    if sharing.size > 1:
+        mine.reads = readers(tell) is not None
     sharing.Free()
-    return int(first[0])
 
 
 def _yields(vendor: str) -> bool | None:

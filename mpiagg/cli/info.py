@@ -173,6 +173,8 @@ def _overview(report: JobReport) -> Table:
     add("linear algebra", lambda rank: _with_settings(f"{rank.linear} thread{'s' * (rank.linear > 1)}", rank, _LINEAR))
     for ranks in report.machines[:MOST_HOSTS]:
         _add(table, f"shared memory of {ranks[0].host}", _shared_memory(ranks))
+    reads = {True: "read", False: "may not be read: long arrays go by messages", None: "there is none here"}
+    add("memory of other ranks", lambda rank: reads[rank.reads])
     add("transports", lambda rank: _with_settings(rank.transport, rank, but=_elsewhere(rank)))
     _add(table, "CUDA-aware messages", f"{'yes' if report.able else 'no'}: {report.reason}")
     if report.probe is not None:

@@ -337,7 +337,7 @@ class OnNode:
         assert own is not None
         task = NodeTask(own.elements, o.lanes(), o.reduction)
         rounds = rounds_by_reading(o.schedule(), o.entry.owned(o.rank, o.layout), task, vectors, barrier, o.label)
-        return Program(rounds, (), 0)
+        return Program(rounds, (), self.places.scratch_bytes)
 
     def _by_owners(self, barrier: NodeBarrier, vectors: Vectors) -> Program:
         """Return the program of stages, in which owners read from all vectors, and write into them."""

@@ -40,6 +40,8 @@ class Places:
         What others read and write.
     bring : callable or None
         Brings the input to the target first, where others read it there.
+    scratch_bytes : int
+        Of memory that others read and is nobody's output.
     """
 
     def __init__(
@@ -59,11 +61,13 @@ class Places:
         self.given = _vector(operation, x), _vector(operation, out)
         self.source, self.target = self.given
         self.bring: Callback | None = None
+        self.scratch_bytes = 0
         if not in_place:
             self._settle(x, out)
         if read and o.collective is Collective.REDUCE and o.rank != o.root:
             start, stop = o.lanes(1)[0][o.rank]
             self.target = np.empty(stop - start, o.reduction.dtype)  # its chunk, for the root to read
+            self.scratch_bytes = self.target.nbytes
 
     def _settle(self, x: Array | None, out: Array | None) -> None:
         """Find out from where others can read the input while they write results."""

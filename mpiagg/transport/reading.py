@@ -102,6 +102,8 @@ class _Reading:
 
 def can_be_read(vector: Array) -> bool:
     """Whether another process could read a vector of this one, which some memory of devices does not allow."""
+    if _SYSTEM_CALL is None:
+        return False
     try:
         for byte in (vector.view(np.uint8)[:1], vector.view(np.uint8)[-1:]):
             OtherMemory(os.getpid(), address(byte), byte.size, byte.dtype).reading(np.empty_like(byte))()
