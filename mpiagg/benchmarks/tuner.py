@@ -377,7 +377,8 @@ def chosen(times: MedianTimes, before_others: Sequence[Choice], *, apart: bool) 
     messages = {
         one.choice: taken
         for one, taken in times.items()
-        if one.choice.reads or (not algorithm(one.choice.algorithm).shares and one.choice.lanes == choice.lanes)
+        if one.choice.unregistered == choice.algorithm
+        or (not algorithm(one.choice.algorithm).shares and one.choice.lanes == choice.lanes)
     }
     usual = [other.in_other_memory if other.unregistered else choice for other in before_others]
     by = preferred({choice: times[Candidate(choice)], **messages}, usual)

@@ -14,7 +14,7 @@ from mpiagg.plans.moves import bind_moves
 from mpiagg.plans.native import bind_native, called_at_once
 from mpiagg.plans.one_shot import ONE_SHOT, at_once, box_of
 from mpiagg.plans.operation import Operation
-from mpiagg.plans.owners import exchange_work, owner_work, rounds_by_reading, stages
+from mpiagg.plans.owners import READ_SEGMENT, exchange_work, owner_work, rounds_by_reading, stages
 from mpiagg.plans.places import AnnouncedProgram, Places, told_by_all
 from mpiagg.plans.program import Arrival, Callback, Copying, Deferred, Program, in_turn
 from mpiagg.plans.sharing import (
@@ -108,7 +108,8 @@ class OnNode:
         self.messages = o
         if unregistered is not None:
             case = Case(o.collective, o.nbytes, o.layout, Memory.NONE)
-            self.messages = replace(o, choice=choose(case) if o.choice.reads else o.choice.in_other_memory)
+            other = choose(case)._replace(lanes=o.choice.lanes) if o.choice.reads else o.choice.in_other_memory
+            self.messages = replace(o, choice=other)
         self.asking = None if self.device is None else Asking(self.device, o.label)
         # Owners read inputs and write results wherever they lie; several stages work on one buffer.
         one_stage = self.all_here and o.choice.algorithm == SHARED
@@ -233,7 +234,9 @@ class OnNode:
         return self.through_slots(barrier, slots, brought=brought)
 
     def _scratch_bytes(self) -> int:
-        """Return the memory that messages would need."""
+        """Return the memory that is needed where vectors are read, or that messages would need."""
+        if self.read:
+            return self.places.scratch_bytes + READ_SEGMENT
         o = self.messages
         if self.mailed or o.choice.algorithm == NATIVE or o.collective.moves:
             return 0

@@ -67,17 +67,17 @@ def owner_work(  # noqa: PLR0917 - what there is to be said of them
     steps = [step for a_round in rounds for step in a_round if step.chunk in owned]
     if any((step.chunk, step.count) != (owned.start, len(owned)) for step in steps):
         raise AssertionError("an owner's chunks go together")
-    length = max(1, segment // reduction.dtype.itemsize)
     own = vectors.source or vectors.target
     assert own is not None
     read = any(isinstance(source.elements, OtherMemory) for source in vectors.sources.values())
+    length = max(1, (min(segment, READ_SEGMENT) if read else segment) // reduction.dtype.itemsize)
     scratch = scratch_of(steps, lanes, length, own.elements, read=read)
     calls: list[Callback] = []
     for lane in lanes:
         start, stop = lane[owned.start][0], lane[owned.stop - 1][1]
         for first in range(start, stop, length):
             calls += _block_work(steps, reduction, vectors, (first, min(first + length, stop)), scratch)
-    return InTurn(calls)
+    return InTurn(calls, vectors)
 
 
 def rounds_by_reading(  # noqa: PLR0917 - what there is to be said of them

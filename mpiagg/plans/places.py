@@ -148,8 +148,10 @@ class Places:
             return all((told.source if told is root else told.target) != NOWHERE for told in positions)
         if o.collective is Collective.SCATTER:
             return root.source != NOWHERE
-        needed = o.collective is Collective.REDUCE or not self.written(positions)
-        return root.target != NOWHERE and (sources or not needed)
+        # A root that reads needs the inputs, or what the others have made of their chunks of a sum.
+        reduces, reads = o.collective is Collective.REDUCE, not self.written(positions)
+        needed = (sources or not (reduces or reads)) and (targets or not (reduces and reads))
+        return root.target != NOWHERE and needed
 
     def written(self, positions: Sequence[Positions]) -> bool:
         """Whether ranks can write to the vectors of others to which their owners' results go."""

@@ -244,10 +244,17 @@ def run_of(lane: Lane, step: Step) -> Run:
 
 
 class InTurn:
-    """Calls made one after the other."""
+    """Calls made one after the other.
 
-    def __init__(self, calls: Sequence[Callback]) -> None:
-        self._calls = calls
+    Parameters
+    ----------
+    calls : sequence of callable
+    held : object
+        What others may read or write meanwhile, which is kept as long as this.
+    """
+
+    def __init__(self, calls: Sequence[Callback], held: object = None) -> None:
+        self._calls, self._held = calls, held
 
     def __call__(self) -> None:
         """Make them."""

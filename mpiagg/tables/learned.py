@@ -197,7 +197,7 @@ class Learner:
         messages, registered = (self._learned.get(kind, _of_kind(usual, kind)) for kind in kinds)
         # A row says by its algorithm what is taken in registered memory, if ranks reach one another's there.
         together = registered.algorithm != NATIVE and algorithm(registered.algorithm).shares
-        if not together or registered == messages:
+        if not together or registered == messages or (messages.reads and registered.algorithm != messages.algorithm):
             return messages
         return registered._replace(unregistered=messages.algorithm)
 

@@ -271,9 +271,10 @@ def measured() -> Iterator[Row]:
     of four on two processors, with MPICH 5.0 and Open MPI 5.0 (``bench/calls.py``, also with ``--all-algorithms``): up
     to some KiB the library's own takes least time, but for reductions and all-gathers of MPICH; in part up to 64 KiB,
     where calls beside registered memory have to learn at a barrier where the others' vectors lie. Longer vectors take
-    about half of its time through memory that the ranks share. From where the model has messages on a node, ``"auto"``
-    keeps to the library's own, but for cases in which that takes three to eight times as long as a ring: reductions to
-    one rank and scans of MPICH, and reduce-scatters of Open MPI. Between nodes (``bench/network.py``) longer vectors
+    about half of its time through memory that the ranks share. Vectors in other memory are read where that takes less
+    time than the library's own: reductions, but for those to one of two ranks with Open MPI, scatters, gathers of MPICH
+    and broadcasts to several ranks; the rest is the library's own. Scans of MPICH's take three to ten times as long as
+    a ring. Between nodes (``bench/network.py``) longer vectors
     take a third to all of its time, but for gathers, scatters and all-to-alls, which take as long.
     """
     for collective in Collective:

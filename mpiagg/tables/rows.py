@@ -108,9 +108,9 @@ class Choice(NamedTuple):
     @property
     def in_other_memory(self) -> Choice:
         """What is taken where not all vectors lie in memory that the ranks share."""
-        if self.unregistered is None or self.reads:
-            return self
-        return self._replace(algorithm=self.unregistered, unregistered=None)
+        if self.reads:
+            return self._replace(segment=None)  # of what is read nothing goes through memory
+        return self if self.unregistered is None else self._replace(algorithm=self.unregistered, unregistered=None)
 
     def __str__(self) -> str:
         """Say it in words, as in ``ring, 2 lanes``."""

@@ -19,6 +19,7 @@ from mpi4py import MPI
 
 from mpiagg.errors import Error, RankFailedError
 from mpiagg.transport.meetings import complete, meeting
+from mpiagg.transport.reading import ProcessGoneError
 from mpiagg.watch import OperationLog, describe_ranks
 
 ENABLED: Final = "OMPI_MCA_mpi_ft_enable"
@@ -111,10 +112,10 @@ class Failures:
 
     def raise_for(self, error: BaseException) -> None:
         """Raise RankFailedError, if an error comes of a death."""
-        known = isinstance(error, MPI.Exception | Error | ProcessLookupError)
+        known = isinstance(error, MPI.Exception | Error | ProcessGoneError)
         if isinstance(error, RankFailedError) or not known or not active():
             return
-        told = isinstance(error, ProcessLookupError)  # its memory was to be read
+        told = isinstance(error, ProcessGoneError)
         told = told or (isinstance(error, MPI.Exception) and (error.Get_error_class() in _TOLD or self.found()))
         if self.broken or told:
             raise self.give_up() from error

@@ -12,6 +12,7 @@ Nothing is ever written to another process.
 from __future__ import annotations
 
 import ctypes
+import errno
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -20,6 +21,10 @@ from typing import Any, Final
 import numpy as np
 
 from mpiagg.arrays import Array, address
+
+
+class ProcessGoneError(ProcessLookupError):
+    """A process whose memory was to be read is no more."""
 
 
 class _Bytes(ctypes.Structure):
@@ -70,7 +75,7 @@ class OtherMemory:
     def reading(self, out: Array) -> Callable[[], None]:
         """Return the call that reads it into a vector of the same dtype and length.
 
-        The call raises OSError if it cannot be read: ProcessLookupError if the process is no more.
+        The call raises OSError if it cannot be read: ProcessGoneError if the process is no more.
         """
         if (out.dtype, out.size) != (self.dtype, self.size):
             raise AssertionError("what is read must have room where it goes")
@@ -95,13 +100,17 @@ class _Reading:
                 return
             if now <= 0:
                 number = ctypes.get_errno()
-                raise OSError(number, f"cannot read memory of process {self._process}: {os.strerror(number)}")
+                kind = ProcessGoneError if number == errno.ESRCH else OSError
+                raise kind(number, f"cannot read memory of process {self._process}: {os.strerror(number)}")
             # The system may stop in the middle: at most 2 GiB are read at once.
             here, there = (_Bytes(end.start + done, end.nbytes - done) for end in (self._here, self._there))
 
 
 def can_be_read(vector: Array) -> bool:
-    """Whether another process could read a vector of this one, which some memory of devices does not allow."""
+    """Whether another process could read a vector of this one, which some memory of devices does not allow.
+
+    Its first and last bytes are tried.
+    """
     if _SYSTEM_CALL is None:
         return False
     try:

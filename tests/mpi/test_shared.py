@@ -1,5 +1,8 @@
 """Collectives through memory that the ranks of a node share: their bits, wherever the vectors lie and however long."""
 
+import gc
+import os
+import weakref
 from itertools import product
 
 import numpy as np
@@ -20,7 +23,7 @@ from mpiagg.schedules import Collective
 from mpiagg.tables import Case
 from mpiagg.tables import settings as settings_of_choices
 from mpiagg.tables.predicted import MAILED
-from mpiagg.transport import LINE, NOWHERE, channel_of
+from mpiagg.transport import LINE, NOWHERE, OtherMemory, channel_of
 
 pytestmark = pytest.mark.mpi
 
@@ -194,9 +197,12 @@ def test_what_a_choice_has_for_vectors_elsewhere(comm, rank, size, compare, memo
 READ = Choice("shared", unregistered="shared")
 
 
-def read_by_auto(comm):
-    """Return what makes ``"auto"`` read long vectors where they lie, in every collective."""
-    return settings_of_choices().trying(Case(Collective.ALLREDUCE, 0, channel_of(comm).layout), READ)
+@pytest.fixture
+def reads(monkeypatch):
+    """Return the list of the vectors of other processes that this one was to read."""
+    made, reading = [], OtherMemory.reading
+    monkeypatch.setattr(OtherMemory, "reading", lambda vector, out: (made.append(vector), reading(vector, out))[1])
+    return made
 
 
 @pytest.mark.parametrize("place", PLACES)
@@ -224,10 +230,12 @@ def test_vectors_are_read_where_they_lie(comm, rank, size, memory, collective, p
 
 @pytest.mark.parametrize("place", PLACES)
 @pytest.mark.parametrize("collective", [*PLANNED, "alltoall"])
-def test_calls_read_what_lies_elsewhere_each_time(comm, rank, size, memory, collective, place):  # noqa: PLR0917 - fixtures and parameters
+def test_calls_read_what_lies_elsewhere_each_time(comm, rank, size, memory, reads, collective, place):  # noqa: PLR0917 - fixtures and parameters
     root = size // 2 if collective in ("reduce", "broadcast", "gather", "scatter") else 0
     keywords = {"root": root} if Collective(collective).rooted else {}
     rows = collective in ("allgather", "gather", "scatter", "alltoall")
+    channel_of(comm).calls.free()  # of other tests, with arrays in the same places
+    may_read = size > 1 and channel_of(comm).memory.read()
     for length in (size * 9_000, size * (SEGMENT // 4 // size + 3)):
         for turn, lies in enumerate((place, "anywhere", place)):
             vectors = vectors_of(size, length, turn=turn)
@@ -239,14 +247,38 @@ def test_calls_read_what_lies_elsewhere_each_time(comm, rank, size, memory, coll
             out = memory(lies, length // size if collective in ("reduce_scatter", "scatter") else length)
             shaped = out.reshape(size, -1) if rows and collective != "scatter" else out
             outputs = {} if collective in ("reduce", "gather") and rank != root else {"out": shaped}
-            with read_by_auto(comm):
-                got = getattr(mpiagg, collective)(x, **outputs, **keywords, comm=comm)
+            reads.clear()
+            case = Case(Collective(collective), 0, channel_of(comm).layout)
+            with settings_of_choices().trying(case, READ):
+                got = getattr(mpiagg, collective)(x, **outputs, **keywords, comm=comm, reproducible=True)
+            if turn == (place != "anywhere") and may_read:
+                # Of what is moved to a root, or from it, it is the root that reads, or all but it.
+                idle = {"gather": rank != root, "scatter": rank == root, "broadcast": rank == root}
+                read = {vector.process for vector in reads} - {os.getpid()}
+                assert bool(read) is not idle.get(collective, False)
             if collective == "alltoall":
                 assert same_bits(got.reshape(-1), np.concatenate([other[own] for other in vectors]))
             else:
                 wanted = result(collective, vectors, rank, cuts=cuts, root=root)
                 assert got is None if wanted is None else same_bits(got.reshape(-1), wanted[1]), (length, turn)
             assert same_bits(x, given)
+
+
+def test_a_plan_keeps_the_input_that_others_read(comm, size):
+    kept = []
+    # Of one row ranks but the first have nothing to do in a reduce-scatter, and of a gather all but the root.
+    for init in (mpiagg.gather_init, mpiagg.reduce_scatter_init):
+        x = np.ones((1, MAILED), np.float32)
+        kept.append(weakref.ref(x))
+        plan = init(x, comm=comm)
+        del x
+        gc.collect()
+        assert kept[-1]() is not None or size == 1
+        plan()
+        plan.free()
+        del plan
+        gc.collect()
+        assert kept[-1]() is None
 
 
 def test_an_input_that_lies_partly_in_the_output_is_not_read_there(comm, rank, size):
