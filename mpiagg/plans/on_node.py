@@ -132,6 +132,13 @@ class OnNode:
         return made
 
     @property
+    def _owned(self) -> range:
+        """The chunks that this rank owns, by an algorithm in which ranks own any."""
+        entry = self.operation.entry
+        assert entry.owned is not None
+        return entry.owned(self.operation.rank, self.operation.layout)
+
+    @property
     def _positions(self) -> Positions:
         apart = self.device is not None and self.channel.memory.apart_from_slots(self.device)
         return self.places.positions(apart=apart)
@@ -304,14 +311,15 @@ class OnNode:
         """Return the program that copies to slots in memory of devices, and from there, a piece after the other."""
         o, asking = self.operation, self.asking
         assert asking is not None
-        assert o.entry.owned is not None
-        owned = o.entry.owned(o.rank, o.layout)
         vectors, made = self.places.in_pieces(brought=brought), None
         if vectors is None:
             made = self._copying(brought=brought)
             x, out = (None if part is None else made.buffer[part] for part in (o.source, o.target))
             vectors = x, out
-        memory, work = dict(zip(self.node.ranks, slots.parts, strict=True)), partial(self._work, o.schedule(), owned)
+        memory, work = (
+            dict(zip(self.node.ranks, slots.parts, strict=True)),
+            partial(self._work, o.schedule(), self._owned),
+        )
         program = Program(tuple(slot_rounds(o, vectors, memory, barrier, asking, work)), (), 0, device=self.device)
         return program if made is None else made.around(in_turn(Program((asking.follow(),), (), 0), program))
 
@@ -335,18 +343,12 @@ class OnNode:
     def _by_reading(self, barrier: NodeBarrier, vectors: Vectors) -> Program:
         """Return the program in which ranks make chunks in their own vectors, and the others read them there."""
         o = self.operation
-        assert o.entry.owned is not None
-        own = vectors.source or vectors.target
-        assert own is not None
-        task = NodeTask(own.elements, o.lanes(), o.reduction)
-        rounds = rounds_by_reading(o.schedule(), o.entry.owned(o.rank, o.layout), task, vectors, barrier, o.label)
+        rounds = rounds_by_reading(o.schedule(), self._owned, o.lanes(), o.reduction, vectors, barrier, o.label)
         return Program(rounds, (), self.places.scratch_bytes)
 
     def _by_owners(self, barrier: NodeBarrier, vectors: Vectors) -> Program:
         """Return the program of stages, in which owners read from all vectors, and write into them."""
-        o = self.operation
-        assert o.entry.owned is not None
-        owned = o.entry.owned(o.rank, o.layout)
+        o, owned = self.operation, self._owned
         parts: list[Program] = []
         for here, rounds in stages(o.schedule(), owned, self.node.ranks, alone=self.all_here):
             if here:

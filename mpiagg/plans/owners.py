@@ -20,7 +20,6 @@ from mpiagg.plans.program import BoundRound, Callback
 from mpiagg.plans.sharing import (
     BlockScratch,
     InTurn,
-    NodeTask,
     Operands,
     Vectors,
     barrier_round,
@@ -83,7 +82,8 @@ def owner_work(  # noqa: PLR0917 - what there is to be said of them
 def rounds_by_reading(  # noqa: PLR0917 - what there is to be said of them
     rounds: Sequence[Round],
     owned: range,
-    task: NodeTask,
+    lanes: Sequence[Lane],
+    reduction: Reduction,
     vectors: Vectors,
     barrier: NodeBarrier,
     label: str,
@@ -94,7 +94,7 @@ def rounds_by_reading(  # noqa: PLR0917 - what there is to be said of them
     where they have made them; and nobody goes on until all have read.
     """
     received = [Round(*(step for step in a_round if step.action is not Action.SEND)) for a_round in rounds]
-    others: list[Operands] = []
+    others: list[Callback] = []
     if vectors.target is not None:
         # Each begins with another rank's: to read a process's memory, Linux locks what says where its pages are.
         apart = sorted(
@@ -103,11 +103,10 @@ def rounds_by_reading(  # noqa: PLR0917 - what there is to be said of them
         )
         for step in apart:
             made = vectors.targets.get(step.peer) or vectors.sources[step.peer]
-            for run in (run_of(lane, step) for lane in task.lanes):
-                here = vectors.target.block(*run)
-                others.append((step, here, here, made.block(*run)))
-    own = owner_work(received, owned, task.lanes, task.reduction, vectors, READ_SEGMENT)
-    read = InTurn(calls_of(others, task.reduction, scratch_of((), (), 0, task.vector)))
+            for start, stop in (run_of(lane, step) for lane in lanes):
+                if start < stop:
+                    others.append(copy_of(np.copyto, vectors.target.block(start, stop), made.block(start, stop)))
+    own, read = owner_work(received, owned, lanes, reduction, vectors, READ_SEGMENT), InTurn(others)
     return tuple(barrier_round(barrier, label, number, call) for number, call in enumerate((own, read, None)))
 
 
