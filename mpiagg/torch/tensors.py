@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 from mpi4py import MPI
 
-from mpiagg.arrays import Array
+from mpiagg.arrays import Array, find_device
 from mpiagg.ddp.torch_modules import array_of
 
 NUMPY: Final[dict[Any, np.dtype[Any]]] = {
@@ -59,8 +59,12 @@ def view(tensor: torch.Tensor) -> Array:
     What ``Tensor.numpy`` returns is no more than this, but keeps torch from ever resizing the tensor.
     """
     dtype: np.dtype[Any] = NUMPY.get(tensor.dtype) or _other_dtype(tensor.dtype)
+    if tensor.is_cuda:
+        device: Any = find_device(f"cuda:{tensor.device.index}")
+        borrowed: Array = device.borrow(tensor.data_ptr(), tensor.numel(), dtype, tensor)
+        return borrowed
     if tensor.device.type != "cpu":
-        return array_of(tensor, "a tensor of a collective").reshape(-1)
+        return array_of(tensor, "a tensor of a collective")  # says that it must not be there
     if not tensor.numel():
         return np.empty(0, dtype)
     memory: Any = MPI.memory.fromaddress(tensor.data_ptr(), tensor.nbytes)
