@@ -5,8 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Hashable
 from contextlib import suppress
-from dataclasses import replace
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -26,8 +25,8 @@ from mpiagg.arrays import (
 from mpiagg.collectives.mpi_ops import resolve as resolve_op
 from mpiagg.common.arguments import check_flag, check_root
 from mpiagg.plans.bound import prepare
-from mpiagg.plans.calls import Call
-from mpiagg.plans.choices import NATIVE, SHARED, Choice, pick, takes_native
+from mpiagg.plans.call import Call
+from mpiagg.plans.choices import NATIVE, SHARED, TO_EACH_RANK, Choice, pick, takes_native
 from mpiagg.plans.learning import choose, resolve
 from mpiagg.plans.native import KNOWN_TO_MPI
 from mpiagg.plans.operation import Operation, even_counts
@@ -47,6 +46,10 @@ Arguments = tuple[
 """The arguments of a collective call, as they were given: the collective's name, x, op, root, out, algorithm, lanes,
 wire, reproducible, and the counts where ranks have different ones. No class of its own, since making one takes as long
 as finding the call."""
+
+
+_FLAGS: Final = (type(None), bool)
+"""The classes of ``reproducible``: 1 and 0 are equal to True and False, and not as good."""
 
 
 def key_of(arguments: Arguments, x: Any) -> Hashable:
@@ -77,10 +80,9 @@ def kept(arguments: Arguments, x: Array, channel: Channel) -> Call:
     call.shape = () if result is None else result.shape
     op = arguments[2]
     if operation.ragged:  # with other counts the next time: what is kept is for all of a dtype, or nothing
-        usual = arguments[6] is None and arguments[8] is None  # lanes and reproducible
         by_mpi = call.given_as_it_is and operation.reduction.dtype.char in KNOWN_TO_MPI
-        if usual and (by_mpi or call.of_any_lengths):
-            call.once = channel.calls.find(_ragged_key(x, arguments[5]), lambda: call) is not call
+        if arguments[6] is None and (by_mpi or call.of_any_lengths):  # no number of lanes
+            call.once = channel.calls.find(_ragged_key(x, arguments[5], arguments[8]), lambda: call) is not call
     elif not isinstance(op, MPI.Op) or op.is_predefined:  # another one may have the handle of one that was freed
         with suppress(AttributeError, TypeError):  # what cannot be a key
             channel.calls.find(key_of(arguments, x), lambda: call)
@@ -88,8 +90,8 @@ def kept(arguments: Arguments, x: Array, channel: Channel) -> Call:
     return call
 
 
-def _ragged_key(x: Array, algorithm: str) -> Hashable:
-    return "alltoallv", algorithm, x.dtype, x.dtype.num
+def _ragged_key(x: Array, algorithm: str, reproducible: bool | None) -> Hashable:
+    return "alltoallv", algorithm, reproducible, x.dtype, x.dtype.num
 
 
 def _fits(out: Any, shape: tuple[int, ...], x: Any) -> bool:
@@ -107,10 +109,10 @@ def _exchange(arguments: Arguments, x: Any, channel: Channel, timeout: float) ->
         The result; None if it is to be looked at more closely.
     """
     *_, out, algorithm, lanes, _, reproducible, counts = arguments
-    usual = lanes is None and reproducible is None and algorithm.__class__ is str
+    usual = lanes is None and reproducible.__class__ in _FLAGS and algorithm.__class__ is str
     if counts is None or not counts[0] or not usual:
         return None
-    call: Any = channel.calls.get(_ragged_key(x, algorithm))
+    call: Any = channel.calls.get(_ragged_key(x, algorithm, reproducible))
     sent, received = counts
     if call is None or x.__class__ is not np.ndarray or not x.flags.c_contiguous or x.shape[:1] != (sum(sent),):
         return None
@@ -120,13 +122,14 @@ def _exchange(arguments: Arguments, x: Any, channel: Channel, timeout: float) ->
     elif not _fits(out, shape, x):
         return None
     call.used = True
-    if not call.given_as_it_is:
+    native = call.handed_on()
+    if native is None:
         lengths, taken = (tuple(rows * width for rows in each) for each in counts)
-        call.run_other(replace(call.operation, counts=lengths, received=taken), x, out, timeout)
+        call.run_other(lengths, taken, x, out, timeout)
         return out
-    call.subject.unleavable = timeout
+    native.subject.unleavable = timeout
     given = [[part, [rows * width for rows in each]] for part, each in ((x, sent), (out, received))]
-    call.record(channel.comm.Alltoallv, given)
+    native.record(channel.comm.Alltoallv, given)
     return out
 
 
@@ -170,10 +173,9 @@ def meant(
     else:
         choice = pick(algorithm, lanes, case, wire, device)
     if ragged and algorithm == "auto":
-        # Blocks may be short on all ranks, which would have to meet to know it: then MPI's own is faster than that.
-        on_node = len(channel.layout.nodes) == 1
-        shared = not at_once and on_node and channel.memory.host.leased and device is HOST
-        choice = Choice(SHARED, unregistered=NATIVE) if shared else Choice(NATIVE)
+        other = TO_EACH_RANK[collective] if reproducible else NATIVE
+        on_node = device is HOST and len(channel.layout.nodes) == 1
+        choice = Choice(SHARED, unregistered=None if reproducible else NATIVE) if on_node else Choice(other)
     check_wire_op(wire, how.name)
     check_wire_dtype(wire, x.dtype)
     if only_native:

@@ -12,7 +12,7 @@ from mpiagg.arrays import Array, as_input
 from mpiagg.collectives.array_calls import ArrayPlan, Counts, planned, run
 from mpiagg.collectives.moving_functions import allgather, alltoall
 from mpiagg.common.arguments import check_counts
-from mpiagg.transport import CHECK, channel_of, limited
+from mpiagg.transport import CHECK, Channel, channel_of, limited
 
 
 def alltoallv(
@@ -41,10 +41,13 @@ def alltoallv(
         How many rows come from each rank. Without it the ranks tell one another first, by an :func:`alltoall` of one
         number for each.
     out, comm, algorithm, lanes, timeout, check, reproducible
-        See :mod:`mpiagg.collectives.functions`. ``"auto"`` is the MPI library's own collective. Algorithms that forward
-        chunks (``"bruck"`` of any radix, for short rows; ``"hierarchical"``) send the lengths first, in as many rounds
-        again. ``"shared"`` takes the rows straight from the others' arrays, if these are all registered memory
-        (:func:`mpiagg.empty`); so does a plan. With ``check`` the counts of all ranks are compared.
+        See :mod:`mpiagg.collectives.functions`. ``"auto"`` takes the rows from where they lie on the other ranks of a
+        node if a rank sends more than 512 KiB from registered memory (:func:`mpiagg.empty`), or 2 MiB from other memory
+        that can be read. Else it is the MPI library's own collective: between nodes, where that library reads as fast,
+        and for shorter rows. After a call with these it is so in 64 calls, before the ranks tell one another the
+        lengths again. A plan takes rows from where they lie from 4 KiB on. With ``reproducible`` the MPI library is not
+        called. Algorithms that forward chunks (``"bruck"`` of any radix, for short rows; ``"hierarchical"``) send the
+        lengths first, in as many rounds again. With ``check`` the counts of all ranks are compared.
 
     Returns
     -------
@@ -56,8 +59,8 @@ def alltoallv(
     ValueError, TypeError, StallError
         As :func:`allreduce`, and ValueError for counts that do not fit.
     MismatchError
-        If a rank sends other lengths than another takes: on all ranks with ``check``, and by ``"shared"`` in registered
-        memory; by algorithms that forward chunks on the rank that takes them alone.
+        If a rank sends other lengths than another takes: on all ranks with ``check``, and where rows are taken from
+        where they lie; by algorithms that forward chunks on the rank that takes them alone.
 
     Notes
     -----
@@ -210,22 +213,22 @@ def _exchanged(
     check: bool | None,
 ) -> Counts:
     """Return how many rows go to each rank, and come from each."""
-    found: list[tuple[int, ...]] = []
+    channel = channel_of(comm)
+    sent: tuple[int, ...] = ()
 
     def ask() -> Array:
-        return alltoall(np.array(found[0]), comm=comm, timeout=timeout, check=check)
+        return alltoall(np.array(sent), comm=comm, timeout=timeout, check=check)
 
     def say() -> str:
-        found.append(check_counts("sendcounts", sendcounts, channel_of(comm).size, "rank"))
+        nonlocal sent
+        sent = check_counts("sendcounts", sendcounts, channel.size, "rank")
         return "alltoallv"
 
-    received = _told(say, ask, recvcounts, comm, timeout, check=check)
-    rank = channel_of(comm).rank
-    if found[0][rank] != received[rank]:
-        raise ValueError(
-            f"rank {rank} keeps {found[0][rank]} rows by its sendcounts, and {received[rank]} by recvcounts"
-        )
-    return found[0], received
+    received = _told(channel, say, ask, recvcounts, timeout, check=check)
+    rank = channel.rank
+    if sent[rank] != received[rank]:
+        raise ValueError(f"rank {rank} keeps {sent[rank]} rows by its sendcounts, and {received[rank]} by recvcounts")
+    return sent, received
 
 
 def _gathered(
@@ -247,14 +250,14 @@ def _gathered(
         rows = next(iter(as_input(x).shape), 1)
         return "allgatherv"
 
-    return (), _told(say, ask, recvcounts, comm, timeout, check=check)
+    return (), _told(channel_of(comm), say, ask, recvcounts, timeout, check=check)
 
 
 def _told(
+    channel: Channel,
     say: Callable[[], str],
     ask: Callable[[], Array],
     recvcounts: Sequence[int] | None,
-    comm: MPI.Intracomm | None,
     timeout: float | None,
     *,
     check: bool | None,
@@ -263,7 +266,7 @@ def _told(
 
     With ``check`` they do so in any case, and a bad argument on one of them is an error on all.
     """
-    channel, checked, given = channel_of(comm), CHECK if check is None else check, None
+    checked, given = CHECK if check is None else check, None
 
     def both() -> str:
         nonlocal given
@@ -275,10 +278,13 @@ def _told(
             raise ValueError(f"recvcounts are {given}, and the other ranks send {told}")
         return "recvcounts"
 
+    if not checked:
+        both()
+        if given is not None:
+            return given
+        with limited(timeout):
+            return tuple(ask().tolist())
     with limited(timeout):
-        if not checked:
-            both()
-            return given if given is not None else tuple(ask().tolist())
         channel.agree_on(both)
         told = tuple(ask().tolist())
         channel.agree_on(compared)

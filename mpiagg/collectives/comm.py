@@ -19,7 +19,7 @@ from mpiagg.collectives.methods import Method
 from mpiagg.collectives.reducing import scattered_counts
 from mpiagg.common.arguments import check_flag
 from mpiagg.errors import RankFailedError
-from mpiagg.plans.calls import Barrier
+from mpiagg.plans.barrier import Barrier
 from mpiagg.transport import CHECK, Channel, channel_of, free_channel_of, meet
 from mpiagg.transport.failures import all_agree, survivors
 

@@ -16,7 +16,7 @@ from mpiagg.collectives.methods import Method
 from mpiagg.collectives.requests import Prequest, Request
 from mpiagg.plans.background import threads_allowed
 from mpiagg.plans.bound import prepare
-from mpiagg.plans.calls import Call
+from mpiagg.plans.call import Call
 from mpiagg.plans.choices import NATIVE, Memory
 from mpiagg.plans.learning import resolve
 from mpiagg.plans.plan import Plan

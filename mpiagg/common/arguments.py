@@ -91,7 +91,7 @@ def check_root(root: object, size: int) -> int:
 def check_counts(name: str, counts: Iterable[SupportsIndex], number: int, what: str) -> tuple[int, ...]:
     """Return numbers of rows, one for each rank or neighbor; raise ValueError if they are not so many, or negative."""
     found = tuple(map(index, counts))
-    if len(found) != number or not all(0 <= rows <= sys.maxsize for rows in found):
+    if len(found) != number or min(found, default=0) < 0 or max(found, default=0) > sys.maxsize:
         raise ValueError(f"{name} must be {number} numbers of rows, one for each {what}; they are {found}")
     return found
 

@@ -148,7 +148,7 @@ def _all_to_all(comm: Comm, request: TensorRequest) -> tuple[torch.Tensor, torch
     if width:
         there, back = ([int(count) * width for count in counts] for counts in (sent, received))
         whole = plain(tensor)  # as above
-        block_functions.alltoallv(moved(whole), there, back, out=moved(result), comm=comm, algorithm="pairwise")
+        block_functions.alltoallv(moved(whole), there, back, out=moved(result), comm=comm, reproducible=True)
     return result, torch.from_numpy(received.astype(np.int32))
 
 

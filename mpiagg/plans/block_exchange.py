@@ -1,27 +1,28 @@
-"""All-to-alls of blocks whose lengths only their ends know, through memory that the ranks of a node share.
+"""All-to-alls of blocks whose lengths only their ends know, of ranks that reach or read each other's memory on a node.
 
 A rank is told the lengths of its own blocks alone. So before the first barrier it writes these into its mailbox, with
-where its input lies. Behind the barrier all know all lengths: each finds its blocks in the inputs of the others, and
+where its input lies. Behind the barrier all know all lengths: each takes its blocks from the inputs of the others, and
 all find the same fault if a block is longer at one end than at the other.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Final
 
 import numpy as np
 
-from mpiagg.arrays import HOST, Array, Device, cuts_of, flat
+from mpiagg.arrays import HOST, Array, Device, cuts_of, flat, ranges
 from mpiagg.errors import MismatchError
-from mpiagg.plans.choices import SHARED
+from mpiagg.plans.choices import NATIVE, SHARED, TO_EACH_RANK
 from mpiagg.plans.one_shot import box_of
 from mpiagg.plans.operation import Operation
-from mpiagg.plans.program import BoundRound, Callback, Deferred, Once, Program, in_turn
-from mpiagg.plans.sharing import barrier_round
+from mpiagg.plans.owners import taking
+from mpiagg.plans.program import Callback, Program
+from mpiagg.plans.sharing import InTurn, barrier_round
 from mpiagg.schedules import Collective
-from mpiagg.transport import LINE, NOWHERE, Block, Channel, NodeBarrier, Position, SharedMemory, SignedBarrier
+from mpiagg.transport import LINE, NOWHERE, READ, Block, Channel, NodeBarrier, Position, SharedMemory, SignedBarrier
 
 _WORD: Final = np.dtype(np.int64)
 
@@ -29,8 +30,22 @@ _PLACE: Final = 2
 """The words in which a rank says where its input lies; behind them, how long its blocks are."""
 
 _SHORT: Final = 4 * 2**10
-"""Bytes of a rank up to which a plan leaves the blocks to what is taken in other memory, if all ranks have as few: two
-barriers take longer on ranks that share cores."""
+"""Bytes of a rank up to which a plan leaves blocks to the MPI library, if all ranks have as few: two barriers take
+longer on ranks that share cores."""
+
+_SHORT_IN_CALLS: Final = 512 * 2**10
+"""The same of a call, in which the ranks also tell one another where everything lies."""
+
+_SHORT_IF_READ: Final = 2 * 2**20
+"""The same of a call, where the input of a rank is in no memory that ranks share, and must be read."""
+
+_QUICK_READERS: Final = ("Open MPI",)
+"""The MPI libraries whose blocking all-to-all reads blocks of any lengths as fast as that. MPICH's takes 1.6 times as
+long."""
+
+_UNTOLD: Final = 64
+"""How many blocking calls are the MPI library's after one in which all ranks had short blocks, before the ranks tell
+one another again how long they are."""
 
 
 def serves_blocks(channel: Channel, operation: Operation, device: Device) -> bool:
@@ -47,7 +62,7 @@ def memory_for_calls(channel: Channel) -> tuple[SignedBarrier, Block] | None:
 
 
 def planned_blocks(
-    channel: Channel, operation: Operation, x: Array, out: Array, otherwise: Callable[[], Program]
+    channel: Channel, operation: Operation, x: Array, out: Array, otherwise: Callable[[str], Program]
 ) -> Program:
     """Return the program of blocks in arrays that stay where they are; all ranks make theirs together.
 
@@ -56,24 +71,25 @@ def planned_blocks(
     Parameters
     ----------
     otherwise : callable
-        Returns the program where not all inputs are in reach, or all are short.
+        Returns the program by another algorithm, for short blocks, and for inputs that others can neither reach nor
+        read. The MPI library's persistent all-to-all may be hundreds of times as slow as its blocking one, for long
+        ones.
     """
     o, memory, node = operation, channel.memory.host, channel.node
-    row = (*_position(memory, x, out), *o.counts, *o.received)
-    told = Told(np.array(memory.tell(row, "tell how long their blocks are, and where they lie")))
-    longest = int(told.sent.sum(axis=1).max()) * o.reduction.dtype.itemsize
-    short = longest <= _SHORT and o.choice.unregistered is not None
-    if short or NOWHERE in told.inputs:
-        return otherwise()
+    channel.memory.read()  # which all ranks find out together
+    row = (*_position(memory, x, out, read=True), *o.counts, *o.received)
+    told = Told(memory.tell(row, "tell how long their blocks are, and where they lie"))
+    if not told.serves(o, _SHORT):
+        return otherwise(NATIVE if told.longest(o) <= _SHORT else TO_EACH_RANK[o.collective])
     try:
         block = memory.take(LINE, busy=channel.busy)
     except MemoryError:
-        return otherwise()
+        return otherwise(TO_EACH_RANK[o.collective])
     barrier = NodeBarrier(block, node.place, node.ranks)
-    rounds = (barrier_round(barrier, o.label, 0), BoundRound(told.copies(memory, o, out), (), (), ()))
+    take = told.taking(memory, o, o.received, x, out)
+    rounds = (barrier_round(barrier, o.label, 0, take), barrier_round(barrier, o.label, 1))
     sent = o.nbytes - o.counts[o.rank] * o.reduction.dtype.itemsize
-    back = (partial(memory.give_back, block),)
-    return Program((*rounds, barrier_round(barrier, o.label, 1)), back, block.nbytes, sent)
+    return Program(rounds, (partial(memory.give_back, block),), block.nbytes, sent)
 
 
 class Told:
@@ -81,128 +97,139 @@ class Told:
 
     Parameters
     ----------
-    rows : numpy.ndarray
+    rows : sequence of sequences of int
         For each rank where its input lies, the lengths of the blocks that it sends, and of those that it receives.
 
     Attributes
     ----------
     inputs : list of Position
         Where the input of each rank lies.
-    sent : numpy.ndarray
-        How many elements a rank sends (a row for each) to another (a column for each).
+    sent : list of tuples of int
+        How many elements a rank sends to each.
     fault : MismatchError or None
         What is wrong if a block is longer at one end than at the other; the same on all ranks.
     """
 
-    def __init__(self, rows: Array) -> None:
-        self.inputs = [Position(*words) for words in rows[:, :_PLACE].tolist()]
-        self.sent, received = np.split(rows[:, _PLACE:], 2, axis=1)
-        self.fault: MismatchError | None = None
-        if wrong := np.argwhere(self.sent != received.T).tolist():
-            source, target = wrong[0]
-            self.fault = MismatchError(
-                f"rank {source} sends {self.sent[source, target]} elements to rank {target}, "
-                f"which takes {received[target, source]} from it"
-            )
+    # In lists of Python's: a call that comes to this has few ranks, and NumPy would take longer for each question.
+    def __init__(self, rows: Sequence[Sequence[int]]) -> None:
+        behind = _PLACE + len(rows)
+        self.inputs = [Position(*row[:_PLACE]) for row in rows]
+        self.sent = [tuple(row[_PLACE:behind]) for row in rows]
+        taken = list(zip(*(row[behind:] for row in rows), strict=True))
+        self.fault = None if self.sent == taken else _fault(self.sent, taken)
 
-    def copies(self, memory: SharedMemory, operation: Operation, out: Array) -> tuple[Callback, ...]:
-        """Return the calls that copy the blocks for this rank from the inputs of all, which are in reach."""
-        o, rank = operation, operation.rank
-        dtype, cuts = o.reduction.dtype, cuts_of(o.received)
-        target = out.reshape(-1) if (within := flat(out)) is None else within
-        calls: list[Callback] = []
-        # It begins with its own, and goes on with the rank after it, so that the ranks read from different ones.
-        for peer in [*range(rank, o.size), *range(rank)]:
-            start, count = int(self.sent[peer, :rank].sum()), int(self.sent[peer, rank])
-            lies = self.inputs[peer]
-            lies = lies._replace(offset=lies.offset + start * dtype.itemsize)
-            block = memory.view(peer, lies, count * dtype.itemsize).view(dtype)
-            calls.append(partial(np.copyto, target[cuts[peer] : cuts[peer + 1]], block))
+    def longest(self, operation: Operation) -> int:
+        """Return the bytes of the longest input."""
+        return max(map(sum, self.sent)) * operation.reduction.dtype.itemsize
+
+    @property
+    def read(self) -> bool:
+        """Whether an input is to be read."""
+        return any(window == READ for window, _ in self.inputs)
+
+    def serves(self, operation: Operation, short: int) -> bool:
+        """Return whether all inputs lie in reach, and one has more bytes than are short, or that is not asked.
+
+        All ranks return the same.
+        """
+        asked = operation.choice.unregistered is not None
+        return NOWHERE not in self.inputs and not (asked and self.longest(operation) <= short)
+
+    def taking(
+        self, memory: SharedMemory, operation: Operation, received: Sequence[int], x: Array, out: Array
+    ) -> Callback:
+        """Return the call that copies the blocks for this rank, so many elements from each, from the inputs of all."""
+        rank, dtype = operation.rank, operation.reduction.dtype
+        found: list[Any] = []
+        for peer, (window, offset) in enumerate(self.inputs):
+            start, count = sum(self.sent[peer][:rank]), self.sent[peer][rank]
+            if peer == rank:
+                found.append(x.reshape(-1)[start : start + count])
+            else:
+                lies = Position(window, offset + start * dtype.itemsize)
+                found.append(memory.found(peer, lies, count * dtype.itemsize).view(dtype))
+        target = np.empty(out.size, dtype) if (within := flat(out)) is None else within
+        calls = [taking([target[slice(*run)] for run in ranges(cuts_of(received))], found, rank)]
         if within is None:
-            calls.append(lambda: np.copyto(out, target.reshape(out.shape)))
-        return tuple(calls)
+            calls.append(partial(np.copyto, out, target.reshape(out.shape)))
+        return InTurn(calls, x)
 
 
 class BlockExchange:
-    """An all-to-all of blocks through memory that the ranks of a node share.
+    """Blocking all-to-alls of blocks, between arrays that ranks of a node reach or read.
 
     Parameters
     ----------
     channel : Channel
     operation : Operation
         The first, of whose kind the others are.
-    for_calls : pair of NodeBarrier and Block
+    for_calls : pair of SignedBarrier and Block
         Where the ranks meet, and memory with two mailboxes a rank behind the barrier's line.
-    otherwise : callable
-        Returns the program of an operation between two arrays, where not all inputs are in reach.
 
     Attributes
     ----------
-    operation, x, out
-        The operation to carry out next, and its arrays.
+    counts, received, x, out
+        The lengths of the blocks next time, and the arrays.
     fault : MismatchError or None
         What was wrong with the last one on all ranks, of which none has copied anything then.
+    served : bool
+        Whether the last one was carried out: on all ranks, or on none.
     """
 
-    def __init__(
-        self,
-        channel: Channel,
-        operation: Operation,
-        for_calls: tuple[NodeBarrier, Block],
-        otherwise: Callable[[Operation, Array, Array], Program],
-    ) -> None:
-        self.operation, self._otherwise = operation, otherwise
+    def __init__(self, channel: Channel, operation: Operation, for_calls: tuple[SignedBarrier, Block]) -> None:
+        self._operation = operation
+        self.counts: Sequence[int] = ()
+        self.received: Sequence[int] = ()
         self.x: Any = None
         self.out: Any = None
         self.fault: MismatchError | None = None
+        self.served = False
         self._barrier, block = for_calls
-        self._memory = channel.memory.host
+        self._memory, self._node_memory = channel.memory.host, channel.memory
+        self._by_mpi = operation.choice.unregistered is not None
+        slow = not self._by_mpi or channel.library not in _QUICK_READERS
+        self._reads = slow and self._memory.processes is not None
         nbytes, box = _row_bytes(channel.size), box_of(block)
         self._rows = [
             [part[start : start + nbytes].view(_WORD) for part in block.parts] for start in (LINE, LINE + box)
         ]
 
-    def program(self) -> Program:
-        """Return the program, for the operation and the arrays that there are when it runs."""
-        barrier, label = self._barrier, self.operation.label
-        told = barrier_round(barrier, label, 0)._replace(starts=(self._tell, barrier.come))
-        reached = Program((BoundRound((self._take,), (), (), ()), barrier_round(barrier, label, 1)), (), 0)
-        by_messages = Program((Once(self._by_messages).as_round(),), (), 0)
-        nothing = Program((), (), 0)
-        found = Deferred(lambda: nothing if self._is_wrong() else reached if self._is_reached() else by_messages)
-        whole = Program((told, found.as_round()), (), 0)
-        if not isinstance(barrier, SignedBarrier):
-            return whole
-        whole = in_turn(partial(barrier.enter, self.operation.signature), whole, barrier.leave)
-        # Whether there are any arrays to be looked for is asked when it runs: on all ranks at the same call.
-        begin = Deferred(lambda: whole if self._memory.leased else by_messages)
-        return Program((begin.as_round(),), (), 0)
+    @property
+    def passes_over(self) -> bool:
+        """Whether the ranks tell one another nothing at the next call: the same on all ranks."""
+        return not self._reaches or (self._by_mpi and self._node_memory.exchanges_untold > 0)
 
-    def _by_messages(self) -> Program:
-        return self._otherwise(self.operation, self.x, self.out)
+    @property
+    def _reaches(self) -> bool:
+        return self._reads or self._memory.leased
+
+    def pass_over(self) -> None:
+        """Count a call at which they have told one another nothing."""
+        self._node_memory.exchanges_untold -= self._by_mpi and self._reaches
+
+    def program(self) -> Program:
+        """Return the program, for the lengths and the arrays that there are when it runs."""
+        barrier, o = self._barrier, self._operation
+        told = barrier_round(barrier, o.label, 0, self._take)
+        taken = barrier_round(barrier, o.label, 1, barrier.leave)
+        begin = partial(barrier.enter, o.signature)
+        return Program((told._replace(starts=(begin, self._tell, barrier.come)), taken), (), 0)
 
     def _tell(self) -> None:
         """Write where our input lies, and the lengths of our blocks."""
-        o = self.operation
-        row = self._rows[self._barrier.count & 1][o.rank]  # on the only node a rank's place is its number
-        row[:_PLACE] = _position(self._memory, self.x, self.out)
-        row[_PLACE : _PLACE + o.size] = o.counts
-        row[_PLACE + o.size :] = o.received
-
-    def _is_wrong(self) -> bool:
-        """Read what all have told, and return whether a block is longer at one end than at the other."""
-        self._told = Told(np.stack(self._rows[(self._barrier.count - 1) & 1]))
-        self.fault = self._told.fault
-        return self.fault is not None
-
-    def _is_reached(self) -> bool:
-        """Return whether all inputs are in memory that all ranks map."""
-        return NOWHERE not in self._told.inputs
+        row = self._rows[self._barrier.count & 1][self._operation.rank]  # on the only node a rank's place is its number
+        row[:] = (*_position(self._memory, self.x, self.out, read=self._reads), *self.counts, *self.received)
 
     def _take(self) -> None:
-        """Copy the blocks for this rank from the inputs of all."""
-        for copy in self._told.copies(self._memory, self.operation, self.out):
-            copy()
+        """Read what all have told, and copy the blocks for this rank from the inputs of all, if they are in reach."""
+        told = Told([row.tolist() for row in self._rows[(self._barrier.count - 1) & 1]])
+        self.fault = told.fault
+        short = _SHORT_IF_READ if told.read else _SHORT_IN_CALLS
+        self.served = told.fault is None and told.serves(self._operation, short)
+        if self._by_mpi and told.fault is None:
+            self._node_memory.exchanges_untold = 0 if self.served else _UNTOLD
+        if self.served:
+            told.taking(self._memory, self._operation, self.received, self.x, self.out)()
 
 
 def _row_bytes(size: int) -> int:
@@ -210,7 +237,21 @@ def _row_bytes(size: int) -> int:
     return _WORD.itemsize * (_PLACE + 2 * size)
 
 
-def _position(memory: SharedMemory, x: Array, out: Array) -> Position:
+def _position(memory: SharedMemory, x: Array, out: Array, *, read: bool) -> Position:
     """Return where an input lies for the others: one that the output overwrites is in nobody's reach."""
     source = flat(x)
-    return NOWHERE if source is None or np.may_share_memory(x, out) else memory.position(source)
+    return NOWHERE if source is None or np.may_share_memory(x, out) else memory.position(source, read=read)
+
+
+def _fault(sent: Sequence[Sequence[int]], taken: Sequence[Sequence[int]]) -> MismatchError:
+    """Return what is wrong if ranks send others than are taken, of which there is a sequence for each that sends."""
+    source, target = next(
+        (source, target)
+        for source, given in enumerate(sent)
+        for target, count in enumerate(given)
+        if count != taken[source][target]
+    )
+    return MismatchError(
+        f"rank {source} sends {sent[source][target]} elements to rank {target}, "
+        f"which takes {taken[source][target]} from it"
+    )

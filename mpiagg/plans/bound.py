@@ -9,7 +9,7 @@ from typing import Final
 from mpiagg.arrays import EXACT, Accelerator, Array, accelerator_of, device_of, flat, same_memory
 from mpiagg.plans.binding import Wire, bind
 from mpiagg.plans.block_exchange import planned_blocks, serves_blocks
-from mpiagg.plans.choices import BY_WAY_OF_HOST, NATIVE, NCCL, Memory
+from mpiagg.plans.choices import BY_WAY_OF_HOST, NATIVE, NCCL, Choice, Memory
 from mpiagg.plans.exact import bind_exact
 from mpiagg.plans.moves import bind_moves, tag_of_calls, vectors_of
 from mpiagg.plans.native import bind_native
@@ -92,7 +92,10 @@ def _bind_moves(  # noqa: PLR0917 - what bind_arrays is given
     if memory is Memory.TOGETHER and tag != SHARED_TAG and serves_blocks(channel, o, device_of(x)):
         assert x is not None  # as in every all-to-all
         assert out is not None
-        otherwise = partial(_bind_moves, channel, o, x, out, tag, Memory.NONE)
+
+        def otherwise(name: str) -> Program:
+            return _bind_moves(channel, replace(o, choice=Choice(name)), x, out, tag, Memory.NONE)
+
         return planned_blocks(channel, o, x, out, otherwise)
     if memory is Memory.TOGETHER and serves(channel, o, accelerator_of(x if out is None else out)):
         return _bind_on_node(OnNode(channel, o, x, out, partial(_copying, channel, o, x, out, together=True), tag))

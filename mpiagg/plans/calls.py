@@ -3,118 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import suppress
-from contextvars import Context
 from dataclasses import replace
 from functools import partial
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 from mpi4py import MPI
 
-from mpiagg.arrays import HOST, Accelerator, Array, Reduction, address, device_of
+from mpiagg.arrays import HOST, Accelerator, Array, address, device_of
 from mpiagg.errors import PlanError
 from mpiagg.plans.block_exchange import BlockExchange, memory_for_calls, serves_blocks
 from mpiagg.plans.bound import STAGED_BYTES, bind_arrays, goes_by_host, pinned, plan_of
-from mpiagg.plans.choices import NATIVE, Choice, Memory
-from mpiagg.plans.native import native_caller
+from mpiagg.plans.call import Call, WithPlan, in_errstate
+from mpiagg.plans.choices import NATIVE, Memory
+from mpiagg.plans.native import KNOWN_TO_MPI, call_native, native_caller
 from mpiagg.plans.one_shot import OneShot, serves_at_once
 from mpiagg.plans.operation import Operation
-from mpiagg.plans.plan import Plan
 from mpiagg.plans.recorded import Recorded
-from mpiagg.plans.sharing import barrier_program
 from mpiagg.plans.staging import from_host, to_host
-from mpiagg.schedules import Collective
 from mpiagg.transport import DEFAULT_TIMEOUT, Block, Channel, SignedBarrier
 from mpiagg.watch import END
-
-QUICK_BARRIERS: Final = ("Open MPI",)
-"""The MPI libraries whose own barrier takes less time on a node than a barrier of ours: ``bench/calls.py`` shows it."""
-
-_NEW_ERRSTATE: Final = int(np.__version__.partition(".")[0]) >= 2
-"""Whether NumPy's errors are handled as a context says, and not as a thread says."""
-
-
-class Call:
-    """A collective call that has been resolved.
-
-    Parameters
-    ----------
-    channel : Channel
-    operation : Operation
-    quiet : bool
-        Whether NumPy does not warn of what becomes of numbers, as MPI does not.
-
-    Attributes
-    ----------
-    dtype : numpy.dtype
-        That of the arrays.
-    shape : tuple of int
-        That of the result, for those who make it.
-    has_source, has_result : bool
-        Whether this rank has an input, and whether it gets a result.
-    used : bool
-        Whether it was used since the channel has last looked for calls to forget.
-    once : bool
-        Whether it cannot be found again, and is freed when it has run.
-    plan : Plan or None
-        What it runs, if it has a plan of its own.
-    given_as_it_is : bool
-        Whether a method of mpi4py's is for the MPI library, with the arguments that it was given: by ``record``.
-    of_any_lengths : bool
-        Whether it serves all operations that are like its own but for the lengths of blocks: by ``run_other``.
-    """
-
-    once = True
-    given_as_it_is = False
-    of_any_lengths = False
-    plan: Plan[Any] | None = None
-
-    def __init__(self, channel: Channel, operation: Operation, *, quiet: bool = False) -> None:
-        self.channel, self.operation, self.quiet = channel, operation, quiet
-        self.dtype = operation.reduction.dtype if operation.form is None else operation.form.dtype
-        self.shape: tuple[int, ...] = ()
-        self.has_source = self.has_result = True
-        self.used = True
-
-    @property
-    def nbytes(self) -> int:
-        """The memory that belongs to it alone."""
-        return 0
-
-    def check(self) -> None:
-        """Raise on all ranks if they are about to make different calls; collective."""
-        self.channel.agree(self.operation.description)
-
-    def run(self, x: Array | None, out: Array | None, timeout: float = DEFAULT_TIMEOUT) -> None:
-        """Carry the operation out, from ``x`` to ``out``.
-
-        Parameters
-        ----------
-        x, out : numpy.ndarray or None
-            The input and the output, as they were when this was resolved; None where this rank has none.
-        timeout : float
-            Seconds that a wait may last without any message completing.
-        """
-        raise NotImplementedError
-
-    def free(self) -> None:
-        """Give back what it holds."""
-
-    def _freely(self, plan: Plan[Any]) -> Callable[[], object]:
-        """Return what runs a plan, without NumPy's warnings if they are not wanted."""
-        if not self.quiet or self.operation.reduction.dtype.kind not in "fc":
-            return plan
-        if not _NEW_ERRSTATE:
-            return partial(_in_errstate, plan)
-        context = Context()
-        context.run(np.seterr, all="ignore")
-        return partial(context.run, plan)
-
-
-def _in_errstate(act: Callable[..., object], *arguments: object) -> None:
-    with np.errstate(all="ignore"):
-        act(*arguments)
 
 
 def resolve(channel: Channel, operation: Operation, x: Array | None, out: Array | None, *, quiet: bool = False) -> Call:
@@ -125,12 +33,14 @@ def resolve(channel: Channel, operation: Operation, x: Array | None, out: Array 
     flat = all(part.flags.c_contiguous for part in given)
     as_they_are = flat and all(part.dtype == o.reduction.dtype for part in given)
     by_host = device is not HOST and goes_by_host(o)
+    if serves_blocks(channel, o, device) and (for_calls := memory_for_calls(channel)) is not None:
+        return _Blocks(channel, o, for_calls, quiet=quiet)
+    if o.ragged and o.choice.unregistered is not None:
+        o = replace(o, choice=o.choice.in_other_memory)
     if o.choice.algorithm == NATIVE and as_they_are and not by_host:
         return _Native(channel, o, x, out, quiet=quiet)
     if device is HOST and as_they_are and serves_at_once(channel, o) and channel.memory.for_calls() is not None:
         return _Short(channel, o, quiet=quiet)
-    if serves_blocks(channel, o, device) and (for_calls := memory_for_calls(channel)) is not None:
-        return _Blocks(channel, o, for_calls, quiet=quiet)
     short = o.nbytes <= STAGED_BYTES or o.choice.algorithm == NATIVE or not as_they_are
     if not flat or by_host or (device is HOST and short):
         return _Copied(channel, o, x, out, quiet=quiet)
@@ -157,39 +67,17 @@ class _Native(Call, Recorded):
         self.subject.data = operation.data
         self._call = native_caller(channel.comm, operation, x, out)
 
+    def handed_on(self) -> Recorded:
+        """Return this call."""
+        return self
+
     def run(self, x: Array | None, out: Array | None, timeout: float = DEFAULT_TIMEOUT) -> None:
         """Carry the operation out; see :meth:`Call.run`."""
         self.subject.unleavable = timeout
         self.record(self._call, (x, out))
 
 
-class _WithPlan(Call):
-    """A call that has a plan of its own."""
-
-    def _take(self, plan: Plan[Any], nbytes: int = 0) -> None:
-        plan.nbytes += nbytes
-        self.plan = plan
-        self._go = self._freely(plan)
-
-    def _run(self, timeout: float) -> None:
-        if not self.channel.log.blocking[END]:
-            self.channel.log.check_thread()  # which may be in this plan
-        self.plan.timeout = timeout  # type: ignore[union-attr]  # who runs it has taken one
-        self._go()
-
-    @property
-    def nbytes(self) -> int:
-        """The memory that belongs to it alone."""
-        return 0 if self.plan is None else self.plan.nbytes
-
-    def free(self) -> None:
-        """Free the plan, unless an error has left it in the middle: the channel keeps it then."""
-        if self.plan is not None:
-            with suppress(PlanError):
-                self.plan.free()
-
-
-class _Short(_WithPlan):
+class _Short(WithPlan):
     """Vectors so short that every rank takes all it needs from mailboxes, to the caller's array, after one barrier."""
 
     def __init__(self, channel: Channel, operation: Operation, *, quiet: bool) -> None:
@@ -226,7 +114,7 @@ class _Copied(Call):
         whole = self._device.empty(o.length, o.reduction.dtype) if self._by is None else pinned(o, self._by)
         # What is too large for half precision becomes infinite.
         warned = not quiet or self.dtype == o.reduction.dtype
-        self._store = self._device.convert if warned else partial(_in_errstate, self._device.convert)
+        self._store = self._device.convert if warned else partial(in_errstate, self._device.convert)
         self._source, self._target = (None if part is None else whole[part] for part in (o.source, o.target))
         self._inner: Call
         if o.choice.algorithm == NATIVE:
@@ -311,7 +199,7 @@ class _Placed(Call):
             kept.pop(key).free()
 
 
-class _PlanAtAddress(_WithPlan):
+class _PlanAtAddress(WithPlan):
     """The plan of one place in memory.
 
     It outlives the caller's arrays and must not keep them alive. It only touches their memory again when a call comes
@@ -345,8 +233,11 @@ def _borrowed(array: Array) -> Array:
     return device_of(array).borrow(address(array), array.size, array.dtype)
 
 
-class _Blocks(_WithPlan):
-    """Blocks whose lengths only their ends know, in memory that the ranks of a node share, if they lie there."""
+class _Blocks(WithPlan):
+    """Blocks whose lengths only their ends know, of ranks that reach or read each other's memory on a node.
+
+    Where the MPI library is to have what is short, it also has some calls after one in which all blocks were.
+    """
 
     of_any_lengths = True
 
@@ -354,46 +245,51 @@ class _Blocks(_WithPlan):
         self, channel: Channel, operation: Operation, for_calls: tuple[SignedBarrier, Block], *, quiet: bool
     ) -> None:
         super().__init__(channel, operation, quiet=quiet)
-        by_messages = partial(bind_arrays, channel, memory=Memory.NONE)
-        self._exchange = BlockExchange(channel, operation, for_calls, by_messages)
+        self._exchange = BlockExchange(channel, operation, for_calls)
         self._take(plan_of(channel, operation, self._exchange.program(), None))
+        by_mpi = operation.choice.unregistered == NATIVE
+        self._native = _Native(channel, operation, None, None, quiet=quiet) if by_mpi else None
+        self._known = operation.reduction.dtype.char in KNOWN_TO_MPI
+
+    def handed_on(self) -> Recorded | None:
+        """Return who makes the next call if that is the MPI library's own, as it has then been counted."""
+        if self._native is None or not self._known or not self._exchange.passes_over:
+            return None
+        self._exchange.pass_over()
+        return self._native
 
     def run(self, x: Array | None, out: Array | None, timeout: float = DEFAULT_TIMEOUT) -> None:
         """Carry the operation out; see :meth:`Call.run`."""
-        self.run_other(self.operation, x, out, timeout)
+        self.run_other(self.operation.counts, self.operation.received, x, out, timeout)
 
-    def run_other(self, operation: Operation, x: Array | None, out: Array | None, timeout: float) -> None:
-        """Carry another operation out, of other lengths, from ``x`` to ``out``."""
+    def run_other(self, counts: tuple[int, ...], received: tuple[int, ...], x: Any, out: Any, timeout: float) -> None:
+        """Carry an operation of other lengths out, from ``x`` to ``out``."""
         exchange, plan = self._exchange, self.plan
-        with self.channel.one_thread:  # the arrays belong to the call
-            if plan is not None and not plan.running:  # an error may have left another call in the middle
-                exchange.operation, exchange.x, exchange.out = operation, x, out
-            self._run(timeout)
-            exchange.x = exchange.out = None  # which are the caller's to keep
-            if exchange.fault is not None:
-                raise exchange.fault
+        if exchange.passes_over:
+            exchange.pass_over()
+        else:
+            with self.channel.one_thread:  # the arrays belong to the call
+                if plan is not None and not plan.running:  # an error may have left another call in the middle
+                    exchange.counts, exchange.received, exchange.x, exchange.out = counts, received, x, out
+                self._run(timeout)
+                exchange.x = exchange.out = None  # which are the caller's to keep
+                if exchange.fault is not None:
+                    raise exchange.fault
+                if exchange.served:
+                    return
+        self._run_otherwise(replace(self.operation, counts=counts, received=received), x, out, timeout)
 
-
-class Barrier(_WithPlan, Recorded):
-    """A barrier: by counters in memory that the ranks of a node share, or the MPI library's own."""
-
-    def __init__(self, channel: Channel) -> None:
-        how = Reduction(np.bitwise_or, np.dtype(np.uint8), "bor")
-        byte = Operation(Collective.ALLREDUCE, channel.rank, channel.layout, 0, (1,), how, Choice(NATIVE), MPI.BOR)
-        _WithPlan.__init__(self, channel, byte)
-        Recorded.__init__(self, channel, "barrier")
-        on_one_node = channel.library not in QUICK_BARRIERS and 1 < channel.size == channel.node.size
-        for_calls = channel.memory.for_calls() if on_one_node else None
-        if for_calls is not None:
-            program = barrier_program(for_calls[0], "barrier")
-            self._take(Plan(channel, program, result=None, label="barrier", in_order=True))
-        self.given_as_it_is = for_calls is None
-
-    def check(self) -> None:
-        """Raise on all ranks if others are about to make another call; collective."""
-        self.channel.agree("barrier")
-
-    def run(self, x: Array | None, out: Array | None, timeout: float = DEFAULT_TIMEOUT) -> None:
-        """Wait for all ranks."""
-        del x, out
-        self._run(timeout)
+    def _run_otherwise(self, operation: Operation, x: Any, out: Any, timeout: float) -> None:
+        """Carry an operation out where arrays are not in reach, or short."""
+        channel, native = self.channel, self._native
+        if native is None:
+            program = bind_arrays(channel, operation, x, out, memory=Memory.NONE)
+            with plan_of(channel, operation, program, None) as plan:
+                plan.timeout = timeout
+                plan()
+            return
+        native.subject.unleavable = timeout
+        target = out if out.flags.c_contiguous else np.empty(out.shape, out.dtype)
+        native.record(partial(call_native, channel.comm, operation), (np.ascontiguousarray(x), target))
+        if target is not out:
+            np.copyto(out, target)

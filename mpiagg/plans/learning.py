@@ -10,6 +10,7 @@ import numpy as np
 
 from mpiagg.arrays import HOST, Array, Device
 from mpiagg.plans import calls
+from mpiagg.plans.call import Call
 from mpiagg.plans.choices import pick
 from mpiagg.plans.operation import Operation
 from mpiagg.tables import Case, Choice
@@ -24,9 +25,7 @@ def choose(channel: Channel, case: Case, device: Device) -> tuple[Choice, Case |
     return learner.chosen(case), case
 
 
-def resolve(
-    channel: Channel, operation: Operation, x: Array | None, out: Array | None, *, quiet: bool = False
-) -> calls.Call:
+def resolve(channel: Channel, operation: Operation, x: Array | None, out: Array | None, *, quiet: bool = False) -> Call:
     """Return the call of an operation, as :func:`mpiagg.plans.calls.resolve` does; of one that is tried, all trials."""
     case, learner = operation.tried, channel.learner
     if case is None or learner is None or not learner.learns(case, leased=channel.memory.host.leased):
@@ -34,7 +33,7 @@ def resolve(
     return _Learning(channel, operation, quiet=quiet)
 
 
-class _Learning(calls.Call):
+class _Learning(Call):
     """A call that takes another choice each time, until the fastest is known.
 
     All ranks come together before it, say whether their arrays lie in registered memory, and start at about the same
@@ -43,7 +42,7 @@ class _Learning(calls.Call):
 
     def __init__(self, channel: Channel, operation: Operation, *, quiet: bool) -> None:
         super().__init__(channel, operation, quiet=quiet)
-        self._trials: dict[Choice, calls.Call] = {}
+        self._trials: dict[Choice, Call] = {}
         # The choice may have been another when another rank resolved this.
         self._words = replace(operation, choice=Choice("auto")).description
 

@@ -294,8 +294,8 @@ class ProcessGroup(RankGroup):
     def _exchange(
         self, x: Array, sent: Sequence[int], received: Sequence[int], out: Array, timeout: float | None
     ) -> None:
-        # By name, since "auto" is the MPI library's own, which cannot be left when the time is over.
-        block_functions.alltoallv(x, sent, received, out=out, comm=self._comm, algorithm="pairwise", timeout=timeout)
+        # The MPI library's own cannot be left when the time is over.
+        block_functions.alltoallv(x, sent, received, out=out, comm=self._comm, reproducible=True, timeout=timeout)
 
     def barrier(self, *given: Any, **named: Any) -> Work:
         """Wait for all ranks."""

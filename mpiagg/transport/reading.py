@@ -73,11 +73,11 @@ class OtherMemory:
         return replace(self, start=self.start + start * self.dtype.itemsize, size=max(0, stop - start))
 
     def reading(self, out: Array) -> Callable[[], None]:
-        """Return the call that reads it into a vector of the same dtype and length.
+        """Return the call that reads it into a contiguous vector of the same dtype and length.
 
         The call raises OSError if it cannot be read: ProcessGoneError if the process is no more.
         """
-        if (out.dtype, out.size) != (self.dtype, self.size):
+        if (out.dtype, out.size) != (self.dtype, self.size) or not out.flags.c_contiguous:
             raise AssertionError("what is read must have room where it goes")
         return _Reading(self, out)
 

@@ -258,6 +258,58 @@ def test_alltoallv_of_many_lengths(comm, rank, size, array, algorithm):
         assert same(mpiagg.alltoallv(within, *given, out=out, comm=comm, algorithm=algorithm), wanted)
 
 
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("reproducible", [None, True])
+def test_alltoallv_of_lengths_that_change_from_call_to_call(comm, rank, size, array, dtype, reproducible):  # noqa: PLR0917 - fixtures and parameters
+    """Long blocks after short ones and the other way round; arrays of other layouts, on one rank alone."""
+    ml_dtypes = pytest.importorskip("ml_dtypes") if dtype == "bfloat16" else None
+    dtype = np.dtype(ml_dtypes.bfloat16 if ml_dtypes else dtype)
+    memory = array(np.zeros(2 * 2**20 // size * size, dtype))
+    for turn, rows in enumerate([3, 2**20 // size, 2**20 // size, 5, *[2] * 65, 2**20 // size, 1, 2**20 // size]):
+        counts = np.full((size, size), rows) + (np.arange(size)[:, None] == turn % size)
+        values = [np.repeat(np.arange(size) + 10 * source + turn % 7, counts[source]) for source in range(size)]
+        wanted = np.concatenate(
+            [np.full(counts[source, rank], rank + 10 * source + turn % 7) for source in range(size)]
+        )
+        x = memory[: counts[rank].sum()] if (turn + rank) % 3 else np.empty(counts[rank].sum(), dtype)
+        x[...] = values[rank]
+        out = np.zeros((len(wanted), 2), dtype)[:, 0] if turn % 5 == rank else None
+        given = {"out": out} if (turn + rank) % 2 else {}
+        sent, received = counts[rank], counts[:, rank] if turn % 3 else None
+        found = mpiagg.alltoallv(x, sent, received, **given, comm=comm, reproducible=reproducible)
+        assert same(found, wanted.astype(dtype)), turn
+        assert same(x, values[rank].astype(dtype))
+
+
+@pytest.mark.parametrize("reproducible", [None, True])
+def test_alltoallv_goes_by_what_all_ranks_have(comm, rank, size, reproducible):
+    """Long blocks of one rank are taken from there; of short ones the MPI library is called, which is a call more."""
+    if size == 1 or len(channel_of(comm).layout.nodes) > 1:
+        return
+    kept, log = mpiagg.empty(2**19, "float32", comm=comm), channel_of(comm).log
+    for length, calls in ((kept.size, 1), (10, 2), (10, 1), (11, 1)):
+        counts = np.zeros((size, size), int)
+        counts[0], counts[:, 0] = length // size, 1
+        x = kept[: counts[rank].sum()]
+        x[...] = rank
+        before = log.count
+        found = mpiagg.alltoallv(x, counts[rank], counts[:, rank], comm=comm, reproducible=reproducible)
+        assert log.count - before == (1 if reproducible else calls)
+        assert same(found, np.repeat(np.arange(size, dtype="float32"), counts[:, rank]))
+
+
+def test_long_blocks_that_differ_are_an_error_on_all_ranks(comm, size):
+    if size == 1 or len(channel_of(comm).layout.nodes) > 1:
+        return
+    private = comm.Dup()
+    length = 2**20 // size
+    x = mpiagg.empty(length * size, "float32", comm=private)
+    received = [length - (private.rank == 1 and source == 0) for source in range(size)]
+    with pytest.raises(MismatchError, match=f"rank 0 sends {length} elements to rank 1, which takes {length - 1}"):
+        mpiagg.alltoallv(x, [length] * size, received, comm=private)
+    private.Free()
+
+
 def test_lengths_that_differ_are_an_error_on_all_ranks_in_registered_memory(comm, size):
     if size == 1:
         return
@@ -320,15 +372,16 @@ def test_a_plan_of_lengths_that_differ_is_an_error_on_all_ranks(comm, rank, size
         assert same(plan(), np.repeat(np.arange(size, dtype="float32"), width))
 
 
-def test_alltoallv_in_registered_memory_needs_no_messages(comm, rank, size):
+def test_a_plan_of_alltoallv_needs_no_messages_on_a_node(comm, rank, size, array):
     if size == 1:
         return
     counts = [50_000 + rank] * size
-    x, received = mpiagg.empty(sum(counts), "float32", comm=comm), [50_000 + source for source in range(size)]
-    x[...] = rank
+    x, received = array(np.zeros(sum(counts), "float32")), [50_000 + source for source in range(size)]
     with mpiagg.alltoallv_init(x, counts, received, comm=comm) as plan:
+        if channel_of(comm).memory.read():
+            assert plan.nbytes < counts[0]
         assert plan.sent_bytes == (size - 1) * counts[0] * 4
-        assert plan.nbytes < counts[0]
+        x[...] = rank
         assert same(plan(), np.repeat(np.arange(size, dtype="float32"), received))
 
 
