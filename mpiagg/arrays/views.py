@@ -21,7 +21,7 @@ def as_input(x: Any) -> Array:
     TypeError
         If its dtype is not a number.
     """
-    array: Array = x if isinstance(x, np.ndarray) or device_of(x) is not HOST else np.asarray(x)
+    array: Array = x if x.__class__ is np.ndarray or device_of(x) is not HOST else np.asarray(x)
     working_dtype(array.dtype)
     return array
 
@@ -63,7 +63,10 @@ def writeable(array: Array) -> bool:
 
 def flat(array: Array) -> Array | None:
     """Return a one-dimensional view of all elements in C order, or None where there is no such view."""
-    return array.reshape(-1) if array.flags.c_contiguous else None
+    if not array.flags.c_contiguous:
+        return None
+    vector = array.reshape(-1)
+    return vector if vector.ndim == 1 else flat(np.asarray(array))  # NumPy's matrices always have two dimensions
 
 
 def address(array: Array) -> int:

@@ -114,7 +114,13 @@ def _exchange(arguments: Arguments, x: Any, channel: Channel, timeout: float) ->
         return None
     call: Any = channel.calls.get(_ragged_key(x, algorithm, reproducible))
     sent, received = counts
-    if call is None or x.__class__ is not np.ndarray or not x.flags.c_contiguous or x.shape[:1] != (sum(sent),):
+    if (
+        call is None
+        or x.__class__ is not np.ndarray
+        or not x.flags.c_contiguous
+        or not x.flags.aligned
+        or x.shape[:1] != (sum(sent),)
+    ):
         return None
     shape, width = (sum(received), *x.shape[1:]), math.prod(x.shape[1:])
     if out is None:
@@ -122,14 +128,12 @@ def _exchange(arguments: Arguments, x: Any, channel: Channel, timeout: float) ->
     elif not _fits(out, shape, x):
         return None
     call.used = True
-    native = call.handed_on()
-    if native is None:
+    if not call.handed_on:
         lengths, taken = (tuple(rows * width for rows in each) for each in counts)
         call.run_other(lengths, taken, x, out, timeout)
         return out
-    native.subject.unleavable = timeout
     given = [[part, [rows * width for rows in each]] for part, each in ((x, sent), (out, received))]
-    native.record(channel.comm.Alltoallv, given)
+    call.hand_on(channel.comm.Alltoallv, given, timeout)
     return out
 
 

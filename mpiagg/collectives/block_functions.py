@@ -41,13 +41,14 @@ def alltoallv(
         How many rows come from each rank. Without it the ranks tell one another first, by an :func:`alltoall` of one
         number for each.
     out, comm, algorithm, lanes, timeout, check, reproducible
-        See :mod:`mpiagg.collectives.functions`. ``"auto"`` takes the rows from where they lie on the other ranks of a
-        node if a rank sends more than 512 KiB from registered memory (:func:`mpiagg.empty`), or 2 MiB from other memory
-        that can be read. Else it is the MPI library's own collective: between nodes, where that library reads as fast,
-        and for shorter rows. After a call with these it is so in 64 calls, before the ranks tell one another the
-        lengths again. A plan takes rows from where they lie from 4 KiB on. With ``reproducible`` the MPI library is not
-        called. Algorithms that forward chunks (``"bruck"`` of any radix, for short rows; ``"hierarchical"``) send the
-        lengths first, in as many rounds again. With ``check`` the counts of all ranks are compared.
+        See :mod:`mpiagg.collectives.functions`. On one node ``"auto"`` takes the rows from where they lie on the other
+        ranks if the longest array has more than 512 KiB and all are registered memory (:func:`mpiagg.empty`), or 2 MiB
+        and some are not but can be read. Else it is the MPI library's own collective: between nodes, for shorter
+        arrays, if one is not contiguous or overlaps its output, and where that library reads as fast. After a call with
+        such arrays the next 64 are the library's, too; then the ranks tell one another again what they have. A plan
+        takes rows from where they lie from 4 KiB on. With ``reproducible`` the MPI library is not called. Algorithms
+        that forward chunks (``"bruck"`` of any radix, for short rows; ``"hierarchical"``) send the lengths first, in as
+        many rounds again. With ``check`` the counts of all ranks are compared.
 
     Returns
     -------
@@ -59,8 +60,9 @@ def alltoallv(
     ValueError, TypeError, StallError
         As :func:`allreduce`, and ValueError for counts that do not fit.
     MismatchError
-        If a rank sends other lengths than another takes: on all ranks with ``check``, and where rows are taken from
-        where they lie; by algorithms that forward chunks on the rank that takes them alone.
+        If a rank sends other lengths than another takes: on all ranks with ``check``, and in calls before which they
+        tell one another what they have; by algorithms that forward chunks on the rank that takes them alone. What the
+        MPI library does then is its own affair.
 
     Notes
     -----

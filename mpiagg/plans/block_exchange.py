@@ -40,12 +40,12 @@ _SHORT_IF_READ: Final = 2 * 2**20
 """The same of a call, where the input of a rank is in no memory that ranks share, and must be read."""
 
 _QUICK_READERS: Final = ("Open MPI",)
-"""The MPI libraries whose blocking all-to-all reads blocks of any lengths as fast as that. MPICH's takes 1.6 times as
+"""The MPI libraries whose blocking all-to-all of long blocks reads them, too, and as fast. MPICH's takes 1.6 times as
 long."""
 
-_UNTOLD: Final = 64
-"""How many blocking calls are the MPI library's after one in which all ranks had short blocks, before the ranks tell
-one another again how long they are."""
+_BY_MPI: Final = 1 + 64
+"""How many calls are the MPI library's from one on in which all ranks had short blocks, before the ranks tell one
+another again how long they are."""
 
 
 def serves_blocks(channel: Channel, operation: Operation, device: Device) -> bool:
@@ -66,21 +66,27 @@ def planned_blocks(
 ) -> Program:
     """Return the program of blocks in arrays that stay where they are; all ranks make theirs together.
 
-    They have found before that each block is as long at both ends.
-
     Parameters
     ----------
     otherwise : callable
         Returns the program by another algorithm, for short blocks, and for inputs that others can neither reach nor
         read. The MPI library's persistent all-to-all may be hundreds of times as slow as its blocking one, for long
         ones.
+
+    Raises
+    ------
+    MismatchError
+        On all ranks, if a block is longer at one end than at the other.
     """
     o, memory, node = operation, channel.memory.host, channel.node
     channel.memory.read()  # which all ranks find out together
     row = (*_position(memory, x, out, read=True), *o.counts, *o.received)
     told = Told(memory.tell(row, "tell how long their blocks are, and where they lie"))
+    if told.fault is not None:
+        raise told.fault
     if not told.serves(o, _SHORT):
-        return otherwise(NATIVE if told.longest(o) <= _SHORT else TO_EACH_RANK[o.collective])
+        short = o.choice.unregistered == NATIVE and told.longest(o) <= _SHORT
+        return otherwise(NATIVE if short else TO_EACH_RANK[o.collective])
     try:
         block = memory.take(LINE, busy=channel.busy)
     except MemoryError:
@@ -128,12 +134,12 @@ class Told:
         return any(window == READ for window, _ in self.inputs)
 
     def serves(self, operation: Operation, short: int) -> bool:
-        """Return whether all inputs lie in reach, and one has more bytes than are short, or that is not asked.
+        """Return whether all inputs lie in reach, and one is not short where there is something else for those.
 
         All ranks return the same.
         """
-        asked = operation.choice.unregistered is not None
-        return NOWHERE not in self.inputs and not (asked and self.longest(operation) <= short)
+        long = operation.choice.unregistered is None or self.longest(operation) > short
+        return long and NOWHERE not in self.inputs
 
     def taking(
         self, memory: SharedMemory, operation: Operation, received: Sequence[int], x: Array, out: Array
@@ -141,10 +147,11 @@ class Told:
         """Return the call that copies the blocks for this rank, so many elements from each, from the inputs of all."""
         rank, dtype = operation.rank, operation.reduction.dtype
         found: list[Any] = []
+        own: Any = flat(x)
         for peer, (window, offset) in enumerate(self.inputs):
             start, count = sum(self.sent[peer][:rank]), self.sent[peer][rank]
             if peer == rank:
-                found.append(x.reshape(-1)[start : start + count])
+                found.append(own[start : start + count])
             else:
                 lies = Position(window, offset + start * dtype.itemsize)
                 found.append(memory.found(peer, lies, count * dtype.itemsize).view(dtype))
@@ -186,8 +193,8 @@ class BlockExchange:
         self.served = False
         self._barrier, block = for_calls
         self._memory, self._node_memory = channel.memory.host, channel.memory
-        self._by_mpi = operation.choice.unregistered is not None
-        slow = not self._by_mpi or channel.library not in _QUICK_READERS
+        self._short_by_mpi = operation.choice.unregistered == NATIVE
+        slow = not self._short_by_mpi or channel.library not in _QUICK_READERS
         self._reads = slow and self._memory.processes is not None
         nbytes, box = _row_bytes(channel.size), box_of(block)
         self._rows = [
@@ -195,17 +202,18 @@ class BlockExchange:
         ]
 
     @property
-    def passes_over(self) -> bool:
-        """Whether the ranks tell one another nothing at the next call: the same on all ranks."""
-        return not self._reaches or (self._by_mpi and self._node_memory.exchanges_untold > 0)
+    def by_mpi(self) -> bool:
+        """Whether the next call is the MPI library's, with nothing told before: the same on all ranks."""
+        return not self._reaches or (self._short_by_mpi and self._node_memory.exchanges_by_mpi > 0)
 
     @property
     def _reaches(self) -> bool:
         return self._reads or self._memory.leased
 
-    def pass_over(self) -> None:
-        """Count a call at which they have told one another nothing."""
-        self._node_memory.exchanges_untold -= self._by_mpi and self._reaches
+    def count(self) -> None:
+        """Count a call of the MPI library's that is over: one that has failed on this rank is made again."""
+        if self._reaches:
+            self._node_memory.exchanges_by_mpi -= 1
 
     def program(self) -> Program:
         """Return the program, for the lengths and the arrays that there are when it runs."""
@@ -226,8 +234,8 @@ class BlockExchange:
         self.fault = told.fault
         short = _SHORT_IF_READ if told.read else _SHORT_IN_CALLS
         self.served = told.fault is None and told.serves(self._operation, short)
-        if self._by_mpi and told.fault is None:
-            self._node_memory.exchanges_untold = 0 if self.served else _UNTOLD
+        if self._short_by_mpi and told.fault is None:
+            self._node_memory.exchanges_by_mpi = 0 if self.served else _BY_MPI
         if self.served:
             told.taking(self._memory, self._operation, self.received, self.x, self.out)()
 

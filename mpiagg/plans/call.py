@@ -14,7 +14,6 @@ from mpiagg.arrays import Array
 from mpiagg.errors import PlanError
 from mpiagg.plans.operation import Operation
 from mpiagg.plans.plan import Plan
-from mpiagg.plans.recorded import Recorded
 from mpiagg.transport import DEFAULT_TIMEOUT, Channel
 from mpiagg.watch import END
 
@@ -73,9 +72,14 @@ class Call:
         """Raise on all ranks if they are about to make different calls; collective."""
         self.channel.agree(self.operation.description)
 
-    def handed_on(self) -> Recorded | None:
-        """Return who makes the next call if that is the MPI library's own: of those that serve any lengths."""
-        return None
+    @property
+    def handed_on(self) -> bool:
+        """Whether the next call is the MPI library's own: of one that serves any lengths."""
+        return False
+
+    def hand_on(self, call: Callable[..., object], given: tuple[Any, ...], timeout: float) -> None:
+        """Make a call of the MPI library's own."""
+        raise NotImplementedError
 
     def run(self, x: Array | None, out: Array | None, timeout: float = DEFAULT_TIMEOUT) -> None:
         """Carry the operation out, from ``x`` to ``out``.

@@ -30,7 +30,7 @@ def resolve(channel: Channel, operation: Operation, x: Array | None, out: Array 
     o, device = operation, device_of(x if out is None else out)
     channel.memory.signatures()  # made by all ranks together, at the first call of any kind
     given = [part for part in (x, out) if part is not None]
-    flat = all(part.flags.c_contiguous for part in given)
+    flat = all(part.flags.c_contiguous and getattr(part.flags, "aligned", True) for part in given)
     as_they_are = flat and all(part.dtype == o.reduction.dtype for part in given)
     by_host = device is not HOST and goes_by_host(o)
     if serves_blocks(channel, o, device) and (for_calls := memory_for_calls(channel)) is not None:
@@ -50,7 +50,7 @@ def resolve(channel: Channel, operation: Operation, x: Array | None, out: Array 
 class _Native(Call, Recorded):
     """The MPI library's own collective on the caller's arrays."""
 
-    given_as_it_is = True
+    given_as_it_is = handed_on = True
 
     def __init__(
         self,
@@ -67,14 +67,14 @@ class _Native(Call, Recorded):
         self.subject.data = operation.data
         self._call = native_caller(channel.comm, operation, x, out)
 
-    def handed_on(self) -> Recorded:
-        """Return this call."""
-        return self
-
     def run(self, x: Array | None, out: Array | None, timeout: float = DEFAULT_TIMEOUT) -> None:
         """Carry the operation out; see :meth:`Call.run`."""
+        self.hand_on(self._call, (x, out), timeout)
+
+    def hand_on(self, call: Callable[..., object], given: tuple[Any, ...], timeout: float) -> None:
+        """Make a call of the MPI library's own."""
         self.subject.unleavable = timeout
-        self.record(self._call, (x, out))
+        self.record(call, given)
 
 
 class _Short(WithPlan):
@@ -251,12 +251,16 @@ class _Blocks(WithPlan):
         self._native = _Native(channel, operation, None, None, quiet=quiet) if by_mpi else None
         self._known = operation.reduction.dtype.char in KNOWN_TO_MPI
 
-    def handed_on(self) -> Recorded | None:
-        """Return who makes the next call if that is the MPI library's own, as it has then been counted."""
-        if self._native is None or not self._known or not self._exchange.passes_over:
-            return None
-        self._exchange.pass_over()
-        return self._native
+    @property
+    def handed_on(self) -> bool:
+        """Whether the next call is the MPI library's own."""
+        return self._native is not None and self._known and self._exchange.by_mpi
+
+    def hand_on(self, call: Callable[..., object], given: tuple[Any, ...], timeout: float) -> None:
+        """Make a call of the MPI library's own."""
+        assert self._native is not None
+        self._native.hand_on(call, given, timeout)
+        self._exchange.count()
 
     def run(self, x: Array | None, out: Array | None, timeout: float = DEFAULT_TIMEOUT) -> None:
         """Carry the operation out; see :meth:`Call.run`."""
@@ -264,32 +268,28 @@ class _Blocks(WithPlan):
 
     def run_other(self, counts: tuple[int, ...], received: tuple[int, ...], x: Any, out: Any, timeout: float) -> None:
         """Carry an operation of other lengths out, from ``x`` to ``out``."""
-        exchange, plan = self._exchange, self.plan
-        if exchange.passes_over:
-            exchange.pass_over()
-        else:
-            with self.channel.one_thread:  # the arrays belong to the call
-                if plan is not None and not plan.running:  # an error may have left another call in the middle
-                    exchange.counts, exchange.received, exchange.x, exchange.out = counts, received, x, out
-                self._run(timeout)
-                exchange.x = exchange.out = None  # which are the caller's to keep
-                if exchange.fault is not None:
-                    raise exchange.fault
-                if exchange.served:
-                    return
-        self._run_otherwise(replace(self.operation, counts=counts, received=received), x, out, timeout)
-
-    def _run_otherwise(self, operation: Operation, x: Any, out: Any, timeout: float) -> None:
-        """Carry an operation out where arrays are not in reach, or short."""
-        channel, native = self.channel, self._native
-        if native is None:
-            program = bind_arrays(channel, operation, x, out, memory=Memory.NONE)
-            with plan_of(channel, operation, program, None) as plan:
+        if not self._exchange.by_mpi and self._served(counts, received, x, out, timeout):
+            return
+        channel, o = self.channel, replace(self.operation, counts=counts, received=received)
+        if self._native is None:
+            program = bind_arrays(channel, o, x, out, memory=Memory.NONE)
+            with plan_of(channel, o, program, None) as plan:
                 plan.timeout = timeout
                 plan()
             return
-        native.subject.unleavable = timeout
-        target = out if out.flags.c_contiguous else np.empty(out.shape, out.dtype)
-        native.record(partial(call_native, channel.comm, operation), (np.ascontiguousarray(x), target))
+        target = out if out.flags.carray else np.empty(out.shape, out.dtype)
+        self.hand_on(partial(call_native, channel.comm, o), (np.require(x, requirements=["C", "A"]), target), timeout)
         if target is not out:
             np.copyto(out, target)
+
+    def _served(self, counts: tuple[int, ...], received: tuple[int, ...], x: Any, out: Any, timeout: float) -> bool:
+        """Let the ranks tell one another what they have, and return whether the blocks have been copied then."""
+        exchange = self._exchange
+        with self.channel.one_thread:  # the arrays belong to the call
+            if not self.plan.running:  # type: ignore[union-attr]  # there is one; an error may have left it in the middle
+                exchange.counts, exchange.received, exchange.x, exchange.out = counts, received, x, out
+            self._run(timeout)
+            exchange.x = exchange.out = None  # which are the caller's to keep
+            if exchange.fault is not None:
+                raise exchange.fault
+            return exchange.served

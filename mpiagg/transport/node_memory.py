@@ -46,8 +46,8 @@ class NodeMemory:
         What they share of their devices', once they have begun to.
     users : set of User
         Those of the slots of blocking calls.
-    exchanges_untold : int
-        How many blocking all-to-alls go by before the ranks tell one another again how long their blocks are.
+    exchanges_by_mpi : int
+        How many blocking all-to-alls are the MPI library's before the ranks tell one another again how long blocks are.
     """
 
     def __init__(self, node: Node, busy: Callable[[], bool], disagreement: Callable[[], Error]) -> None:
@@ -59,7 +59,7 @@ class NodeMemory:
         self._slots: SharedMemory | None = None
         self._slots_for_calls: Block | None = None
         self.users: WeakSet[User] = WeakSet()
-        self.exchanges_untold = 0
+        self.exchanges_by_mpi = 0
         self._no_slots: str | None = None
         self._untold = False
 

@@ -7,7 +7,7 @@ import pytest
 from mpi4py import MPI
 
 import mpiagg
-from mpiagg.transport import process
+from mpiagg.transport import OtherMemory, process
 from mpiagg.watch.recorder import SUBJECT
 
 
@@ -65,6 +65,14 @@ def carried(comm):
     """Return the list of the collectives that we have carried out; what the MPI library did is not in it."""
     del comm  # which is made first
     return Carried()
+
+
+@pytest.fixture
+def reads(monkeypatch):
+    """Return the list of the vectors of other processes that this one was to read."""
+    made, reading = [], OtherMemory.reading
+    monkeypatch.setattr(OtherMemory, "reading", lambda vector, out: (made.append(vector), reading(vector, out))[1])
+    return made
 
 
 @pytest.fixture(scope="session")

@@ -287,7 +287,7 @@ def test_alltoallv_goes_by_what_all_ranks_have(comm, rank, size, reproducible):
     if size == 1 or len(channel_of(comm).layout.nodes) > 1:
         return
     kept, log = mpiagg.empty(2**19, "float32", comm=comm), channel_of(comm).log
-    for length, calls in ((kept.size, 1), (10, 2), (10, 1), (11, 1)):
+    for length, calls in ((kept.size, 1), (10, 2), *[(10, 1)] * 63, (kept.size, 1), (11, 2), (12, 1)):
         counts = np.zeros((size, size), int)
         counts[0], counts[:, 0] = length // size, 1
         x = kept[: counts[rank].sum()]
@@ -296,6 +296,27 @@ def test_alltoallv_goes_by_what_all_ranks_have(comm, rank, size, reproducible):
         found = mpiagg.alltoallv(x, counts[rank], counts[:, rank], comm=comm, reproducible=reproducible)
         assert log.count - before == (1 if reproducible else calls)
         assert same(found, np.repeat(np.arange(size, dtype="float32"), counts[:, rank]))
+
+
+def blocks_of(reads, length):
+    """Return how many blocks of a length were to be read; whether anything can be is tried out with shorter ones."""
+    return [vector.size for vector in reads].count(length)
+
+
+@pytest.mark.parametrize("reproducible", [None, True])
+def test_long_blocks_are_read_where_they_lie(comm, rank, size, reads, reproducible):
+    channel = channel_of(comm)
+    counts = [2**20 // size] * size
+    x = np.repeat(np.arange(size, dtype="float32") + 10 * rank, counts[0])
+    wanted = np.repeat(rank + 10 * np.arange(size, dtype="float32"), counts[0])
+    assert same(mpiagg.alltoallv(x, counts, counts, comm=comm, reproducible=reproducible), wanted)
+    by_mpi = channel.library == "Open MPI" and not reproducible  # which reads as fast
+    may_read = channel.node.size == size > 1 and channel.memory.read()
+    assert blocks_of(reads, counts[0]) == (size - 1 if may_read and not by_mpi else 0)
+    reads.clear()
+    with mpiagg.alltoallv_init(x, counts, counts, comm=comm, reproducible=reproducible) as plan:
+        assert blocks_of(reads, counts[0]) == (size - 1 if may_read else 0)
+        assert same(plan(), wanted)
 
 
 def test_long_blocks_that_differ_are_an_error_on_all_ranks(comm, size):
@@ -307,6 +328,9 @@ def test_long_blocks_that_differ_are_an_error_on_all_ranks(comm, size):
     received = [length - (private.rank == 1 and source == 0) for source in range(size)]
     with pytest.raises(MismatchError, match=f"rank 0 sends {length} elements to rank 1, which takes {length - 1}"):
         mpiagg.alltoallv(x, [length] * size, received, comm=private)
+    x[...] = private.rank  # the communicator goes on
+    found = mpiagg.alltoallv(x, [length] * size, [length] * size, comm=private)
+    assert same(found, np.repeat(np.arange(size, dtype="float32"), length))
     private.Free()
 
 
@@ -372,17 +396,63 @@ def test_a_plan_of_lengths_that_differ_is_an_error_on_all_ranks(comm, rank, size
         assert same(plan(), np.repeat(np.arange(size, dtype="float32"), width))
 
 
-def test_a_plan_of_alltoallv_needs_no_messages_on_a_node(comm, rank, size, array):
-    if size == 1:
+def test_a_plan_of_blocks_in_registered_memory_needs_no_messages(comm, rank, size, reads):
+    if size == 1 or len(channel_of(comm).layout.nodes) > 1:
         return
     counts = [50_000 + rank] * size
-    x, received = array(np.zeros(sum(counts), "float32")), [50_000 + source for source in range(size)]
+    x, received = mpiagg.empty(sum(counts), "float32", comm=comm), [50_000 + source for source in range(size)]
     with mpiagg.alltoallv_init(x, counts, received, comm=comm) as plan:
-        if channel_of(comm).memory.read():
-            assert plan.nbytes < counts[0]
+        assert 0 < plan.nbytes < 1000  # a barrier
         assert plan.sent_bytes == (size - 1) * counts[0] * 4
         x[...] = rank
         assert same(plan(), np.repeat(np.arange(size, dtype="float32"), received))
+    assert not any(blocks_of(reads, length) for length in (*counts, *received))
+
+
+def test_plans_where_no_rank_may_read(comm, rank, size, monkeypatch):
+    """Only short blocks are the MPI library's, which does not tell what it sends, unless our own are asked for."""
+    if size == 1 or len(channel_of(comm).layout.nodes) > 1:
+        return
+    channel_of(comm).memory.read()
+    monkeypatch.setattr(channel_of(comm).memory.host, "processes", None)  # as where the system forbids it
+    for length, by_mpi in ((3, True), (100_000, False)):
+        x, counts = np.repeat(np.arange(size) + 10 * rank, length), [length] * size
+        for reproducible in (None, True):
+            with mpiagg.alltoallv_init(x, counts, counts, comm=comm, reproducible=reproducible) as plan:
+                assert (plan.sent_bytes == 0) == (by_mpi and not reproducible)
+                assert same(plan(), np.repeat(rank + 10 * np.arange(size), length))
+
+
+def test_plans_of_rows_of_other_widths_are_an_error_on_all_ranks(comm, rank, size):
+    if size == 1 or len(channel_of(comm).layout.nodes) > 1:
+        return
+    for rows in (1, 1000):
+        x = np.zeros((rows * size, 3 if rank else 2))
+        with pytest.raises(MismatchError, match=f"rank 0 sends {2 * rows} elements to rank 1, which takes {3 * rows}"):
+            mpiagg.alltoallv_init(x, [rows] * size, [rows] * size, comm=comm)
+    assert same(mpiagg.allgather(rank, comm=comm), np.arange(size))
+
+
+def not_aligned(values):
+    shifted = np.zeros(values.nbytes + 1, np.uint8)[1:].view(values.dtype).reshape(values.shape)
+    shifted[...] = values
+    return shifted
+
+
+@pytest.mark.filterwarnings("ignore::PendingDeprecationWarning")
+@pytest.mark.parametrize("form", [not_aligned, np.matrix])
+@pytest.mark.parametrize("reproducible", [None, True])
+def test_arrays_of_one_rank_that_are_not_aligned_or_a_matrix(comm, rank, size, form, reproducible):
+    keywords = {"comm": comm, "reproducible": reproducible}
+    for width in (3, 2**20 // size):
+        values = np.arange(size * width, dtype="float32").reshape(size, -1) % 99 + rank
+        wanted = np.concatenate([values[rank : rank + 1] - rank + source for source in range(size)])
+        x = form(values) if rank == 0 else values
+        for out in (None, form(0 * values) if rank == 0 else 0 * values):
+            assert np.array_equal(mpiagg.alltoallv(x, [1] * size, [1] * size, out=out, **keywords), wanted)
+            assert np.array_equal(mpiagg.alltoall(x, out=out, **keywords), wanted)
+            total = mpiagg.allreduce(x, out=out, **keywords)
+            assert np.array_equal(total, size * (values - rank) + sum(range(size)))
 
 
 @pytest.mark.parametrize("algorithm", [*mpiagg.algorithms("allgather"), "auto", "native"])

@@ -23,7 +23,7 @@ from mpiagg.schedules import Collective
 from mpiagg.tables import Case
 from mpiagg.tables import settings as settings_of_choices
 from mpiagg.tables.predicted import MAILED
-from mpiagg.transport import LINE, NOWHERE, OtherMemory, channel_of
+from mpiagg.transport import LINE, NOWHERE, channel_of
 
 pytestmark = pytest.mark.mpi
 
@@ -197,14 +197,6 @@ def test_what_a_choice_has_for_vectors_elsewhere(comm, rank, size, compare, memo
 READ = Choice("shared", unregistered="shared")
 
 
-@pytest.fixture
-def reads(monkeypatch):
-    """Return the list of the vectors of other processes that this one was to read."""
-    made, reading = [], OtherMemory.reading
-    monkeypatch.setattr(OtherMemory, "reading", lambda vector, out: (made.append(vector), reading(vector, out))[1])
-    return made
-
-
 @pytest.mark.parametrize("place", PLACES)
 @pytest.mark.parametrize("collective", PLANNED)
 def test_vectors_are_read_where_they_lie(comm, rank, size, memory, collective, place):  # noqa: PLR0917 - fixtures and parameters
@@ -266,8 +258,14 @@ def test_calls_read_what_lies_elsewhere_each_time(comm, rank, size, memory, read
 
 def test_a_plan_keeps_the_input_that_others_read(comm, size):
     kept = []
+    whole = MAILED // 4
+    counts = [whole] + [0] * (size - 1)  # in an all-to-all that all send to the first rank
+
+    def blocks_init(x, comm):
+        return mpiagg.alltoallv_init(x.reshape(-1)[:whole], counts, [whole * (comm.rank == 0)] * size, comm=comm)
+
     # Of one row ranks but the first have nothing to do in a reduce-scatter, and of a gather all but the root.
-    for init in (mpiagg.gather_init, mpiagg.reduce_scatter_init):
+    for init in (mpiagg.gather_init, mpiagg.reduce_scatter_init, blocks_init):
         x = np.ones((1, MAILED), np.float32)
         kept.append(weakref.ref(x))
         plan = init(x, comm=comm)

@@ -101,6 +101,16 @@ def by_agreeing(comm, length):
     return by_function(comm, length, check=True)
 
 
+def of_blocks(comm, length):
+    def call(x):
+        sent = np.repeat(x[:1], comm.size)
+        x[:] = mpiagg.alltoallv(sent, [1] * comm.size, [1] * comm.size, comm=comm).sum()
+        return x
+
+    del length
+    return call
+
+
 CALLS = {
     "function": by_function,
     "ring": lambda comm, length: by_function(comm, length, algorithm="ring"),
@@ -110,6 +120,7 @@ CALLS = {
     "plan of an aggregation": by_plan_of_an_aggregation,
     "DDP": by_ddp,
     "library": by_library,
+    "blocks": of_blocks,
     "check": by_agreeing,
 }
 
@@ -150,8 +161,9 @@ def test_a_second_thread_is_refused_and_changes_nothing(world, rank, size, kind,
         assert results[good] == [size] * length
         assert f"thread '{bad}' cannot use a communicator while thread '{good}' is in " in results[bad]
         assert "comm.Dup()" in results[bad]
-    # The communicator is as good as before.
-    assert call(np.full(length, 1.0))[-1] == size
+    # The communicator is as good as before, also when the ranks tell one another again how long blocks are.
+    for _ in range(70):
+        assert call(np.full(length, 1.0))[-1] == size
     comm.Free()
 
 
