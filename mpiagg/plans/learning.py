@@ -43,6 +43,7 @@ class _Learning(Call):
     def __init__(self, channel: Channel, operation: Operation, *, quiet: bool) -> None:
         super().__init__(channel, operation, quiet=quiet)
         self._trials: dict[Choice, Call] = {}
+        self._running = False
         # The choice may have been another when another rank resolved this.
         self._words = replace(operation, choice=Choice("auto")).description
 
@@ -65,7 +66,11 @@ class _Learning(Call):
             operation = replace(o, choice=choice, tried=None)
             call = self._trials[choice] = calls.resolve(channel, operation, x, out, quiet=self.quiet)
         start = perf_counter()
-        call.run(x, out, timeout)
+        self._running = True
+        try:
+            call.run(x, out, timeout)
+        finally:
+            self._running = False
         learner.note(kind, perf_counter() - start, self._longest)
         if not learner.learns(case, leased=channel.memory.host.leased):
             calls_like_it = learner.kind(case, registered=False)
@@ -85,6 +90,7 @@ class _Learning(Call):
         return longest
 
     def free(self) -> None:
-        """Free what it has tried."""
-        while self._trials:
+        """Free what it has tried, but leave that to who runs it while one of them runs: it may have taken all room."""
+        self.once = self.once or self._running
+        while self._trials and not self._running:
             self._trials.popitem()[1].free()

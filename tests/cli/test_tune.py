@@ -450,6 +450,32 @@ def test_ranks_that_have_kept_other_calls_learn_the_same(run_ranks, monkeypatch,
         assert (done.status, sorted(done.out), done.err) == (0, ["k", "o"], "")
 
 
+CROWDED = """
+import sys
+import numpy as np
+import mpiagg
+from mpiagg.transport import channel_of, kept
+kept.MOST_BYTES = 1  # so that each plan takes the room of all others, also of the call that it belongs to
+x = mpiagg.empty(300_000, "f4")
+x[...] = 1
+comm = mpiagg.Comm(channel_of(None).comm)
+y = np.zeros_like(x)
+for _ in range(60):
+    for name in ("allreduce", "reduce_scatter"):
+        assert (getattr(mpiagg, name)(x) == comm.size).all()
+    comm.Allreduce(x.copy(), y)
+    assert (y == comm.size).all()
+sys.stdout.write("k" if comm.rank else "o")
+"""
+
+
+def test_what_is_tried_is_not_given_back_while_it_runs(run_ranks, monkeypatch, tmp_path):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setenv("MPIAGG_TUNING", "learn")
+    done = run_ranks(2, CROWDED)
+    assert (done.status, sorted(done.out), done.err) == (0, ["k", "o"], "")
+
+
 def test_without_being_told_to_nothing_is_learned(run_ranks, monkeypatch, tmp_path):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     done = run_ranks(2, LEARN, "2")
