@@ -6,7 +6,9 @@ Each cell is one run of blocks in turn (``mpiagg.benchmarks.timing``): the metho
 function with ``out=``, the plan of its ``..._init``, and mpi4py's own method on the same arrays; medians of at most
 twenty blocks, in microseconds. Arrays are float32 sums, ``plain`` (NumPy's own, on a communicator without registered
 memory), ``registered`` (``mpiagg.empty``), or ``mixed``: plain ones on a communicator that has registered memory, too.
-With ``--all-algorithms`` every algorithm and the MPI library's own collective take part, by the array functions.
+With ``--all-algorithms`` every algorithm and the MPI library's own collective take part, by the array functions. With
+``--changing`` each rank adds 1 to its input before each call, as programs do that have something new to tell: what is
+read then comes from the cache of the core that wrote it. That takes part in the times.
 """
 
 from __future__ import annotations
@@ -116,21 +118,28 @@ def cell(verb: str, nbytes: int, make: Arrays, comm: MPI.Intracomm) -> Cell:
     return made(*arrays())
 
 
-def contenders(verb: str, nbytes: int, kind: str, comms: dict[str, Any], *, every: bool) -> dict[str, Any]:
-    """Return the calls of a cell by their names, and the plans that are to be freed."""
+def contenders(verb: str, nbytes: int, kind: str, comms: dict[str, Any], *, every: bool) -> tuple[dict[str, Any], Any]:
+    """Return the calls of a cell by their names, with plans that are to be freed; and their input, if they have one."""
     ours, theirs = comms[kind], comms["mpi"]
     if verb == "Barrier":
-        return {"mpi": theirs.Barrier, "comm": ours.Barrier}
+        return {"mpi": theirs.Barrier, "comm": ours.Barrier}, None
     make = partial(registered, ours) if kind == "registered" else plain
     method, function, arguments, out = cell(verb, nbytes, make, ours)
     found = {"mpi": partial(getattr(theirs, verb), *method), "comm": partial(getattr(ours, verb), *method)}
     if not function:
-        return found
+        return found, next((part[0] if isinstance(part, list) else part for part in method if part is not None), None)
     run = partial(getattr(mpiagg, function), *arguments, out=out, comm=ours)
     if every:
         names = ["native", "auto", *mpiagg.algorithms(function)]
-        return {name: partial(run, algorithm=name) for name in names}
-    return {**found, "function": run, "plan": getattr(mpiagg, f"{function}_init")(*arguments, out=out, comm=ours)}
+        return {name: partial(run, algorithm=name) for name in names}, arguments[0]
+    plan = getattr(mpiagg, f"{function}_init")(*arguments, out=out, comm=ours)
+    return {**found, "function": run, "plan": plan}, arguments[0]
+
+
+def change_and_call(x: Any, call: Callable[[], object]) -> None:
+    """Write new values to an array, and make a call."""
+    x += 1
+    call()
 
 
 def plain(length: int) -> Any:
@@ -154,6 +163,7 @@ def main() -> None:
     parser.add_argument("--kinds", default=",".join(KINDS))
     parser.add_argument("--seconds", type=float, default=1.5, help="for each cell")
     parser.add_argument("--all-algorithms", action="store_true")
+    parser.add_argument("--changing", action="store_true")
     asked = parser.parse_args()
     world = MPI.COMM_WORLD
     comms = {"mpi": world.Dup(), **{kind: mpiagg.Comm(world) for kind in KINDS}}
@@ -163,10 +173,12 @@ def main() -> None:
     for verb in asked.verbs.split(","):
         for nbytes in [0] if verb == "Barrier" else map(int, asked.bytes.split(",")):
             for kind in asked.kinds.split(","):
-                calls = contenders(verb, nbytes, kind, comms, every=asked.all_algorithms)
+                calls, x = contenders(verb, nbytes, kind, comms, every=asked.all_algorithms)
                 for _ in range(LEARNING if settings().learns and "auto" in calls else 0):
                     calls["auto"]()
-                row = {"verb": verb, "bytes": nbytes, "arrays": kind, "us": medians(world, calls, pace)}
+                timed = {name: partial(change_and_call, x, call) for name, call in calls.items()}
+                timed = timed if asked.changing and x is not None else calls
+                row = {"verb": verb, "bytes": nbytes, "arrays": kind, "us": medians(world, timed, pace)}
                 rows.append(row)
                 for call in calls.values():
                     if isinstance(call, mpiagg.Plan):

@@ -10,7 +10,7 @@ from mpi4py import MPI
 from mpiagg.arrays import Array, Form, Reduction, device_of
 from mpiagg.collectives.buffers import read
 from mpiagg.plans.bound import STAGED_BYTES
-from mpiagg.plans.choices import NATIVE, TO_EACH_RANK, Choice, Memory, pick, takes_native
+from mpiagg.plans.choices import NATIVE, SHARED, TO_EACH_RANK, Choice, Memory, pick, takes_native
 from mpiagg.plans.learning import choose
 from mpiagg.plans.operation import Operation
 from mpiagg.schedules import Collective
@@ -84,7 +84,7 @@ class Asked(NamedTuple):
             choice, trial = choose(channel, case, device)
         else:
             choice, trial = pick("auto", None, case, device=device), None
-        if native and choice.reads and not self.collective.reduces:
+        if native and choice.algorithm == SHARED and not self.collective.reduces:
             # Ranks may describe what is moved by datatypes of their own, which are for the MPI library alone.
             choice = choice._replace(unregistered=NATIVE)
         registered = memory is Memory.TOGETHER and (at_once or channel.memory.host.leased)

@@ -70,8 +70,7 @@ MEMORY: Final = 10e9
 """Bytes that a rank copies in a second, in memory that it shares."""
 
 MAILED: Final = 2**20
-MOVED: Final = 64 * 2**10
-"""Bytes up to which unregistered vectors go through shared memory: those that are reduced, and others."""
+"""Bytes up to which unregistered vectors go through shared memory."""
 
 MOST: Final = 16
 SHORTEST: Final = 128 * 2**10
@@ -116,19 +115,16 @@ ON_A_NODE: Final[dict[Collective, Sequence[_Limited]]] = {
         _Limited(_READ),
     ),
     Collective.BROADCAST: (
-        _Limited(_NATIVE, MOVED),
-        _Limited(_OURS, MOVED),
+        _Limited(_NATIVE, 8 * _KIB),
+        _Limited(_OURS, MAILED),
         _Limited(_BY_MPI, 4 * MAILED),
         _Limited(_BY_MPI, ranks=2),
         _Limited(_READ),
     ),
     Collective.ALLGATHER: (
-        _Limited(_NATIVE, 64 * _KIB, library="Open MPI"),
-        _AT_ONCE,
+        _AT_ONCE._replace(library=None),
         _Limited(_NATIVE, 8 * _KIB),
-        _Limited(_NATIVE, 32 * _KIB, ranks=2),
-        _Limited(_BY_MPI, 64 * _KIB, ranks=2),
-        _Limited(_OURS, MOVED),
+        _Limited(_OURS, MAILED),
         _Limited(_BY_MPI),
     ),
     Collective.REDUCE_SCATTER: (
@@ -140,15 +136,15 @@ ON_A_NODE: Final[dict[Collective, Sequence[_Limited]]] = {
         _Limited(_READ),
     ),
     Collective.GATHER: (
-        _Limited(_NATIVE, MOVED),
-        _Limited(_OURS, MOVED),
+        _Limited(_NATIVE, 32 * _KIB),
+        _Limited(_OURS, MAILED),
         _Limited(_BY_MPI, ranks=2),
         _Limited(_BY_MPI, library="Open MPI"),
         _Limited(_READ),
     ),
     Collective.SCATTER: (
-        _Limited(_NATIVE, MOVED),
-        _Limited(_OURS, MOVED),
+        _Limited(_NATIVE, 32 * _KIB),
+        _Limited(_OURS, 256 * _KIB),
         _Limited(_BY_MPI, 2 * MAILED),
         _Limited(_READ),
     ),
@@ -339,7 +335,7 @@ def _ladder(collective: Collective, layouts: Sequence[Layout], memory: Memory) -
             shortest = round(min(table.message(choice.algorithm, nbytes) for table in taken))
             doublings = (shortest // SHORTEST).bit_length() - 1
             choice = choice._replace(lanes=max(choice.lanes, min(MOST, 2 ** max(0, doublings))))
-        if choice.algorithm == "shared" and longest > (MAILED if collective.reduces else MOVED):
+        if choice.algorithm == "shared" and longest > MAILED:
             choice = _READ
         steps.append((longest, choice))
     grouped = [(choice, list(group)[-1][0]) for choice, group in groupby(steps, lambda step: step[1])]

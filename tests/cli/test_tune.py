@@ -94,7 +94,7 @@ def test_the_choice_is_shown_for_a_library(invoke):
     """A row of the default table is for Open MPI alone."""
     shown = {}
     for library in ("MPICH", "Open MPI"):
-        _, output = invoke("--show", "--collective", "allgather", "-m", "64K:64K", "--library", library)
+        _, output = invoke("--show", "--collective", "alltoall", "-m", "64K:64K", "--library", library)
         assert f"nodes: 1 x 4, {library}" in output
         shown[library] = "shared, or MPI's own native" in output
     assert shown == {"MPICH": False, "Open MPI": True}
