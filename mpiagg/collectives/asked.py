@@ -7,7 +7,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 from mpi4py import MPI
 
-from mpiagg.arrays import Array, Form, Reduction, device_of
+from mpiagg.arrays import HOST, Array, Form, Reduction, device_of
 from mpiagg.collectives.buffers import read
 from mpiagg.plans.bound import STAGED_BYTES
 from mpiagg.plans.choices import NATIVE, SHARED, TO_EACH_RANK, Choice, Memory, pick, takes_native
@@ -84,7 +84,7 @@ class Asked(NamedTuple):
             choice, trial = choose(channel, case, device)
         else:
             choice, trial = pick("auto", None, case, device=device), None
-        if native and choice.algorithm == SHARED and not self.collective.reduces:
+        if native and device is HOST and choice.algorithm == SHARED and not self.collective.reduces:
             # Ranks may describe what is moved by datatypes of their own, which are for the MPI library alone. Shorter
             # vectors are copied into memory that the ranks share anyway, which they would have to come together for.
             choice = choice._replace(unregistered=NATIVE) if nbytes > STAGED_BYTES else Choice(NATIVE)
