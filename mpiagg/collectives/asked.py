@@ -22,6 +22,11 @@ BYTES: Final = Reduction(np.bitwise_or, np.dtype(np.uint8), "bor")
 """How bytes travel that are only moved."""
 
 
+MOVED_BYTES: Final = 64 * 2**10
+"""Bytes up to which methods that only move values are the MPI library's own: to find out at a barrier, in each call,
+where the arrays of the others lie would take as long."""
+
+
 class Asked(NamedTuple):
     """What a method's arguments ask for.
 
@@ -85,10 +90,10 @@ class Asked(NamedTuple):
         else:
             choice, trial = pick("auto", None, case, device=device), None
         if native and device is HOST and choice.algorithm == SHARED and not self.collective.reduces:
-            # Ranks may describe what is moved by datatypes of their own, which are for the MPI library alone. Shorter
-            # vectors are copied into memory that the ranks share anyway, which they would have to come together for.
-            choice = choice._replace(unregistered=NATIVE) if nbytes > STAGED_BYTES else Choice(NATIVE)
+            # Ranks may describe what is moved by datatypes of their own, which are for the MPI library alone.
+            choice = choice._replace(unregistered=NATIVE) if nbytes > MOVED_BYTES else Choice(NATIVE)
         registered = memory is Memory.TOGETHER and (at_once or channel.memory.host.leased)
+        # Shorter ones are copied into memory that the ranks share anyway, which they would have to come together for.
         long = choice.unregistered == NATIVE and nbytes > STAGED_BYTES and len(channel.layout.nodes) == 1
         if self.alone or (self.moved and native and not (registered and long)):
             choice = Choice(NATIVE)

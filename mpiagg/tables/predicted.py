@@ -72,6 +72,9 @@ MEMORY: Final = 10e9
 MAILED: Final = 2**20
 """Bytes up to which unregistered vectors go through shared memory."""
 
+SENT: Final = 64 * 2**10
+"""Bytes up to which those of all-to-alls are sent instead, and from which on they are read: no mailbox has room."""
+
 MOST: Final = 16
 SHORTEST: Final = 128 * 2**10
 """How many lanes there are at most between nodes, and how long their messages are at least, on average."""
@@ -265,13 +268,12 @@ def measured() -> Iterator[Row]:
 
     They are for cases in which it may be taken; for others there are the rows that follow. On a node of two ranks, and
     of four on two processors, with MPICH 5.0 and Open MPI 5.0 (``bench/calls.py``, also with ``--all-algorithms``): up
-    to some KiB the library's own takes least time, but for reductions and all-gathers of MPICH; in part up to 64 KiB,
-    where calls beside registered memory have to learn at a barrier where the others' vectors lie. Longer vectors take
-    about half of its time through memory that the ranks share. Vectors in other memory are read where that takes less
-    time than the library's own: reductions, but for those to one of two ranks with Open MPI, scatters, gathers of MPICH
-    and broadcasts to several ranks; the rest is the library's own. Scans of MPICH's take three to ten times as long as
-    a ring. Between nodes (``bench/network.py``) longer vectors
-    take a third to all of its time, but for gathers, scatters and all-to-alls, which take as long.
+    to some KiB the library's own takes least time, but for all-gathers, and reductions of MPICH; in part up to 32 KiB.
+    Longer vectors take about half of its time through memory that the ranks share, those in other memory up to 1 MiB.
+    Longer ones there are read where that takes less time than the library's own: reductions, but for those to one of
+    two ranks with Open MPI, scatters, gathers of MPICH and broadcasts to several ranks; the rest is the library's own.
+    Scans of MPICH's take three to ten times as long as a ring. Between nodes (``bench/network.py``) longer vectors take
+    a third to all of its time, but for gathers, scatters and all-to-alls, which take as long.
     """
     for collective in Collective:
         for spread, memory in ((Spread.ONE_EACH, None), (Spread.SEVERAL, None), (Spread.ONE_NODE, Memory.NONE)):
@@ -335,7 +337,7 @@ def _ladder(collective: Collective, layouts: Sequence[Layout], memory: Memory) -
             shortest = round(min(table.message(choice.algorithm, nbytes) for table in taken))
             doublings = (shortest // SHORTEST).bit_length() - 1
             choice = choice._replace(lanes=max(choice.lanes, min(MOST, 2 ** max(0, doublings))))
-        if choice.algorithm == "shared" and longest > MAILED:
+        if choice.algorithm == "shared" and longest > (SENT if collective is Collective.ALLTOALL else MAILED):
             choice = _READ
         steps.append((longest, choice))
     grouped = [(choice, list(group)[-1][0]) for choice, group in groupby(steps, lambda step: step[1])]
