@@ -18,7 +18,7 @@ from mpi4py import MPI
 from mpiagg.arrays import HOST, Array, device_of
 from mpiagg.collectives.datatypes import Datatype, extent_of, half_of, half_or_itself
 
-_REFUSED: Final = (AttributeError, BufferError, OverflowError, RuntimeError, TypeError, ValueError)
+REFUSED: Final = (AttributeError, BufferError, OverflowError, RuntimeError, TypeError, ValueError)
 """What is raised for things that are no buffer specification; RuntimeError by NumPy 2.0, for memory of a device."""
 
 
@@ -58,13 +58,13 @@ def read(specification: object, *, writable: bool, blocks: int = 1) -> BufferMes
     """
     try:
         return _read(specification, writable=writable, blocks=blocks)
-    except _REFUSED:
+    except REFUSED:
         return None
 
 
 def _read(specification: object, *, writable: bool, blocks: int) -> BufferMessage | None:
-    thing, count, displacement, kind = _parts(specification)
-    datatype = (half_of(thing) if kind is None else None) or half_or_itself(_datatype(thing, kind))
+    thing, count, displacement, kind = parts(specification)
+    datatype = (half_of(thing) if kind is None else None) or half_or_itself(datatype_of(thing, kind))
     extent = extent_of(datatype)
     if extent is None:
         return None
@@ -87,7 +87,7 @@ def read_blocks(specification: object, size: int, *, writable: bool) -> tuple[Bu
     ``[x, counts, displacements, type]`` with blocks that lie one after the other; None for all else.
     """
     try:
-        thing, counts, displacements, kind = _block_parts(specification)
+        thing, counts, displacements, kind = block_parts(specification)
         if counts is None:
             return None
         lengths = tuple(map(index, counts))
@@ -97,12 +97,12 @@ def read_blocks(specification: object, size: int, *, writable: bool) -> tuple[Bu
         if displacements is not None and [*map(index, displacements)] != starts[:-1]:
             return None
         message = _read([thing, starts[-1], *([] if kind is None else [kind])], writable=writable, blocks=1)
-    except _REFUSED:
+    except REFUSED:
         return None
     return None if message is None else (message, lengths)
 
 
-def _block_parts(specification: Any) -> tuple[Any, Any, Any, Any]:
+def block_parts(specification: Any) -> tuple[Any, Any, Any, Any]:
     """Return the buffer, counts, displacements and datatype; None for those that are not given."""
     thing, *more = specification
     kind = more.pop() if more and isinstance(more[-1], MPI.Datatype | str) else None
@@ -112,7 +112,7 @@ def _block_parts(specification: Any) -> tuple[Any, Any, Any, Any]:
     return thing, counts, displacements, kind
 
 
-def _parts(specification: object) -> tuple[Any, Any, Any, Any]:
+def parts(specification: object) -> tuple[Any, Any, Any, Any]:
     """Return the buffer, count, displacement and datatype; None for those that are not given."""
     given = specification if isinstance(specification, list | tuple) else (specification, None)
     match given:
@@ -131,7 +131,7 @@ def _parts(specification: object) -> tuple[Any, Any, Any, Any]:
     raise ValueError("not a buffer specification")
 
 
-def _datatype(thing: Any, kind: MPI.Datatype | str | None) -> MPI.Datatype:
+def datatype_of(thing: Any, kind: MPI.Datatype | str | None) -> MPI.Datatype:
     """Return the datatype that is given, or else that of a buffer's elements."""
     if isinstance(kind, MPI.Datatype):
         return kind

@@ -11,17 +11,18 @@ from typing import TYPE_CHECKING, Any
 
 from mpi4py import MPI
 
-from mpiagg.collectives.asked import Arrays
+from mpiagg.collectives.asked import Arrays, Asked
 from mpiagg.collectives.methods import Method
+from mpiagg.collectives.packed import Packed, packed
 from mpiagg.collectives.requests import Prequest, Request
 from mpiagg.plans.background import threads_allowed
-from mpiagg.plans.bound import prepare
+from mpiagg.plans.bound import bind_arrays, plan_of
 from mpiagg.plans.call import Call
 from mpiagg.plans.choices import NATIVE, Memory
 from mpiagg.plans.learning import resolve
 from mpiagg.plans.plan import Plan
 from mpiagg.plans.recorded import Unread
-from mpiagg.transport import CHECK
+from mpiagg.transport import CHECK, Channel
 
 if TYPE_CHECKING:
     from mpiagg.collectives.comm import Comm
@@ -53,17 +54,59 @@ def run(method: Method, given: tuple[Any, ...]) -> None:
                 call.free()
 
 
+class _OnCopies:
+    """A call of a method whose arguments are copied to vectors, unless it is for the MPI library as it came.
+
+    Parameters
+    ----------
+    method : Method
+    call : Call
+        The same call with vectors.
+    copied : Packed
+        The copies.
+    """
+
+    given_as_it_is = used = True
+
+    def __init__(self, method: Method, call: Any, copied: Packed) -> None:
+        self._method, self._call, self._copied = method, call, copied
+
+    def record(self, now: Callable[..., object], given: tuple[Any, ...]) -> None:
+        """Make the call, once."""
+        call, copied = self._call, self._copied
+        try:
+            if call.given_as_it_is:
+                call.record(now, given)
+            else:
+                copied.load()
+                call.run(*self._method.arrays(call.channel, call.dtype, copied.given))
+                copied.store()
+        finally:
+            copied.free()
+            if call.once:
+                call.free()
+
+
+def _read(method: Method, channel: Channel, given: tuple[Any, ...]) -> tuple[Asked | None, Packed | None]:
+    """Return what a method's arguments ask for, and the copies with which it can be carried out, if it needs some."""
+    asked = method.read(channel, *given[1:])
+    if asked is not None or not method.buffers or (copied := packed(channel, method.buffers, given)) is None:
+        return asked, None
+    return method.read(channel, *copied.given[1:]), copied
+
+
 def _resolved(method: Method, given: tuple[Any, ...]) -> Any:
     """Return the call of a method, and keep it for the next one that is given the same."""
     comm = given[0]
     if not comm:
         method.now(*given)  # which says what is wrong
     channel = comm._open()  # noqa: SLF001 - of Comm, whose methods these are
-    asked = method.read(channel, *given[1:])
+    asked, copied = _read(method, channel, given)
     if asked is None:
         if CHECK:
             channel.agree(method.unread(channel, given))
         return Unread(channel, method.name)
+    given = given if copied is None else copied.given
     arrays = method.arrays(channel, asked.dtype, given)
     operation = asked.operation(channel, arrays=arrays)
     if CHECK:  # before anything is made that ranks make together
@@ -80,7 +123,7 @@ def _resolved(method: Method, given: tuple[Any, ...]) -> Any:
             call.free()
             call = kept
         call.once = kept is not call
-    return call
+    return call if copied is None else _OnCopies(method, call, copied)
 
 
 def started(comm: Comm, method: Method, *given: Any) -> MPI.Request:
@@ -110,11 +153,14 @@ def _plan(comm: Comm, method: Method, given: tuple[Any, ...], memory: Memory) ->
         known = channel.calls.get(whole)
         key = whole
     arrays: Arrays | None = None
+    copied: Packed | None = None
     alone = False
     if known is None:
-        asked = method.read(channel, *given)
+        asked, copied = _read(method, channel, (comm, *given))
         if asked is None:
             return None
+        if copied is not None:
+            given, key = copied.given[1:], None
         arrays = method.arrays(channel, asked.dtype, (comm, *given))
         known = Call(channel, asked.operation(channel, memory, arrays=arrays, at_once=False))
         alone = asked.alone
@@ -122,11 +168,15 @@ def _plan(comm: Comm, method: Method, given: tuple[Any, ...], memory: Memory) ->
             channel.calls.find(key, lambda: known)
     known.used, operation = True, known.operation
     if operation.choice.algorithm == NATIVE and known.dtype == operation.reduction.dtype and not alone:
+        if copied is not None:
+            copied.free()
         return None
     if arrays is None:
         arrays = method.arrays(channel, known.dtype, (comm, *given))
     tag = channel.tags.in_turn(operation.choice.lanes, operation.signature)
-    return prepare(channel, operation, *arrays, tag, memory=memory)
+    program = bind_arrays(channel, operation, *arrays, tag, memory=memory)
+    program = program if copied is None else copied.around(program)
+    return plan_of(channel, operation, program, arrays[1], in_order=memory is Memory.NONE)
 
 
 # -- the methods that are alike: the buffers, and an operator or a root

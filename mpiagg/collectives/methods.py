@@ -14,6 +14,7 @@ from mpi4py import MPI
 
 from mpiagg.collectives import keys, moving, reducing
 from mpiagg.collectives.asked import BYTES, Arrays, Asked
+from mpiagg.collectives.packed import Buffer
 from mpiagg.plans.choices import NATIVE, Choice
 from mpiagg.plans.operation import Operation
 from mpiagg.schedules import Collective
@@ -39,6 +40,8 @@ class Method(NamedTuple):
         Returns the input and the output of a call that has been read, as vectors of a dtype.
     ragged : bool
         Whether a rank knows the lengths of those blocks alone that it has.
+    buffers : tuple of Buffer
+        What is in the buffers of a method that moves blocks whose lengths all ranks know; none for others.
     """
 
     name: str
@@ -50,6 +53,7 @@ class Method(NamedTuple):
     read: Callable[..., Asked | None]
     arrays: Callable[..., Arrays]
     ragged: bool = False
+    buffers: tuple[Buffer, ...] = ()
 
     def unread(self, channel: Channel, given: tuple[Any, ...]) -> str:
         """Return what all ranks must agree on of a call whose arguments are for the MPI library alone.
@@ -76,19 +80,34 @@ def _method(  # noqa: PLR0917 - what a Method has
     exact: Callable[..., Hashable] | None = None,
     *,
     ragged: bool = False,
+    buffers: tuple[Buffer, ...] = (),
 ) -> Method:
     """Return the collective method of a name, with mpi4py's own in its three forms."""
     forms = (name, f"I{name[0].lower()}{name[1:]}", f"{name}_init")
     now, start, init = (getattr(MPI.Intracomm, form) for form in forms)
-    return Method(collective, now, start, init, key, exact or key, read, arrays, ragged)
+    return Method(collective, now, start, init, key, exact or key, read, arrays, ragged, buffers)
 
 
 _ALLGATHER, _ALLTOALL, _ALLTOALLW = map(keys.of_two, ("Allgather", "Alltoall", "Alltoallw"))
 _GATHER, _SCATTER = map(keys.rooted, ("Gather", "Scatter"))
 
-BCAST: Final = _method("broadcast", "Bcast", keys.bcast, moving.bcast_read, moving.bcast_arrays, keys.exact(keys.bcast))
+BCAST: Final = _method(
+    "broadcast",
+    "Bcast",
+    keys.bcast,
+    moving.bcast_read,
+    moving.bcast_arrays,
+    keys.exact(keys.bcast),
+    buffers=(Buffer.ONE,),
+)
 ALLGATHER: Final = _method(
-    "allgather", "Allgather", _ALLGATHER, moving.allgather_read, moving.allgather_arrays, keys.exact(_ALLGATHER)
+    "allgather",
+    "Allgather",
+    _ALLGATHER,
+    moving.allgather_read,
+    moving.allgather_arrays,
+    keys.exact(_ALLGATHER),
+    buffers=(Buffer.ONE, Buffer.EACH),
 )
 ALLREDUCE: Final = _method("allreduce", "Allreduce", keys.allreduce, reducing.allreduce_read, reducing.allreduce_arrays)
 REDUCE: Final = _method("reduce", "Reduce", keys.reduce, reducing.reduce_read, reducing.reduce_arrays)
@@ -103,9 +122,22 @@ REDUCE_SCATTER: Final = _method(
     "reduce_scatter", "Reduce_scatter", keys.scatter, reducing.scatter_read, reducing.scatter_arrays
 )
 ALLGATHERV: Final = _method(
-    "allgather", "Allgatherv", keys.of_all("Allgatherv"), moving.allgatherv_read, moving.allgatherv_arrays
+    "allgather",
+    "Allgatherv",
+    keys.of_all("Allgatherv"),
+    moving.allgatherv_read,
+    moving.allgatherv_arrays,
+    buffers=(Buffer.ONE, Buffer.COUNTED),
 )
-GATHER: Final = _method("gather", "Gather", _GATHER, moving.gather_read, moving.gather_arrays, keys.exact(_GATHER))
+GATHER: Final = _method(
+    "gather",
+    "Gather",
+    _GATHER,
+    moving.gather_read,
+    moving.gather_arrays,
+    keys.exact(_GATHER),
+    buffers=(Buffer.ONE, Buffer.EACH),
+)
 GATHERV: Final = _method(
     "gather",
     "Gatherv",
@@ -116,7 +148,13 @@ GATHERV: Final = _method(
     ragged=True,
 )
 SCATTER: Final = _method(
-    "scatter", "Scatter", _SCATTER, moving.scatter_from_read, moving.scatter_from_arrays, keys.exact(_SCATTER)
+    "scatter",
+    "Scatter",
+    _SCATTER,
+    moving.scatter_from_read,
+    moving.scatter_from_arrays,
+    keys.exact(_SCATTER),
+    buffers=(Buffer.EACH, Buffer.ONE),
 )
 SCATTERV: Final = _method(
     "scatter",
@@ -128,7 +166,13 @@ SCATTERV: Final = _method(
     ragged=True,
 )
 ALLTOALL: Final = _method(
-    "alltoall", "Alltoall", _ALLTOALL, moving.alltoall_read, moving.alltoall_arrays, keys.exact(_ALLTOALL)
+    "alltoall",
+    "Alltoall",
+    _ALLTOALL,
+    moving.alltoall_read,
+    moving.alltoall_arrays,
+    keys.exact(_ALLTOALL),
+    buffers=(Buffer.EACH, Buffer.EACH),
 )
 ALLTOALLV: Final = _method(
     "alltoall",

@@ -31,12 +31,9 @@ def prepare(
     x: Array | None,
     out: Array | None,
     tag: int,
-    *,
-    memory: Memory = Memory.TOGETHER,
 ) -> Plan[Array | None]:
-    """Return a plan that carries an operation out, from ``x`` to ``out``, each time it runs."""
-    program = bind_arrays(channel, operation, x, out, tag, memory=memory)
-    return plan_of(channel, operation, program, out, in_order=memory is Memory.NONE)
+    """Return a plan that carries an operation out, from ``x`` to ``out``, each time it runs; made by all together."""
+    return plan_of(channel, operation, bind_arrays(channel, operation, x, out, tag), out, in_order=False)
 
 
 def plan_of(

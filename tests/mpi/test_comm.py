@@ -222,11 +222,11 @@ def test_what_is_not_ours_goes_to_the_library(comm, carried):
     request.Wait()
     op.Free()
 
-    column = MPI.INT64_T.Create_vector(3, 1, 2).Commit()
-    matrix = np.full((3, 2), RANK)
-    comm.Bcast([matrix, 1, column], root=SIZE - 1)
-    assert matrix.tolist() == [[SIZE - 1, RANK]] * 3
-    column.Free()
+    pair = MPI.Datatype.Create_struct([1, 1], [0, 8], [MPI.INT32_T, MPI.INT64_T]).Commit()
+    pairs = np.array([(RANK, -RANK)], np.dtype("i4,i8", align=True))
+    comm.Bcast([pairs, 1, pair], root=SIZE - 1)
+    assert pairs.tolist() == [(SIZE - 1, 1 - SIZE)]
+    pair.Free()
     assert comm.allreduce(RANK) == sum(range(SIZE))
     assert comm.scan(1) == RANK + 1
     assert not carried

@@ -199,33 +199,79 @@ def test_gatherv_scatterv_and_allgatherv(ours, world, rank, size, form, gap):  #
             assert np.array_equal(one, rows[root][rank])
 
 
+@pytest.fixture(params=["plain", "registered", "nodes"])
+def described(ours, world, size, request, monkeypatch):
+    """A communicator on one node, on one with registered memory, and on a node for each rank."""
+    if request.param == "nodes":
+        monkeypatch.setenv("MPIAGG_NODES", ",".join(["1"] * size))
+        comm = mpiagg.Comm(world, reproducible=channel_of(ours).reproducible)
+        yield comm
+        comm.Free()
+    else:
+        kept = mpiagg.empty(8, comm=ours) if request.param == "registered" else None
+        yield ours
+        del kept
+
+
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("length", [4, 300, 2000, 5000, 100_000])
-def test_each_rank_describes_its_data_as_it_likes(ours, rank, size, form, length):
+def test_each_rank_describes_its_data_as_it_likes(described, rank, size, form, length):
     """Rank 0 has columns of a matrix, by a derived datatype; the others have what follows one another."""
+    comm = described
     column = MPI.DOUBLE.Create_vector(length, 1, size).Create_resized(0, 8).Commit()
     mine, matrix = np.full(length, float(rank)), np.zeros((length, size))
     wanted = np.tile(np.arange(float(size)), (length, 1))
-    call(ours, form, "Gather", mine, [matrix, 1, column] if rank == 0 else None, 0)
+    call(comm, form, "Gather", mine, [matrix, 1, column] if rank == 0 else None, 0)
     assert rank or np.array_equal(matrix, wanted)
-    call(ours, form, "Scatter", [wanted, 1, column] if rank == 0 else None, mine, 0)
+    call(comm, form, "Scatter", [wanted, 1, column] if rank == 0 else None, mine, 0)
     assert np.all(mine == rank)
+    call(comm, form, "Gather", MPI.IN_PLACE if rank == 0 else mine, [matrix, 1, column] if rank == 0 else None, 0)
+    assert rank or np.array_equal(matrix, wanted)
     rows = np.full((size, length), float(rank))
-    if rank == 0:
-        call(ours, form, "Alltoall", rows, [matrix, 1, column])
-        assert np.array_equal(matrix, wanted)
-    else:
-        call(ours, form, "Alltoall", rows, out := np.zeros((size, length)))
-        assert np.array_equal(out, wanted.T)
-    if form == "now" and not channel_of(ours).reproducible:  # else it is ours, or may be
-        call(ours, form, "Bcast", [matrix, 1, column] if rank == 0 else (out := mine.copy()), 0)
-        assert not (out if rank else matrix[:, 0]).any()
+    out = np.zeros((size, length))
+    call(comm, form, "Alltoall", rows, [matrix, 1, column] if rank == 0 else out)
+    assert np.array_equal(matrix if rank == 0 else out, wanted if rank == 0 else wanted.T)
+    for root in sorted({0, size - 1}):
+        matrix[:, 0], mine[:] = rank, rank
+        call(comm, form, "Bcast", [matrix, 1, column] if rank == 0 else mine, root)
+        assert np.all((mine if rank else matrix[:, 0]) == root)
+        assert np.array_equal(matrix[:, 1:], wanted[:, 1:] if rank == 0 else np.zeros((length, size - 1)))
+    mine[:] = rank
+    matrix[:, rank] = rank
+    send = MPI.IN_PLACE if rank == 0 else mine
+    call(comm, form, "Allgather", send, [matrix, 1, column] if rank == 0 else out)
+    assert np.array_equal(matrix if rank == 0 else out, wanted if rank == 0 else wanted.T)
     gap = 2 if rank == 0 else 0
     starts, whole = spread([length] * size, gap)
     out = np.full(whole, -1.0)
-    call(ours, form, "Allgatherv", mine, [out, ([length] * size, starts)])
+    call(comm, form, "Allgatherv", mine, [out, ([length] * size, starts)])
     assert all(np.all(out[start : start + length] == peer) for peer, start in enumerate(starts))
+    assert np.count_nonzero(out == -1) == whole - size * length
     column.Free()
+
+
+def test_datatypes_may_be_freed_while_they_are_used(described, rank, size):
+    column = MPI.DOUBLE.Create_vector(3000, 1, 2).Commit()
+    matrix, vector = np.full((3000, 2), -1.0), np.arange(3000.0)
+    request = described.Bcast_init([matrix, 1, column] if rank == 0 else vector, size - 1)
+    column.Free()
+    for _ in range(2):
+        request.Start()
+        request.Wait()
+    request.Free()
+    assert rank or size == 1 or np.array_equal(matrix[:, 0], vector)
+    assert np.all(matrix[:, 1] == -1)
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_structures_of_several_kinds_are_the_mpi_librarys(described, rank, count):
+    kind = MPI.Datatype.Create_struct([1, 1], [0, 8], [MPI.INT, MPI.DOUBLE]).Create_resized(0, 16).Commit()
+    pairs = np.zeros(count, np.dtype([("i", "i4"), ("x", "f8")], align=True))
+    pairs["i"], pairs["x"] = rank, rank / 2
+    described.Bcast([pairs, count, kind])
+    assert not pairs["i"].any()
+    assert not pairs["x"].any()
+    kind.Free()
 
 
 def test_errors_are_mpi4pys(ours, size):

@@ -1,0 +1,190 @@
+"""Buffers that a rank describes by derived datatypes, or whose blocks lie apart, copied to vectors and back.
+
+What a collective moves, each rank may describe in its own way: one sends a column of a matrix, which others receive as
+a vector. They do not know of it. So where they run one of our algorithms, which move bytes that lie one after another,
+the rank that describes its data otherwise takes part with a copy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from enum import Enum
+from functools import cache
+from itertools import accumulate, pairwise
+from operator import index
+from typing import Any, NamedTuple
+
+import numpy as np
+from mpi4py import MPI
+
+from mpiagg.arrays import HOST, Array, device_of
+from mpiagg.collectives.buffers import REFUSED, block_parts, datatype_of, parts, read, read_blocks
+from mpiagg.collectives.datatypes import extent_of
+from mpiagg.plans.program import Program, in_turn
+from mpiagg.transport import Channel
+
+
+class Buffer(Enum):
+    """What a buffer specification of a method describes."""
+
+    ONE = "a block"
+    EACH = "a block for each rank, all of one length"
+    COUNTED = "a block for each rank, each of its own length"
+
+
+Copy = tuple[list[Any], list[Any]]
+"""Two buffer specifications: what is copied, and to where."""
+
+
+class Packed(NamedTuple):
+    """The arguments of a method with vectors in the place of what is described otherwise, and the copies.
+
+    Attributes
+    ----------
+    given : tuple
+        The communicator and the arguments.
+    before, after : sequence of Copy
+        What is copied before the method, and after it.
+    """
+
+    given: tuple[Any, ...]
+    before: Sequence[Copy]
+    after: Sequence[Copy]
+
+    def load(self) -> None:
+        """Copy what is sent to the vectors."""
+        _copy(self.before)
+
+    def store(self) -> None:
+        """Copy what has been received out of the vectors."""
+        _copy(self.after)
+
+    def around(self, program: Program) -> Program:
+        """Return a program on the vectors with the copies before and after it."""
+        nbytes = sum(part[0].nbytes for part in self.given[1:] if isinstance(part, list))
+        return in_turn(self.load, program, self.store, Program((), (self.free,), nbytes))
+
+    def free(self) -> None:
+        """Give back the datatypes, which are duplicates: users may free theirs while a plan lasts."""
+        for datatype in {id(x): x for copy in (*self.before, *self.after) for x in (copy[0][-1], copy[1][-1])}.values():
+            if not datatype.is_predefined and datatype != MPI.DATATYPE_NULL:
+                datatype.Free()
+
+
+def packed(channel: Channel, buffers: Sequence[Buffer], given: tuple[Any, ...]) -> Packed | None:
+    """Return the arguments of a method with vectors for those buffers that cannot be read; None if that is for mpi4py.
+
+    Parameters
+    ----------
+    channel : Channel
+    buffers : sequence of Buffer
+        What the arguments after the communicator are; after them there may be a root.
+    given : tuple
+        The communicator and the arguments.
+    """
+    arguments = list(given)
+    before: list[Copy] = []
+    after: list[Copy] = []
+    at_root = len(given) <= len(buffers) + 1 or channel.rank == given[len(buffers) + 1]
+    last = len(buffers)
+    for place, buffer in enumerate(buffers, 1):
+        specification = given[place]
+        if specification is MPI.IN_PLACE or (buffer is not Buffer.ONE and not at_root):
+            continue
+        received = place == last and not (at_root and last == 1)  # a broadcast has one buffer
+        sent = not received or given[1] is MPI.IN_PLACE
+        if _is_read(specification, buffer, channel.size, writable=received):
+            continue
+        pairs = _pieces(specification, buffer, channel.size, writable=received)
+        if pairs is None:
+            Packed(given, before, after).free()
+            return None
+        arguments[place], copies = pairs
+        before += copies if sent else []
+        after += [(theirs, own) for own, theirs in copies] if received else []
+    return Packed(tuple(arguments), before, after)
+
+
+def _is_read(specification: object, buffer: Buffer, size: int, *, writable: bool) -> bool:
+    """Return whether a buffer specification can be used as it is."""
+    if buffer is Buffer.COUNTED:
+        return read_blocks(specification, size, writable=writable) is not None
+    return read(specification, writable=writable, blocks=size if buffer is Buffer.EACH else 1) is not None
+
+
+def _pieces(specification: Any, buffer: Buffer, size: int, *, writable: bool) -> tuple[list[Any], list[Copy]] | None:
+    """Return a vector in the place of what a buffer specification describes, and its pieces with those of the vector.
+
+    None is for what is wrong, lies on a device, or consists of numbers of several kinds.
+    """
+    try:
+        thing, counts, starts, datatype = _runs(specification, buffer, size)
+        unit = _unit(datatype)
+        if unit is None or device_of(thing) is not HOST or (unit == datatype and buffer is not Buffer.COUNTED):
+            return None
+        whole = MPI.buffer.frombuffer(thing, readonly=not writable).nbytes
+        if not all(_inside(datatype, start, count, whole) for start, count in zip(starts, counts, strict=True)):
+            return None
+    except REFUSED:
+        return None
+    if unit != datatype:
+        datatype = datatype.Dup()
+    many = datatype.size // unit.size
+    lengths = [count * many for count in counts]
+    places = [0, *accumulate(lengths)]
+    vector: Array = np.empty(places[-1] * unit.extent, np.uint8)
+    taken: Any = lengths if buffer is Buffer.COUNTED else lengths[0] // (size if buffer is Buffer.EACH else 1)
+    copies = [
+        ([thing, count, start, datatype], [vector, end - begin, begin, unit])
+        for count, start, (begin, end) in zip(counts, starts, pairwise(places), strict=True)
+    ]
+    return [vector, taken, unit], copies
+
+
+def _runs(specification: Any, buffer: Buffer, size: int) -> tuple[Any, list[int], list[int], MPI.Datatype]:
+    """Return a buffer, the runs of elements in it, by their lengths and starts, and their datatype."""
+    if buffer is Buffer.COUNTED:
+        thing, counts, displacements, kind = block_parts(specification)
+        lengths = [*map(index, counts)]
+        starts = [0, *accumulate(lengths[:-1])] if displacements is None else [*map(index, displacements)]
+        return thing, lengths, starts, datatype_of(thing, kind)
+    thing, count, displacement, kind = parts(specification)
+    datatype, blocks, start = datatype_of(thing, kind), size if buffer is Buffer.EACH else 1, index(displacement or 0)
+    if count is None:
+        count, rest = divmod(memoryview(thing).nbytes - start * datatype.extent, datatype.extent * blocks)
+        if rest:
+            raise ValueError("no whole number of elements")
+    return thing, [index(count) * blocks], [start], datatype
+
+
+def _unit(datatype: MPI.Datatype) -> MPI.Datatype | None:
+    """Return the predefined datatype of all numbers in a datatype; None if there are several."""
+    if extent_of(datatype) is not None:
+        return datatype
+    if datatype.is_predefined:
+        return None
+    *_, inner = datatype.Get_contents()
+    units = [_unit(each) for each in inner]
+    for each in inner:
+        if not each.is_predefined:
+            each.Free()
+    return units[0] if units and all(unit == units[0] for unit in units) else None
+
+
+def _inside(datatype: MPI.Datatype, start: int, count: int, nbytes: int) -> bool:
+    """Return whether so many elements from a start on are within so many bytes."""
+    below, span = datatype.Get_true_extent()
+    first = start * datatype.extent + below
+    return count == 0 or (count > 0 and first >= 0 and first + (count - 1) * datatype.extent + span <= nbytes)
+
+
+@cache
+def _itself() -> MPI.Intracomm:
+    """Return a communicator on which no messages of others are."""
+    return MPI.COMM_SELF.Dup()
+
+
+def _copy(pairs: Sequence[tuple[Any, Any]]) -> None:
+    """Copy what buffer specifications describe to where others say."""
+    for source, target in pairs:
+        _itself().Sendrecv(source, 0, 0, target, 0, 0)
