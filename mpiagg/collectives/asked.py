@@ -7,10 +7,9 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 from mpi4py import MPI
 
-from mpiagg.arrays import HOST, Array, Form, Reduction, device_of
+from mpiagg.arrays import Array, Form, Reduction, device_of
 from mpiagg.collectives.buffers import read
-from mpiagg.plans.bound import STAGED_BYTES
-from mpiagg.plans.choices import NATIVE, SHARED, TO_EACH_RANK, Choice, Memory, pick, takes_native
+from mpiagg.plans.choices import NATIVE, TO_EACH_RANK, Choice, Memory, pick, takes_native
 from mpiagg.plans.learning import choose
 from mpiagg.plans.operation import Operation
 from mpiagg.schedules import Collective
@@ -20,11 +19,6 @@ Arrays = tuple[Array | None, Array | None]
 
 BYTES: Final = Reduction(np.bitwise_or, np.dtype(np.uint8), "bor")
 """How bytes travel that are only moved."""
-
-
-MOVED_BYTES: Final = 64 * 2**10
-"""Bytes up to which methods that only move values are the MPI library's own: to find out at a barrier, in each call,
-where the arrays of the others lie would take as long."""
 
 
 class Asked(NamedTuple):
@@ -45,12 +39,9 @@ class Asked(NamedTuple):
         Whether it is not for the MPI library, which has no such numbers, or combines them in half precision.
     received : tuple of int
         As an operation has them.
-    moved : bool
-        Whether chunks go to or come from one rank or each, as they are: which values result does not depend on how. One
-        rank may describe them so that they can be read here and another otherwise; so only registered memory, of which
-        all know, takes them from the MPI library.
     ragged : bool
-        As an operation has it.
+        As an operation has it: only the MPI library's own knows the lengths of all blocks, and takes blocks that lie
+        apart, as they may on some ranks.
     alone : bool
         Whether only the MPI library can combine the values, by an operator of the user's: on the host, of copies.
     """
@@ -63,7 +54,6 @@ class Asked(NamedTuple):
     half: np.dtype[Any] | None = None
     ours: bool = False
     received: tuple[int, ...] = ()
-    moved: bool = False
     ragged: bool = False
     alone: bool = False
 
@@ -80,22 +70,19 @@ class Asked(NamedTuple):
         device = device_of(x if out is None else out)
         # Ranks choose the same: where they do not know the same lengths, by none.
         nbytes = 0 if self.ragged else sum(self.counts) * self.reduction.dtype.itemsize
+        # The MPI library's own requests of what is only moved take as long as its blocking calls.
+        handed_on = self.ragged or (memory is Memory.NONE and not self.collective.reduces)
         native = takes_native(
-            self.collective, self.reduction, nbytes, channel.layout, minima=True, at_once=at_once or self.moved
+            self.collective, self.reduction, nbytes, channel.layout, minima=True, at_once=at_once or handed_on
         )
-        native = native and not ((channel.reproducible and not self.moved) or self.ours)
+        # What all ranks describe alike, reproducible communicators carry out by our own schedules.
+        native = native and not ((channel.reproducible and not self.ragged) or self.ours)
         case = channel.case(self.collective, nbytes, memory, native=native)
-        if at_once and not (self.moved or self.ragged or self.ours or self.alone):
+        if at_once and not (self.ragged or self.ours or self.alone):
             choice, trial = choose(channel, case, device)
         else:
             choice, trial = pick("auto", None, case, device=device), None
-        if native and device is HOST and choice.algorithm == SHARED and not self.collective.reduces:
-            # Ranks may describe what is moved by datatypes of their own, which are for the MPI library alone.
-            choice = choice._replace(unregistered=NATIVE) if nbytes > MOVED_BYTES else Choice(NATIVE)
-        registered = memory is Memory.TOGETHER and (at_once or channel.memory.host.leased)
-        # Shorter ones are copied into memory that the ranks share anyway, which they would have to come together for.
-        long = choice.unregistered == NATIVE and nbytes > STAGED_BYTES and len(channel.layout.nodes) == 1
-        if self.alone or (self.moved and native and not (registered and long)):
+        if self.alone or (native and handed_on):
             choice = Choice(NATIVE)
         elif self.ragged and self.ours:
             choice = Choice(TO_EACH_RANK[self.collective])

@@ -44,6 +44,11 @@ class BufferMessage(NamedTuple):
         return other is not None and self.datatype == other.datatype and self.length == other.length
 
 
+def in_place(specification: object) -> bool:
+    """Whether that stands for the other buffer of a call: ``MPI.IN_PLACE``, for which mpi4py takes None, too."""
+    return specification is None or specification is MPI.IN_PLACE
+
+
 def read(specification: object, *, writable: bool, blocks: int = 1) -> BufferMessage | None:
     """Return what a buffer specification names, or None if that is for mpi4py to say.
 

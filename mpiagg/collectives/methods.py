@@ -1,8 +1,8 @@
 """The collective methods of a communicator: what each takes, and the operation that it asks for.
 
-A method's arguments are read into an operation where we can carry it out; where we cannot, it is for the MPI library as
-it came: operators of the user's, derived datatypes, memory of devices that we do not know, and arguments that are
-wrong. Buffers on two devices are a TypeError.
+A method's arguments are read into an operation where we can carry it out, if need be on copies (``packed``); where we
+cannot, it is for the MPI library as it came: operators of the user's, structures, memory of devices that we do not
+know, and arguments that are wrong. Buffers on two devices are a TypeError.
 """
 
 from __future__ import annotations

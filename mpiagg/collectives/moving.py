@@ -5,11 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from mpi4py import MPI
 
 from mpiagg.arrays import Array
 from mpiagg.collectives.asked import BYTES, Arrays, Asked, check_devices, flat, is_rank
-from mpiagg.collectives.buffers import BufferMessage, read, read_blocks
+from mpiagg.collectives.buffers import BufferMessage, in_place, read, read_blocks
 from mpiagg.collectives.datatypes import is_mpis
 from mpiagg.schedules import Collective
 from mpiagg.transport import Channel
@@ -48,21 +47,19 @@ def allgather_read(channel: Channel, sendbuf: object, recvbuf: object) -> Asked 
     if received is None:
         return None
     length = received.memory.size // channel.size
-    if sendbuf is not MPI.IN_PLACE:
+    if not in_place(sendbuf):
         sent = read(sendbuf, writable=False)
         if sent is None or sent.memory.size != length:
             return None
     counts = (length,) * channel.size
-    # Reproducible communicators keep to our own schedules, as for all that is described alike on all ranks.
-    moved = not channel.reproducible
-    return Asked(Collective.ALLGATHER, counts, BYTES, ours=not is_mpis(received.datatype), moved=moved)
+    return Asked(Collective.ALLGATHER, counts, BYTES, ours=not is_mpis(received.datatype))
 
 
 def allgather_arrays(channel: Channel, dtype: np.dtype[Any], given: tuple[Any, ...]) -> Arrays:
     """Return the input and the output of an all-gather, as vectors."""
     _, sendbuf, recvbuf = given
     out = flat(recvbuf, dtype, writable=True, blocks=channel.size)
-    if sendbuf is not MPI.IN_PLACE:
+    if not in_place(sendbuf):
         return check_devices(flat(sendbuf, dtype, writable=False), out)
     length = out.size // channel.size
     return out[channel.rank * length : (channel.rank + 1) * length], out
@@ -77,16 +74,16 @@ def allgatherv_read(channel: Channel, sendbuf: object, recvbuf: object) -> Asked
     if found is None:
         return None
     received, counts = _in_bytes(*found)
-    if sendbuf is not MPI.IN_PLACE and not _has(read(sendbuf, writable=False), counts[channel.rank]):
+    if not in_place(sendbuf) and not _has(read(sendbuf, writable=False), counts[channel.rank]):
         return None
-    return Asked(Collective.ALLGATHER, counts, BYTES, ours=not is_mpis(received.datatype), moved=True)
+    return Asked(Collective.ALLGATHER, counts, BYTES, ours=not is_mpis(received.datatype))
 
 
 def allgatherv_arrays(channel: Channel, dtype: np.dtype[Any], given: tuple[Any, ...]) -> Arrays:
     """Return the input and the output of an all-gather of blocks, as vectors."""
     _, sendbuf, recvbuf = given
     out, block = _blocks(channel, recvbuf, dtype, writable=True)
-    x = out[block] if sendbuf is MPI.IN_PLACE else flat(sendbuf, dtype, writable=False)
+    x = out[block] if in_place(sendbuf) else flat(sendbuf, dtype, writable=False)
     return check_devices(x, out)
 
 
@@ -106,22 +103,22 @@ def _rooted_read(channel: Channel, collective: Collective, whole: object, part: 
         return None
     scatters, at_root = collective is Collective.SCATTER, channel.rank == root
     blocks = read(whole, writable=not scatters, blocks=channel.size) if at_root else None
-    own = None if at_root and part is MPI.IN_PLACE else read(part, writable=scatters)
+    own = None if at_root and in_place(part) else read(part, writable=scatters)
     known = blocks or own
-    if known is None or (at_root and blocks is None) or (own is None and part is not MPI.IN_PLACE):
+    if known is None or (at_root and blocks is None) or (own is None and not in_place(part)):
         return None
     length = known.memory.size // (channel.size if known is blocks else 1)
     if own is not None and own.memory.size != length:
         return None
     counts = (length,) * channel.size
-    return Asked(collective, counts, BYTES, int(root), ours=not is_mpis(known.datatype), moved=True)
+    return Asked(collective, counts, BYTES, int(root), ours=not is_mpis(known.datatype))
 
 
 def gather_arrays(channel: Channel, dtype: np.dtype[Any], given: tuple[Any, ...]) -> Arrays:
     """Return the input and the output of a gather, as vectors."""
     _, sendbuf, recvbuf, root = given
     out = flat(recvbuf, dtype, writable=True, blocks=channel.size) if channel.rank == root else None
-    if out is None or sendbuf is not MPI.IN_PLACE:
+    if out is None or not in_place(sendbuf):
         return check_devices(flat(sendbuf, dtype, writable=False), out)
     length = out.size // channel.size
     return out[channel.rank * length : (channel.rank + 1) * length], out
@@ -132,7 +129,7 @@ def scatter_from_arrays(channel: Channel, dtype: np.dtype[Any], given: tuple[Any
     _, sendbuf, recvbuf, root = given
     x = flat(sendbuf, dtype, writable=False, blocks=channel.size) if channel.rank == root else None
     # The root's own block may stay where it is, in memory that need not be writable.
-    return check_devices(x, None if recvbuf is MPI.IN_PLACE else flat(recvbuf, dtype, writable=True))
+    return check_devices(x, None if in_place(recvbuf) else flat(recvbuf, dtype, writable=True))
 
 
 def gatherv_read(channel: Channel, sendbuf: object, recvbuf: object, root: int) -> Asked | None:
@@ -152,20 +149,20 @@ def _rooted_blocks_read(
     if not is_rank(channel, root):
         return None
     scatters, at_root, rank = collective is Collective.SCATTER, channel.rank == root, channel.rank
-    own = None if at_root and part is MPI.IN_PLACE else read(part, writable=scatters)
-    if own is None and part is not MPI.IN_PLACE:
+    own = None if at_root and in_place(part) else read(part, writable=scatters)
+    if own is None and not (at_root and in_place(part)):
         return None
     if not at_root:
         assert own is not None
         counts = tuple(own.memory.size if each == rank else 0 for each in range(channel.size))
-        return Asked(collective, counts, BYTES, int(root), ours=not is_mpis(own.datatype), moved=True, ragged=True)
+        return Asked(collective, counts, BYTES, int(root), ours=not is_mpis(own.datatype), ragged=True)
     found = read_blocks(whole, channel.size, writable=not scatters)
     if found is None:
         return None
     blocks, counts = _in_bytes(*found)
     if own is not None and own.memory.size != counts[rank]:
         return None
-    return Asked(collective, counts, BYTES, int(root), ours=not is_mpis(blocks.datatype), moved=True, ragged=True)
+    return Asked(collective, counts, BYTES, int(root), ours=not is_mpis(blocks.datatype), ragged=True)
 
 
 def gatherv_arrays(channel: Channel, dtype: np.dtype[Any], given: tuple[Any, ...]) -> Arrays:
@@ -174,7 +171,7 @@ def gatherv_arrays(channel: Channel, dtype: np.dtype[Any], given: tuple[Any, ...
     if channel.rank != root:
         return flat(sendbuf, dtype, writable=False), None
     out, block = _blocks(channel, recvbuf, dtype, writable=True)
-    return check_devices(out[block] if sendbuf is MPI.IN_PLACE else flat(sendbuf, dtype, writable=False), out)
+    return check_devices(out[block] if in_place(sendbuf) else flat(sendbuf, dtype, writable=False), out)
 
 
 def scatterv_arrays(channel: Channel, dtype: np.dtype[Any], given: tuple[Any, ...]) -> Arrays:
@@ -183,7 +180,7 @@ def scatterv_arrays(channel: Channel, dtype: np.dtype[Any], given: tuple[Any, ..
     if channel.rank != root:
         return None, flat(recvbuf, dtype, writable=True)
     x, _ = _blocks(channel, sendbuf, dtype, writable=False)
-    return check_devices(x, None if recvbuf is MPI.IN_PLACE else flat(recvbuf, dtype, writable=True))
+    return check_devices(x, None if in_place(recvbuf) else flat(recvbuf, dtype, writable=True))
 
 
 # -- all-to-all
@@ -192,18 +189,18 @@ def scatterv_arrays(channel: Channel, dtype: np.dtype[Any], given: tuple[Any, ..
 def alltoall_read(channel: Channel, sendbuf: object, recvbuf: object) -> Asked | None:
     """Return what an all-to-all asks for, or None if that is for the MPI library alone."""
     received = read(recvbuf, writable=True, blocks=channel.size)
-    sent = received if sendbuf is MPI.IN_PLACE else read(sendbuf, writable=False, blocks=channel.size)
+    sent = received if in_place(sendbuf) else read(sendbuf, writable=False, blocks=channel.size)
     if received is None or sent is None or sent.memory.size != received.memory.size:
         return None
     counts = (sent.memory.size // channel.size,) * channel.size
-    return Asked(Collective.ALLTOALL, counts, BYTES, ours=not is_mpis(sent.datatype), moved=True, received=counts)
+    return Asked(Collective.ALLTOALL, counts, BYTES, ours=not is_mpis(sent.datatype), received=counts)
 
 
 def alltoall_arrays(channel: Channel, dtype: np.dtype[Any], given: tuple[Any, ...]) -> Arrays:
     """Return the input and the output of an all-to-all, as vectors."""
     _, sendbuf, recvbuf = given
     out = flat(recvbuf, dtype, writable=True, blocks=channel.size)
-    if sendbuf is MPI.IN_PLACE:
+    if in_place(sendbuf):
         return out, out
     return check_devices(flat(sendbuf, dtype, writable=False, blocks=channel.size), out)
 
@@ -211,22 +208,20 @@ def alltoall_arrays(channel: Channel, dtype: np.dtype[Any], given: tuple[Any, ..
 def alltoallv_read(channel: Channel, sendbuf: object, recvbuf: object) -> Asked | None:
     """Return what an all-to-all of blocks asks for, or None if that is for the MPI library alone."""
     found = read_blocks(recvbuf, channel.size, writable=True)
-    given = found if sendbuf is MPI.IN_PLACE else read_blocks(sendbuf, channel.size, writable=False)
+    given = found if in_place(sendbuf) else read_blocks(sendbuf, channel.size, writable=False)
     if found is None or given is None:
         return None
     (_, received), (sent, counts) = _in_bytes(*found), _in_bytes(*given)
     if counts[channel.rank] != received[channel.rank]:
         return None
-    return Asked(
-        Collective.ALLTOALL, counts, BYTES, ours=not is_mpis(sent.datatype), moved=True, received=received, ragged=True
-    )
+    return Asked(Collective.ALLTOALL, counts, BYTES, ours=not is_mpis(sent.datatype), received=received, ragged=True)
 
 
 def alltoallv_arrays(channel: Channel, dtype: np.dtype[Any], given: tuple[Any, ...]) -> Arrays:
     """Return the input and the output of an all-to-all of blocks, as vectors."""
     _, sendbuf, recvbuf = given
     out, _ = _blocks(channel, recvbuf, dtype, writable=True)
-    return check_devices(out if sendbuf is MPI.IN_PLACE else _blocks(channel, sendbuf, dtype, writable=False)[0], out)
+    return check_devices(out if in_place(sendbuf) else _blocks(channel, sendbuf, dtype, writable=False)[0], out)
 
 
 def alltoallw_read(channel: Channel, sendbuf: object, recvbuf: object) -> None:

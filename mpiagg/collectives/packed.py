@@ -18,7 +18,7 @@ import numpy as np
 from mpi4py import MPI
 
 from mpiagg.arrays import HOST, Array, device_of
-from mpiagg.collectives.buffers import REFUSED, block_parts, datatype_of, parts, read, read_blocks
+from mpiagg.collectives.buffers import REFUSED, block_parts, datatype_of, in_place, parts, read, read_blocks
 from mpiagg.collectives.datatypes import extent_of
 from mpiagg.plans.program import Program, in_turn
 from mpiagg.transport import Channel
@@ -89,10 +89,10 @@ def packed(channel: Channel, buffers: Sequence[Buffer], given: tuple[Any, ...]) 
     last = len(buffers)
     for place, buffer in enumerate(buffers, 1):
         specification = given[place]
-        if specification is MPI.IN_PLACE or (buffer is not Buffer.ONE and not at_root):
+        if in_place(specification) or (buffer is not Buffer.ONE and not at_root):
             continue
         received = place == last and not (at_root and last == 1)  # a broadcast has one buffer
-        sent = not received or given[1] is MPI.IN_PLACE
+        sent = not received or in_place(given[1])
         if _is_read(specification, buffer, channel.size, writable=received):
             continue
         pairs = _pieces(specification, buffer, channel.size, writable=received)

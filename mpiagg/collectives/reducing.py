@@ -11,7 +11,7 @@ from mpi4py import MPI
 
 from mpiagg.arrays import HOST, device_of
 from mpiagg.collectives.asked import Arrays, Asked, check_devices, flat, is_rank
-from mpiagg.collectives.buffers import BufferMessage, read
+from mpiagg.collectives.buffers import BufferMessage, in_place, read
 from mpiagg.collectives.datatypes import number_of, reduction_of
 from mpiagg.collectives.mpi_ops import of_the_users
 from mpiagg.schedules import Collective
@@ -24,7 +24,7 @@ def allreduce_read(channel: Channel, sendbuf: object, recvbuf: object, op: objec
     """Return what an all-reduction asks for, or None if that is for the MPI library alone."""
     del channel
     received = read(recvbuf, writable=True)
-    sent = received if sendbuf is MPI.IN_PLACE else read(sendbuf, writable=False)
+    sent = received if in_place(sendbuf) else read(sendbuf, writable=False)
     if sent is None or not sent.matches(received):
         return None
     return _reducing(Collective.ALLREDUCE, (sent.length,), op, sent)
@@ -35,12 +35,12 @@ def allreduce_arrays(channel: Channel, dtype: np.dtype[Any], given: tuple[Any, .
     del channel
     _, sendbuf, recvbuf, _ = given
     if recvbuf.__class__ is np.ndarray and recvbuf.ndim == 1 and recvbuf.dtype == dtype:
-        if sendbuf is MPI.IN_PLACE:
-            return recvbuf, recvbuf
         if sendbuf.__class__ is np.ndarray and sendbuf.ndim == 1 and sendbuf.dtype == dtype:
             return sendbuf, recvbuf
+        if in_place(sendbuf):
+            return recvbuf, recvbuf
     out = flat(recvbuf, dtype, writable=True)
-    return check_devices(out if sendbuf is MPI.IN_PLACE else flat(sendbuf, dtype, writable=False), out)
+    return check_devices(out if in_place(sendbuf) else flat(sendbuf, dtype, writable=False), out)
 
 
 # -- reduce
@@ -52,7 +52,7 @@ def reduce_read(channel: Channel, sendbuf: object, recvbuf: object, op: object, 
         return None
     at_root = channel.rank == root
     received = read(recvbuf, writable=True) if at_root else None
-    sent = received if at_root and sendbuf is MPI.IN_PLACE else read(sendbuf, writable=False)
+    sent = received if at_root and in_place(sendbuf) else read(sendbuf, writable=False)
     if sent is None or (at_root and not sent.matches(received)):
         return None
     return _reducing(Collective.REDUCE, (sent.length,), op, sent, int(root))
@@ -62,7 +62,7 @@ def reduce_arrays(channel: Channel, dtype: np.dtype[Any], given: tuple[Any, ...]
     """Return the input and the output of a reduction, as vectors."""
     _, sendbuf, recvbuf, _, root = given
     out = flat(recvbuf, dtype, writable=True) if channel.rank == root else None
-    return check_devices(out if sendbuf is MPI.IN_PLACE else flat(sendbuf, dtype, writable=False), out)
+    return check_devices(out if in_place(sendbuf) else flat(sendbuf, dtype, writable=False), out)
 
 
 # -- reduce-scatter
@@ -71,7 +71,7 @@ def reduce_arrays(channel: Channel, dtype: np.dtype[Any], given: tuple[Any, ...]
 def block_read(channel: Channel, sendbuf: object, recvbuf: object, op: object) -> Asked | None:
     """Return what a reduce-scatter in blocks of one length asks for, or None if that is for the MPI library alone."""
     size = channel.size
-    if sendbuf is MPI.IN_PLACE:
+    if in_place(sendbuf):
         sent = received = read(recvbuf, writable=True, blocks=size)
     else:
         sent, received = read(sendbuf, writable=False, blocks=size), read(recvbuf, writable=True)
@@ -83,7 +83,7 @@ def block_read(channel: Channel, sendbuf: object, recvbuf: object, op: object) -
 def block_arrays(channel: Channel, dtype: np.dtype[Any], given: tuple[Any, ...]) -> Arrays:
     """Return the input and the output of a reduce-scatter in blocks of one length, as vectors."""
     _, sendbuf, recvbuf, _ = given
-    if sendbuf is MPI.IN_PLACE:
+    if in_place(sendbuf):
         x = flat(recvbuf, dtype, writable=True, blocks=channel.size)
         return x, x[: x.size // channel.size]
     return check_devices(flat(sendbuf, dtype, writable=False, blocks=channel.size), flat(recvbuf, dtype, writable=True))
@@ -96,7 +96,7 @@ def scatter_read(
     if recvcounts is None:
         return None
     received = read(recvbuf, writable=True)
-    sent = received if sendbuf is MPI.IN_PLACE else read(sendbuf, writable=False)
+    sent = received if in_place(sendbuf) else read(sendbuf, writable=False)
     try:
         counts = tuple(index(count) for count in recvcounts)
     except TypeError:
@@ -114,7 +114,7 @@ def scatter_arrays(channel: Channel, dtype: np.dtype[Any], given: tuple[Any, ...
     """Return the input and the output of a reduce-scatter, as vectors."""
     _, sendbuf, recvbuf, recvcounts, _ = given
     received = flat(recvbuf, dtype, writable=True)
-    x = received if sendbuf is MPI.IN_PLACE else flat(sendbuf, dtype, writable=False)
+    x = received if in_place(sendbuf) else flat(sendbuf, dtype, writable=False)
     return check_devices(x, received[: recvcounts[channel.rank]])
 
 
@@ -122,7 +122,7 @@ def scattered_counts(
     comm: MPI.Intracomm, sendbuf: object, recvbuf: object, recvcounts: Sequence[int] | None
 ) -> Sequence[int] | None:
     """Return the counts of a reduce-scatter that are given, or else ask all ranks for them, as mpi4py does."""
-    if recvcounts is not None or sendbuf is MPI.IN_PLACE or not comm:
+    if recvcounts is not None or in_place(sendbuf) or not comm:
         return recvcounts
     received = read(recvbuf, writable=True)
     if received is None:

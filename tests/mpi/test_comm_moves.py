@@ -23,16 +23,16 @@ def ours(world, request):
     comm.Free()
 
 
-def call(comm, form, name, *arguments):
-    """Make a call in one of its forms, twice."""
-    for _ in range(2):
+def call(comm, form, name, *arguments, times=2):
+    """Make a call in one of its forms, twice or so many times."""
+    for _ in range(times):
         if form == "now":
             assert getattr(comm, name)(*arguments) is None
         elif form == "start":
             getattr(comm, f"I{name.lower()}")(*arguments).Wait()
     if form == "init":
         request = getattr(comm, f"{name}_init")(*arguments)
-        for _ in range(2):
+        for _ in range(times):
             request.Start()
             request.Wait()
         request.Free()
@@ -272,6 +272,39 @@ def test_structures_of_several_kinds_are_the_mpi_librarys(described, rank, count
     assert not pairs["i"].any()
     assert not pairs["x"].any()
     kind.Free()
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("length", [5, 3000])
+@pytest.mark.parametrize("name", ["Allgather", "Allgatherv", "Alltoall", "Alltoallv", "Allreduce", "Scan", "Reduce"])
+def test_none_is_in_place(described, world, rank, size, form, length, name):  # noqa: PLR0917 - fixtures and parameters
+    """As mpi4py has it; here on some ranks, where others say MPI.IN_PLACE."""
+    for root in sorted({0, size - 1}):
+
+        def make(root=root):
+            out = np.arange(float(size * length)) + rank
+            whole = [out, [length] * size] if name.endswith("v") else out
+            if name == "Reduce":
+                return (None, whole, out) if rank == root else (out, None, out)
+            return None if rank % 2 else MPI.IN_PLACE, whole, out
+
+        more = (MPI.MAX, root) if name == "Reduce" else (MPI.MAX,) if name in {"Allreduce", "Scan"} else ()
+        one, other = make(), make()
+        call(described, form, name, *one[:2], *more, times=1)
+        getattr(world, name)(*other[:2], *more)
+        assert np.array_equal(one[2], other[2])
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_none_is_the_roots_own_block(described, rank, size, form):
+    out = np.full((size, 3), float(rank))
+    for root in sorted({0, size - 1}):
+        at_root = rank == root
+        call(described, form, "Gather", None if at_root else out[rank], out if at_root else None, root, times=1)
+        assert not at_root or out.tolist() == [[float(each)] * 3 for each in range(size)]
+        call(described, form, "Scatter", out if at_root else None, None if at_root else out[rank], root, times=1)
+        assert out[rank].tolist() == [float(rank)] * 3
+        out[:] = rank
 
 
 def test_errors_are_mpi4pys(ours, size):
