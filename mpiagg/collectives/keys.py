@@ -1,10 +1,10 @@
 """What a call of a communicator's method depends on, by which it is found again.
 
 Each function takes the communicator and the arguments of the method of its name, as one tuple, and raises TypeError or
-AttributeError for what cannot be kept. Of an array it is the dtype and the size: what the choice goes by. Where the MPI
-library is given the arrays as they are, it looks at the rest. Our own algorithms depend on that, too: on the flags,
-which tell an array's layout, whether it can be written to, and whether it owns its memory, and on whether a root is an
-integer. Collectives that are mostly by our own algorithms have it in their keys; for the others :func:`exact` adds it.
+AttributeError for what cannot be kept. Of an array it is the dtype and the size, by which algorithms are chosen, and
+the flags, which tell its layout, whether it can be written to, and whether it owns its memory; of a root also whether
+it is an integer. Collectives of blocks whose lengths only some ranks know are mostly the MPI library's, which is given
+the arrays as they are and looks at the rest: for them :func:`of_blocks` has the dtypes alone, and :func:`of_all` all.
 """
 
 from __future__ import annotations
@@ -19,22 +19,12 @@ from mpi4py import MPI
 _IN_PLACE: Final = MPI.IN_PLACE
 
 
-def exact(key: Callable[[tuple[Any, ...]], Hashable]) -> Callable[[tuple[Any, ...]], Hashable]:
-    """Return the function that adds all that our own algorithms depend on to what a key says."""
-
-    def more(given: tuple[Any, ...]) -> Hashable:
-        rest = [x.flags.num if x.__class__ is np.ndarray else x.__class__ for x in given[1:]]
-        return key(given), tuple(rest)
-
-    return more
-
-
 def bcast(given: tuple[Any, ...]) -> Hashable:
     """Return what a broadcast depends on."""
     _, buf, root = given
     if buf.__class__ is np.ndarray:
-        return "Bcast", buf.dtype, buf.size, root
-    return "Bcast", _form(buf), root
+        return "Bcast", buf.dtype, buf.size, buf.flags.num, root, root.__class__
+    return "Bcast", _form(buf), root, root.__class__
 
 
 def of_two(name: str) -> Callable[[tuple[Any, ...]], Hashable]:
@@ -43,7 +33,8 @@ def of_two(name: str) -> Callable[[tuple[Any, ...]], Hashable]:
     def key(given: tuple[Any, ...]) -> Hashable:
         _, sendbuf, recvbuf = given
         if sendbuf.__class__ is np.ndarray is recvbuf.__class__:
-            return name, sendbuf.dtype, sendbuf.size, recvbuf.dtype, recvbuf.size
+            sent = sendbuf.dtype, sendbuf.size, sendbuf.flags.num
+            return name, sent, recvbuf.dtype, recvbuf.size, recvbuf.flags.num
         return name, _form(sendbuf), _form(recvbuf)
 
     return key
@@ -54,9 +45,7 @@ def rooted(name: str) -> Callable[[tuple[Any, ...]], Hashable]:
 
     def key(given: tuple[Any, ...]) -> Hashable:
         _, sendbuf, recvbuf, root = given
-        sent = (sendbuf.dtype, sendbuf.size) if sendbuf.__class__ is np.ndarray else _form(sendbuf)
-        received = (recvbuf.dtype, recvbuf.size) if recvbuf.__class__ is np.ndarray else _form(recvbuf)
-        return name, root, sent, received
+        return name, root, root.__class__, _form(sendbuf), _form(recvbuf)
 
     return key
 

@@ -88,25 +88,20 @@ def _method(  # noqa: PLR0917 - what a Method has
     return Method(collective, now, start, init, key, exact or key, read, arrays, ragged, buffers)
 
 
-_ALLGATHER, _ALLTOALL, _ALLTOALLW = map(keys.of_two, ("Allgather", "Alltoall", "Alltoallw"))
-_GATHER, _SCATTER = map(keys.rooted, ("Gather", "Scatter"))
-
 BCAST: Final = _method(
     "broadcast",
     "Bcast",
     keys.bcast,
     moving.bcast_read,
     moving.bcast_arrays,
-    keys.exact(keys.bcast),
     buffers=(Buffer.ONE,),
 )
 ALLGATHER: Final = _method(
     "allgather",
     "Allgather",
-    _ALLGATHER,
+    keys.of_two("Allgather"),
     moving.allgather_read,
     moving.allgather_arrays,
-    keys.exact(_ALLGATHER),
     buffers=(Buffer.ONE, Buffer.EACH),
 )
 ALLREDUCE: Final = _method("allreduce", "Allreduce", keys.allreduce, reducing.allreduce_read, reducing.allreduce_arrays)
@@ -132,10 +127,9 @@ ALLGATHERV: Final = _method(
 GATHER: Final = _method(
     "gather",
     "Gather",
-    _GATHER,
+    keys.rooted("Gather"),
     moving.gather_read,
     moving.gather_arrays,
-    keys.exact(_GATHER),
     buffers=(Buffer.ONE, Buffer.EACH),
 )
 GATHERV: Final = _method(
@@ -150,10 +144,9 @@ GATHERV: Final = _method(
 SCATTER: Final = _method(
     "scatter",
     "Scatter",
-    _SCATTER,
+    keys.rooted("Scatter"),
     moving.scatter_from_read,
     moving.scatter_from_arrays,
-    keys.exact(_SCATTER),
     buffers=(Buffer.EACH, Buffer.ONE),
 )
 SCATTERV: Final = _method(
@@ -168,10 +161,9 @@ SCATTERV: Final = _method(
 ALLTOALL: Final = _method(
     "alltoall",
     "Alltoall",
-    _ALLTOALL,
+    keys.of_two("Alltoall"),
     moving.alltoall_read,
     moving.alltoall_arrays,
-    keys.exact(_ALLTOALL),
     buffers=(Buffer.EACH, Buffer.EACH),
 )
 ALLTOALLV: Final = _method(
@@ -184,7 +176,7 @@ ALLTOALLV: Final = _method(
     ragged=True,
 )
 ALLTOALLW: Final = _method(
-    "alltoallw", "Alltoallw", _ALLTOALLW, moving.alltoallw_read, moving.alltoallv_arrays, keys.exact(_ALLTOALLW)
+    "alltoallw", "Alltoallw", keys.of_two("Alltoallw"), moving.alltoallw_read, moving.alltoallv_arrays
 )
 SCAN: Final = _method("scan", "Scan", keys.with_op("Scan"), reducing.scan_read, reducing.allreduce_arrays)
 EXSCAN: Final = _method("exscan", "Exscan", keys.with_op("Exscan"), reducing.exscan_read, reducing.exscan_arrays)

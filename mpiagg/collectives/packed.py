@@ -43,13 +43,16 @@ class Packed(NamedTuple):
     ----------
     given : tuple
         The communicator and the arguments.
-    before, after : sequence of Copy
+    before, after : list of Copy
         What is copied before the method, and after it.
+    made : list of (numpy.ndarray, MPI.Datatype)
+        The vectors, and duplicates of the datatypes: users may free theirs while a plan lasts.
     """
 
     given: tuple[Any, ...]
-    before: Sequence[Copy]
-    after: Sequence[Copy]
+    before: list[Copy]
+    after: list[Copy]
+    made: list[tuple[Array, MPI.Datatype]]
 
     def load(self) -> None:
         """Copy what is sent to the vectors."""
@@ -61,13 +64,13 @@ class Packed(NamedTuple):
 
     def around(self, program: Program) -> Program:
         """Return a program on the vectors with the copies before and after it."""
-        nbytes = sum(part[0].nbytes for part in self.given[1:] if isinstance(part, list))
+        nbytes = sum(vector.nbytes for vector, _ in self.made)
         return in_turn(self.load, program, self.store, Program((), (self.free,), nbytes))
 
     def free(self) -> None:
-        """Give back the datatypes, which are duplicates: users may free theirs while a plan lasts."""
-        for datatype in {id(x): x for copy in (*self.before, *self.after) for x in (copy[0][-1], copy[1][-1])}.values():
-            if not datatype.is_predefined and datatype != MPI.DATATYPE_NULL:
+        """Give back the datatypes."""
+        for _, datatype in self.made:
+            if not datatype.is_predefined:
                 datatype.Free()
 
 
@@ -82,9 +85,7 @@ def packed(channel: Channel, buffers: Sequence[Buffer], given: tuple[Any, ...]) 
     given : tuple
         The communicator and the arguments.
     """
-    arguments = list(given)
-    before: list[Copy] = []
-    after: list[Copy] = []
+    arguments, found = list(given), Packed(given, [], [], [])
     at_root = len(given) <= len(buffers) + 1 or channel.rank == given[len(buffers) + 1]
     last = len(buffers)
     for place, buffer in enumerate(buffers, 1):
@@ -95,14 +96,18 @@ def packed(channel: Channel, buffers: Sequence[Buffer], given: tuple[Any, ...]) 
         sent = not received or in_place(given[1])
         if _is_read(specification, buffer, channel.size, writable=received):
             continue
-        pairs = _pieces(specification, buffer, channel.size, writable=received)
-        if pairs is None:
-            Packed(given, before, after).free()
+        copies = _pieces(specification, buffer, channel.size, writable=received)
+        if copies is None:
+            found.free()
             return None
-        arguments[place], copies = pairs
-        before += copies if sent else []
-        after += [(theirs, own) for own, theirs in copies] if received else []
-    return Packed(tuple(arguments), before, after)
+        (*_, datatype), (vector, _, _, unit) = copies[0]
+        lengths = [count for _, (_, count, _, _) in copies]
+        taken = lengths if buffer is Buffer.COUNTED else lengths[0] // (channel.size if buffer is Buffer.EACH else 1)
+        arguments[place] = [vector, taken, unit]
+        found.made.append((vector, datatype))
+        found.before.extend(copies if sent else [])
+        found.after.extend([(theirs, own) for own, theirs in copies] if received else [])
+    return found._replace(given=tuple(arguments))
 
 
 def _is_read(specification: object, buffer: Buffer, size: int, *, writable: bool) -> bool:
@@ -112,8 +117,8 @@ def _is_read(specification: object, buffer: Buffer, size: int, *, writable: bool
     return read(specification, writable=writable, blocks=size if buffer is Buffer.EACH else 1) is not None
 
 
-def _pieces(specification: Any, buffer: Buffer, size: int, *, writable: bool) -> tuple[list[Any], list[Copy]] | None:
-    """Return a vector in the place of what a buffer specification describes, and its pieces with those of the vector.
+def _pieces(specification: Any, buffer: Buffer, size: int, *, writable: bool) -> list[Copy] | None:
+    """Return the pieces of what a buffer specification describes, each with its place in a vector.
 
     None is for what is wrong, lies on a device, or consists of numbers of several kinds.
     """
@@ -130,15 +135,12 @@ def _pieces(specification: Any, buffer: Buffer, size: int, *, writable: bool) ->
     if unit != datatype:
         datatype = datatype.Dup()
     many = datatype.size // unit.size
-    lengths = [count * many for count in counts]
-    places = [0, *accumulate(lengths)]
+    places = [0, *accumulate(count * many for count in counts)]
     vector: Array = np.empty(places[-1] * unit.extent, np.uint8)
-    taken: Any = lengths if buffer is Buffer.COUNTED else lengths[0] // (size if buffer is Buffer.EACH else 1)
-    copies = [
+    return [
         ([thing, count, start, datatype], [vector, end - begin, begin, unit])
         for count, start, (begin, end) in zip(counts, starts, pairwise(places), strict=True)
     ]
-    return [vector, taken, unit], copies
 
 
 def _runs(specification: Any, buffer: Buffer, size: int) -> tuple[Any, list[int], list[int], MPI.Datatype]:

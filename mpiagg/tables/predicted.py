@@ -119,6 +119,9 @@ ON_A_NODE: Final[dict[Collective, Sequence[_Limited]]] = {
     ),
     Collective.BROADCAST: (
         _Limited(_NATIVE, 8 * _KIB),
+        _Limited(_OURS, MAILED, ranks=2),
+        _Limited(_NATIVE, 32 * _KIB, library="Open MPI"),
+        _Limited(_BY_MPI, 64 * _KIB, library="Open MPI"),
         _Limited(_OURS, MAILED),
         _Limited(_BY_MPI, 4 * MAILED),
         _Limited(_BY_MPI, ranks=2),
@@ -140,6 +143,8 @@ ON_A_NODE: Final[dict[Collective, Sequence[_Limited]]] = {
     ),
     Collective.GATHER: (
         _Limited(_NATIVE, 32 * _KIB),
+        _Limited(_OURS, MAILED, ranks=2),
+        _Limited(_BY_MPI, 256 * _KIB, library="Open MPI"),
         _Limited(_OURS, MAILED),
         _Limited(_BY_MPI, ranks=2),
         _Limited(_BY_MPI, library="Open MPI"),
@@ -147,7 +152,7 @@ ON_A_NODE: Final[dict[Collective, Sequence[_Limited]]] = {
     ),
     Collective.SCATTER: (
         _Limited(_NATIVE, 32 * _KIB),
-        _Limited(_OURS, 256 * _KIB),
+        _Limited(_OURS, 256 * _KIB, ranks=2),
         _Limited(_BY_MPI, 2 * MAILED),
         _Limited(_READ),
     ),
@@ -269,6 +274,8 @@ def measured() -> Iterator[Row]:
     They are for cases in which it may be taken; for others there are the rows that follow. On a node of two ranks, and
     of four on two processors, with MPICH 5.0 and Open MPI 5.0 (``bench/calls.py``, also with ``--all-algorithms``): up
     to some KiB the library's own takes least time, but for all-gathers, and reductions of MPICH; in part up to 32 KiB.
+    So do Open MPI's broadcasts and gathers of up to 64 and 256 KiB to more than two ranks, and scatters to them: where
+    ranks share processors, those who wait for one another at a barrier take up to twice as long.
     Longer vectors take about half of its time through memory that the ranks share, those in other memory up to 1 MiB.
     Longer ones there are read where that takes less time than the library's own: reductions, but for those to one of
     two ranks with Open MPI, scatters, gathers of MPICH and broadcasts to several ranks; the rest is the library's own.
