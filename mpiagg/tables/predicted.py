@@ -142,8 +142,9 @@ ON_A_NODE: Final[dict[Collective, Sequence[_Limited]]] = {
         _Limited(_READ),
     ),
     Collective.GATHER: (
-        _Limited(_NATIVE, 32 * _KIB),
+        _Limited(_NATIVE, 8 * _KIB),
         _Limited(_OURS, MAILED, ranks=2),
+        _Limited(_NATIVE, 32 * _KIB),
         _Limited(_BY_MPI, 256 * _KIB, library="Open MPI"),
         _Limited(_OURS, MAILED),
         _Limited(_BY_MPI, ranks=2),
@@ -151,8 +152,9 @@ ON_A_NODE: Final[dict[Collective, Sequence[_Limited]]] = {
         _Limited(_READ),
     ),
     Collective.SCATTER: (
-        _Limited(_NATIVE, 32 * _KIB),
+        _Limited(_NATIVE, 8 * _KIB),
         _Limited(_OURS, 256 * _KIB, ranks=2),
+        _Limited(_NATIVE, 32 * _KIB),
         _Limited(_BY_MPI, 2 * MAILED),
         _Limited(_READ),
     ),
