@@ -71,10 +71,8 @@ class Asked(NamedTuple):
         # Ranks choose the same: where they do not know the same lengths, by none.
         nbytes = 0 if self.ragged else sum(self.counts) * self.reduction.dtype.itemsize
         # The MPI library's own requests of what is only moved take as long as its blocking calls.
-        handed_on = self.ragged or (memory is Memory.NONE and not self.collective.reduces)
-        native = takes_native(
-            self.collective, self.reduction, nbytes, channel.layout, minima=True, at_once=at_once or handed_on
-        )
+        as_called = at_once or self.ragged or (memory is Memory.NONE and not self.collective.reduces)
+        native = takes_native(self.collective, self.reduction, nbytes, channel.layout, minima=True, at_once=as_called)
         # What all ranks describe alike, reproducible communicators carry out by our own schedules.
         native = native and not ((channel.reproducible and not self.ragged) or self.ours)
         case = channel.case(self.collective, nbytes, memory, native=native)
@@ -82,7 +80,7 @@ class Asked(NamedTuple):
             choice, trial = choose(channel, case, device)
         else:
             choice, trial = pick("auto", None, case, device=device), None
-        if self.alone or (native and handed_on):
+        if self.alone or (self.ragged and native):
             choice = Choice(NATIVE)
         elif self.ragged and self.ours:
             choice = Choice(TO_EACH_RANK[self.collective])

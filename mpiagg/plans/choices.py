@@ -25,10 +25,10 @@ SHARED: Final = "shared"
 """The algorithm of one stage within one node, in which owners read inputs and write results, wherever they lie."""
 
 PLANNED_NATIVE: Final = 8 * 2**10
-"""Bytes up to which plans and requests on a node, but for those of methods that move values, are the MPI library's own
-where its blocking collective would be taken: its persistent and nonblocking ones may be far slower than that. Open
-MPI's persistent reduce of 16 MiB took 1.9 seconds, and between nodes one of 1 KiB two to four times as long as its
-blocking one."""
+"""Bytes up to which plans and requests are the MPI library's own where its blocking collective would be taken; between
+nodes those of what is only moved. Its persistent and nonblocking ones may be far slower than that: Open MPI's
+persistent reduce of 16 MiB took 1.9 seconds, and between nodes one of 1 KiB two to four times as long as its blocking
+one. But to move 1 KiB between nodes our plans took two to six times as long."""
 
 TO_EACH_RANK: Final = {Collective.GATHER: "direct", Collective.SCATTER: "direct", Collective.ALLTOALL: "pairwise"}
 """The algorithms in which chunks go directly to their ranks, so that only these need to know how long they are."""
@@ -57,9 +57,10 @@ def takes_native(
     minima : bool
         Whether minima and maxima of numbers with NaN among them may be the MPI library's, and not NumPy's.
     at_once : bool
-        Whether it is a blocking call, or a method that moves values: as plan and request, too, that is handed on.
+        Whether it is a blocking call, or for other reasons as good as one.
     """
-    if not (at_once or (nbytes <= PLANNED_NATIVE and len(layout.nodes) == 1)):
+    planned = len(layout.nodes) == 1 or not collective.reduces
+    if not (at_once or (planned and nbytes <= PLANNED_NATIVE)):
         return False
     if not collective.reduces or reduction.dtype.kind in "biuV":
         return True
