@@ -128,7 +128,7 @@ ON_A_NODE: Final[dict[Collective, Sequence[_Limited]]] = {
         _Limited(_READ),
     ),
     Collective.ALLGATHER: (
-        _AT_ONCE._replace(library=None),
+        _AT_ONCE,
         _Limited(_NATIVE, 8 * _KIB),
         _Limited(_OURS, MAILED),
         _Limited(_BY_MPI),
@@ -143,6 +143,7 @@ ON_A_NODE: Final[dict[Collective, Sequence[_Limited]]] = {
     ),
     Collective.GATHER: (
         _Limited(_NATIVE, 8 * _KIB),
+        _Limited(_NATIVE, 32 * _KIB, library="Open MPI"),
         _Limited(_OURS, MAILED, ranks=2),
         _Limited(_NATIVE, 32 * _KIB),
         _Limited(_BY_MPI, 256 * _KIB, library="Open MPI"),
@@ -152,10 +153,10 @@ ON_A_NODE: Final[dict[Collective, Sequence[_Limited]]] = {
         _Limited(_READ),
     ),
     Collective.SCATTER: (
-        _Limited(_NATIVE, 8 * _KIB),
-        _Limited(_OURS, 256 * _KIB, ranks=2),
         _Limited(_NATIVE, 32 * _KIB),
+        _Limited(_OURS, 256 * _KIB, ranks=2),
         _Limited(_BY_MPI, 2 * MAILED),
+        _Limited(_OURS, 256 * _KIB),  # plans
         _Limited(_READ),
     ),
     Collective.ALLTOALL: (
