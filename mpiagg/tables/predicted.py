@@ -276,7 +276,7 @@ def measured() -> Iterator[Row]:
 
     They are for cases in which it may be taken; for others there are the rows that follow. On a node of two ranks, and
     of four on two processors, with MPICH 5.0 and Open MPI 5.0 (``bench/calls.py``, also with ``--all-algorithms``): up
-    to some KiB the library's own takes least time, but for all-gathers, and reductions of MPICH; in part up to 32 KiB.
+    to some KiB the library's own takes least time, but for reductions and all-gathers of MPICH; in part up to 32 KiB.
     So do Open MPI's broadcasts and gathers of up to 64 and 256 KiB to more than two ranks, and scatters to them: where
     ranks share processors, those who wait for one another at a barrier take up to twice as long.
     Longer vectors take about half of its time through memory that the ranks share, those in other memory up to 1 MiB.
