@@ -92,7 +92,10 @@ def _read(method: Method, channel: Channel, given: tuple[Any, ...]) -> tuple[Ask
     asked = method.read(channel, *given[1:])
     if asked is not None or not method.buffers or (copied := packed(channel, method.buffers, given)) is None:
         return asked, None
-    return method.read(channel, *copied.given[1:]), copied
+    asked = method.read(channel, *copied.given[1:])
+    if asked is None:
+        copied.free()
+    return asked, copied
 
 
 def _resolved(method: Method, given: tuple[Any, ...]) -> Any:

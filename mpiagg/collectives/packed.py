@@ -12,7 +12,8 @@ from enum import Enum
 from functools import cache
 from itertools import accumulate, pairwise
 from operator import index
-from typing import Any, NamedTuple
+from threading import Lock
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 from mpi4py import MPI
@@ -130,7 +131,7 @@ def _pieces(specification: Any, buffer: Buffer, size: int, *, writable: bool) ->
         whole = MPI.buffer.frombuffer(thing, readonly=not writable).nbytes
         if not all(_inside(datatype, start, count, whole) for start, count in zip(starts, counts, strict=True)):
             return None
-    except REFUSED:
+    except (*REFUSED, ZeroDivisionError):  # of datatypes without any numbers
         return None
     if unit != datatype:
         datatype = datatype.Dup()
@@ -180,6 +181,10 @@ def _inside(datatype: MPI.Datatype, start: int, count: int, nbytes: int) -> bool
     return count == 0 or (count > 0 and first >= 0 and first + (count - 1) * datatype.extent + span <= nbytes)
 
 
+_ALONE: Final = Lock()
+"""Held by the thread that copies, or another might receive what it has sent."""
+
+
 @cache
 def _itself() -> MPI.Intracomm:
     """Return a communicator on which no messages of others are."""
@@ -188,5 +193,6 @@ def _itself() -> MPI.Intracomm:
 
 def _copy(pairs: Sequence[tuple[Any, Any]]) -> None:
     """Copy what buffer specifications describe to where others say."""
-    for source, target in pairs:
-        _itself().Sendrecv(source, 0, 0, target, 0, 0)
+    with _ALONE:
+        for source, target in pairs:
+            _itself().Sendrecv(source, 0, 0, target, 0, 0)

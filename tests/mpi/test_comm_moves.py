@@ -1,5 +1,6 @@
 """Gather, scatter, all-to-all and scans of a communicator, in all their forms, beside mpi4py's own."""
 
+import threading
 from array import array
 
 import ml_dtypes
@@ -261,6 +262,33 @@ def test_datatypes_may_be_freed_while_they_are_used(described, rank, size):
     request.Free()
     assert rank or size == 1 or np.array_equal(matrix[:, 0], vector)
     assert np.all(matrix[:, 1] == -1)
+
+
+def test_threads_copy_one_after_another(world, size, monkeypatch):
+    """Each on a communicator of its own, between nodes, where broadcasts of this length are ours."""
+    monkeypatch.setenv("MPIAGG_NODES", ",".join(["1"] * size))
+    comms = [mpiagg.Comm(world) for _ in range(3)]
+    wrong = []
+
+    def use(number):
+        column = MPI.DOUBLE.Create_vector(20_000, 1, 2).Commit()
+        for turn in range(20):
+            matrix = np.full((20_000, 2), number + 10.0 * turn)
+            out = np.zeros_like(matrix)
+            comms[number].Bcast([matrix if world.rank == 0 else out, 1, column])
+            if world.rank and not np.array_equal(out[:, 0], matrix[:, 0]):
+                wrong.append((number, turn))
+        column.Free()
+
+    threads = [threading.Thread(target=use, args=(number,)) for number in range(len(comms))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(50)
+    assert not any(thread.is_alive() for thread in threads)
+    assert not wrong
+    for comm in comms:
+        comm.Free()
 
 
 @pytest.mark.parametrize("count", [1, 2])
