@@ -70,8 +70,10 @@ class Asked(NamedTuple):
         device = device_of(x if out is None else out)
         # Ranks choose the same: where they do not know the same lengths, by none.
         nbytes = 0 if self.ragged else sum(self.counts) * self.reduction.dtype.itemsize
-        # The MPI library's own requests of what is only moved take as long as its blocking calls.
-        as_called = at_once or self.ragged or (memory is Memory.NONE and not self.collective.reduces)
+        # The MPI library's own requests of what is only moved take as long as its blocking calls. Broadcasts go on by
+        # themselves by ours, and can be left if a rank does not come.
+        handed_on = not self.collective.reduces and self.collective is not Collective.BROADCAST
+        as_called = at_once or self.ragged or (memory is Memory.NONE and handed_on)
         native = takes_native(self.collective, self.reduction, nbytes, channel.layout, minima=True, at_once=as_called)
         # What all ranks describe alike, reproducible communicators carry out by our own schedules.
         native = native and not ((channel.reproducible and not self.ragged) or self.ours)
