@@ -94,7 +94,7 @@ def packed(channel: Channel, buffers: Sequence[Buffer], given: tuple[Any, ...]) 
         if in_place(specification) or (buffer is not Buffer.ONE and not at_root):
             continue
         received = place == last and not (at_root and last == 1)  # a broadcast has one buffer
-        sent = not received or in_place(given[1])
+        sent = not received or (at_root and in_place(given[1]))  # elsewhere None is no buffer
         if _is_read(specification, buffer, channel.size, writable=received):
             continue
         copies = _pieces(specification, buffer, channel.size, writable=received)
