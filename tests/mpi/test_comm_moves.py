@@ -1,6 +1,7 @@
 """Gather, scatter, all-to-all and scans of a communicator, in all their forms, beside mpi4py's own."""
 
 import threading
+import time
 from array import array
 
 import ml_dtypes
@@ -9,6 +10,7 @@ import pytest
 from mpi4py import MPI
 
 import mpiagg
+from mpiagg.collectives import packed
 from mpiagg.transport import channel_of
 
 pytestmark = pytest.mark.mpi
@@ -268,11 +270,23 @@ def test_threads_copy_one_after_another(world, size, monkeypatch):
     """Each on a communicator of its own, between nodes, where broadcasts of this length are ours."""
     monkeypatch.setenv("MPIAGG_NODES", ",".join(["1"] * size))
     comms = [mpiagg.Comm(world) for _ in range(3)]
-    wrong = []
+    wrong, inside, beside = [], [], []
+
+    class Held:
+        """Lets other threads in, if they can come, while one copies."""
+
+        def Sendrecv(self, *arguments):
+            inside.append(threading.get_ident())
+            time.sleep(0.002)
+            beside.extend(inside[1:])
+            MPI.COMM_SELF.Sendrecv(*arguments)
+            inside.pop()
+
+    monkeypatch.setattr(packed, "_itself", Held)
 
     def use(number):
         column = MPI.DOUBLE.Create_vector(20_000, 1, 2).Commit()
-        for turn in range(20):
+        for turn in range(10):
             matrix = np.full((20_000, 2), number + 10.0 * turn)
             out = np.zeros_like(matrix)
             comms[number].Bcast([matrix if world.rank == 0 else out, 1, column])
@@ -287,6 +301,7 @@ def test_threads_copy_one_after_another(world, size, monkeypatch):
         thread.join(50)
     assert not any(thread.is_alive() for thread in threads)
     assert not wrong
+    assert not beside
     for comm in comms:
         comm.Free()
 
