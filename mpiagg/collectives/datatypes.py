@@ -28,9 +28,8 @@ _OPS: Final[dict[str, tuple[str, ...]]] = {
 }
 """The operators that MPI defines for each kind of number, in NumPy's letters."""
 
-# BYTE has no arithmetic, Fortran's truth need not be C's, and a quadruple is no long double, though its typestr is.
+# Fortran's truth need not be C's, and a quadruple is no long double, though its typestr is.
 _NOT_NUMBERS: Final = (
-    "BYTE",
     "PACKED",
     "LOGICAL",
     "LOGICAL1",
@@ -80,7 +79,6 @@ _EXTENTS: Final = {handle: extent for handle, datatype in _PREDEFINED.items() if
 _NUMBER: Final = _numbers()
 _HALVES: Final = {handle: np.dtype(np.float16) for handle, datatype in _PREDEFINED.items() if datatype.typestr == "f2"}
 _PAIR: Final = _pairs()
-_BYTES: Final = _named("BYTE")
 
 
 Datatype = MPI.Datatype | np.dtype[Any]
@@ -135,8 +133,6 @@ def _locating(datatype: int, name: str) -> Reduction | None:
 
 @cache  # there are only so many
 def _reduction(datatype: int, name: str) -> Reduction | None:
-    if datatype in _BYTES:
-        return reduction(name, np.dtype(np.uint8), 1) if name in _BITWISE else None
     dtype = _NUMBER.get(datatype)
     return None if dtype is None or name not in _OPS[dtype.kind] else reduction(name, dtype, 1)
 

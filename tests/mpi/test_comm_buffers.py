@@ -134,6 +134,16 @@ def test_every_predefined_type_travels(comm, carried):
     assert len(carried) == 2 * len(names)
 
 
+@pytest.mark.parametrize("length", [3, 100_000])
+@pytest.mark.parametrize("op", [MPI.SUM, MPI.MAX, MPI.BXOR])
+def test_bytes_are_reduced_as_numbers(world, comm, op, length):
+    """mpi4py takes arrays of uint8 for MPI.BYTE, which no rank needs to know of another."""
+    x, out, expected = np.full(length, RANK + 1, np.uint8), *np.zeros((2, length), np.uint8)
+    world.Allreduce([x, MPI.UINT8_T], [expected, MPI.UINT8_T], op)
+    comm.Allreduce(*((x, out) if RANK % 2 else ([x, MPI.UINT8_T], [out, MPI.UINT8_T])), op)
+    assert np.array_equal(out, expected)
+
+
 def test_what_the_library_must_read_is_not_read_here():
     derived = MPI.INT.Create_contiguous(2).Commit()
     x = np.zeros(4, "i")
