@@ -26,7 +26,10 @@ _OPS: Final[dict[str, tuple[str, ...]]] = {
     "f": ("sum", "prod", "min", "max"),
     "c": ("sum", "prod"),
 }
-"""The operators that MPI defines for each kind of number, in NumPy's letters."""
+"""The operators that MPI defines for each kind of number, in NumPy's letters.
+
+BYTE is taken for a number, as MPI libraries do: mpi4py passes an array of uint8 as BYTE, a list as its datatype says.
+"""
 
 # Fortran's truth need not be C's, and a quadruple is no long double, though its typestr is.
 _NOT_NUMBERS: Final = (
