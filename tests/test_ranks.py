@@ -15,10 +15,10 @@ HERE = Path(__file__).parent
 
 
 SMALL_JOBS_ONLY = (
-    *("aggregation_errors", "awareness", "checkpoints", "comm_buffers", "ddp_errors", "ddp_interface", "ddp_finite"),
-    *("ddp_join", "ddp_shared", "decoupled_momentum", "device_aggregation", "device_collectives", "device_nccl"),
-    *("device_sharded", "device_slots", "errors", "fuzz", "gossip_overlap", "leaks", "local_sgd", "loop"),
-    *("low_precision_errors", "memory", "muloco", "placement", "power_sgd_state", "requests", "sparse_loco"),
+    *("aggregation_errors", "awareness", "checkpoints", "comm_buffers", "comm_fuzz", "ddp_errors", "ddp_finite"),
+    *("ddp_interface", "ddp_join", "ddp_shared", "decoupled_momentum", "device_aggregation", "device_collectives"),
+    *("device_nccl", "device_sharded", "device_slots", "errors", "fuzz", "gossip_overlap", "leaks", "local_sgd"),
+    *("loop", "low_precision_errors", "memory", "muloco", "placement", "power_sgd_state", "requests", "sparse_loco"),
     *("sparsified_state", "streaming"),
 )
 """Tests of what does not depend on how many ranks there are, beyond four."""

@@ -10,7 +10,7 @@ import mpiagg
 
 pytestmark = pytest.mark.mpi
 
-DRAWS = 150
+DRAWS = 100
 DTYPES = ("f4", "f8", "i2", "i4", "i8", "u1", "c8")
 LENGTHS = (0, 1, 2, 7, 63, 1000, 5000, 20_000, 70_000)
 REDUCING = ("Allreduce", "Reduce", "Reduce_scatter_block", "Reduce_scatter", "Scan", "Exscan")
