@@ -20,13 +20,12 @@ LOGICAL = (MPI.LAND, MPI.LOR, MPI.LXOR)
 BITWISE = (MPI.BAND, MPI.BOR, MPI.BXOR)
 NUMERIC = (MPI.SUM, MPI.PROD, MPI.MIN, MPI.MAX)
 DEFINED = (
-    *[(code, (*NUMERIC, *LOGICAL, *BITWISE)) for code in "bhilqHILQ"],
+    *[(code, (*NUMERIC, *LOGICAL, *BITWISE)) for code in "bhilqBHILQ"],
     *[(code, NUMERIC) for code in "fdg"],
     *[(code, (MPI.SUM, MPI.PROD)) for code in "FDG"],
     ("?", LOGICAL),
-    ("B", BITWISE),  # as mpi4py sees it, bytes
 )
-"""Which operators MPI defines for the types of C, in NumPy's letters."""
+"""Which operators MPI defines for the types of C, in NumPy's letters; B is BYTE, which libraries take for numbers."""
 
 PAIRS = {
     "f": MPI.FLOAT_INT,

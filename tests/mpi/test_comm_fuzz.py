@@ -1,10 +1,12 @@
 """Any call of a communicator, drawn by chance, beside mpi4py's own; each rank describes its data in its own way."""
 
+from functools import cache
 from itertools import accumulate
 
 import numpy as np
 import pytest
 from mpi4py import MPI
+from support import call
 
 import mpiagg
 
@@ -22,6 +24,13 @@ COUNTED_RECEIVED = ("Gatherv", "Allgatherv", "Alltoallv")
 VERBS = sorted({*REDUCING, *ROOTED, *EACH_SENT, *EACH_RECEIVED, *COUNTED_SENT, *COUNTED_RECEIVED})
 
 
+@cache
+def column(code):
+    """Return the datatype of a number in a row of two, by NumPy's letter."""
+    number = MPI._typedict[code]
+    return number.Create_resized(0, 2 * number.extent).Commit()
+
+
 class Case:
     """One call: what all ranks draw alike, and what this one does by itself."""
 
@@ -29,7 +38,7 @@ class Case:
         self.rank, self.size = comm.rank, comm.size
         self.rooms = rooms
         alike, self.own = np.random.default_rng(seed), np.random.default_rng([*seed, comm.rank])
-        self.verb, self.form = alike.choice(VERBS), alike.choice(["now", "start", "init"])
+        self.verb, self.form = alike.choice(VERBS), alike.choice(["blocking", "nonblocking", "persistent"])
         self.dtype = np.dtype(alike.choice(DTYPES))
         self.op = alike.choice(["SUM", "PROD"] if self.dtype.kind == "c" else ["SUM", "PROD", "MAX", "MIN"])
         self.length, self.root = int(alike.choice(LENGTHS)), int(alike.integers(self.size))
@@ -40,23 +49,19 @@ class Case:
     def __str__(self):
         return f"{self.verb}, {self.form}, of {self.length} {self.dtype}, {self.op}, root {self.root}"
 
-    def counts(self, *, sent):
-        """Return how long the blocks are that this rank sends or receives, if it has some for each."""
-        if self.verb in (COUNTED_SENT if sent else COUNTED_RECEIVED):
-            return (self.lengths[self.rank] if sent else self.lengths[:, self.rank]).tolist()
-        return [self.length] * (self.size if self.verb in (EACH_SENT if sent else EACH_RECEIVED) else 1)
-
     def blocks(self):
-        """Return the lengths of the blocks of both buffers."""
-        sent, received = self.counts(sent=True), self.counts(sent=False)
-        one_for_each = self.lengths[0].tolist()
+        """Return the lengths of the blocks that this rank sends, and of those that it receives."""
+        row = self.lengths[0].tolist()
+        own, many = [row[self.rank]], [self.length] * self.size
+        if self.verb == "Alltoallv":
+            return self.lengths[self.rank].tolist(), self.lengths[:, self.rank].tolist()
         if self.verb in {"Gatherv", "Allgatherv"}:
-            sent, received = [one_for_each[self.rank]], one_for_each
-        elif self.verb == "Scatterv":
-            sent, received = one_for_each, [one_for_each[self.rank]]
-        elif self.verb == "Reduce_scatter":
-            sent, received = [sum(one_for_each)], [one_for_each[self.rank]]
-        return sent, received
+            return own, row
+        if self.verb == "Scatterv":
+            return row, own
+        if self.verb == "Reduce_scatter":
+            return [sum(row)], own
+        return many if self.verb in EACH_SENT else many[:1], many if self.verb in EACH_RECEIVED else many[:1]
 
     def buffer(self, place, lengths, *, counted, each):
         """Return a buffer specification of some numbers, in one of many ways, and the array that it is about."""
@@ -72,9 +77,7 @@ class Case:
         )
         array = whole.view(self.dtype)
         array[:] = self.own.integers(0 if self.dtype.kind == "u" else -4, 5, size=array.size)
-        datatype = MPI._typedict[self.dtype.char]
-        if kind == "column":
-            datatype = datatype.Create_vector(1, 1, 1).Create_resized(0, 2 * self.dtype.itemsize).Commit()
+        datatype = column(self.dtype.char) if kind == "column" else MPI._typedict[self.dtype.char]
         if counted:
             return [array, (lengths, starts[:-1]), datatype], array
         if kind == "array":
@@ -103,15 +106,7 @@ class Case:
             given += [self.lengths[0].tolist()] if verb == "Reduce_scatter" else []
             given += [getattr(MPI, self.op)] if verb in REDUCING else []
             given += [self.root] if verb in ROOTED else []
-        if self.form == "now":
-            getattr(comm, verb)(*given)
-        elif self.form == "start":
-            getattr(comm, f"I{verb.lower()}")(*given).Wait()
-        else:
-            request = getattr(comm, f"{verb}_init")(*given)
-            request.Start()
-            request.Wait()
-            request.Free()
+        call(comm, self.form, verb, *given)
         return sends.copy(), None if verb == "Exscan" and not self.rank else receives.copy()
 
 
