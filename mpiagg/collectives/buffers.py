@@ -162,19 +162,19 @@ def _memory(thing: Any, *, writable: bool) -> Array:
     """Return the bytes of a buffer, in the order in which they lie."""
     if thing is None or thing is MPI.BOTTOM:
         return np.empty(0, np.uint8)
-    on_device = _on_device(thing)
-    if (on_device or isinstance(thing, np.ndarray)) and not thing.flags.c_contiguous:
+    if isinstance(thing, np.ndarray):
+        thing = np.asarray(thing)
+        if writable and not thing.flags.writeable:
+            raise BufferError("not writable")
+    elif not _on_device(thing):
+        # Slicing refuses memory that the processor cannot reach.
+        view: Any = MPI.buffer.frombuffer(thing, readonly=not writable)[:]
+        return np.frombuffer(view, np.uint8)
+    if not thing.flags.c_contiguous:
         thing = thing.T
-    if on_device:
         if not thing.flags.c_contiguous:
             raise BufferError("not contiguous")
-        return thing.reshape(-1).view(np.uint8)  # type: ignore[no-any-return]  # an array of the device's
-    if isinstance(thing, np.ndarray) and thing.dtype.name == "bfloat16":  # which MPI does not know
-        thing = thing.view(np.uint16)
-    # Slicing refuses memory that the processor cannot reach.
-    view: Any = MPI.buffer.frombuffer(thing, readonly=not writable)[:]
-    memory: Array = np.frombuffer(view, np.uint8)
-    return memory
+    return thing.reshape(-1).view(np.uint8)  # type: ignore[no-any-return]  # an array, perhaps of a device's
 
 
 def _on_device(thing: object) -> bool:

@@ -5,7 +5,7 @@ What is not here, derived datatypes and operators of the user's among it, is for
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from functools import cache
 from typing import Any, Final
 
@@ -88,10 +88,39 @@ Datatype = MPI.Datatype | np.dtype[Any]
 """A datatype of MPI's; for half precision NumPy's: not every MPI library has one, and those that have combine in it."""
 
 
+@cache
+def _identities() -> int:
+    return MPI.Datatype.Create_keyval()
+
+
+def identity(datatype: MPI.Datatype) -> Hashable:
+    """Return what tells a datatype from all others, those among them that were freed and whose handle it has.
+
+    Raises
+    ------
+    TypeError
+        If it is none.
+    """
+    handle = datatype.handle
+    if handle in _PREDEFINED:
+        return handle
+    if not datatype:
+        raise TypeError("no datatype")
+    found = datatype.Get_attr(_identities())
+    if found is None:  # it stays until the datatype is freed
+        datatype.Set_attr(_identities(), found := object())
+    return found
+
+
 def half_of(thing: object) -> np.dtype[Any] | None:
     """Return the dtype of an array of half precision; None for others."""
     dtype = getattr(thing, "dtype", None)
-    return dtype if getattr(dtype, "name", "") in {"float16", "bfloat16"} else None
+    return dtype if isinstance(dtype, np.dtype) and _is_half(dtype) else None
+
+
+@cache  # its name takes longer
+def _is_half(dtype: np.dtype[Any]) -> bool:
+    return dtype.name in {"float16", "bfloat16"}
 
 
 def half_or_itself(datatype: MPI.Datatype) -> Datatype:

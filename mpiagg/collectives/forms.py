@@ -22,7 +22,7 @@ from mpiagg.plans.choices import NATIVE, Memory
 from mpiagg.plans.learning import resolve
 from mpiagg.plans.plan import Plan
 from mpiagg.plans.recorded import Unread
-from mpiagg.transport import CHECK, Channel
+from mpiagg.transport import CHECK, Channel, Keepable
 
 if TYPE_CHECKING:
     from mpiagg.collectives.comm import Comm
@@ -32,59 +32,79 @@ Forms = tuple[Callable[..., Any], Callable[..., Any], Callable[..., Any]]
 
 def run(method: Method, given: tuple[Any, ...]) -> None:
     """Carry a method out at once; it is given the communicator and its arguments, as one tuple, which costs least."""
-    try:
-        calls = given[0]._channel.calls  # noqa: SLF001 - of Comm, whose methods these are
-        call: Any = calls[method.key(given)]
-        if not call.given_as_it_is and method.exact is not method.key:
-            call.used = True
-            call = calls[method.exact(given)]
-        if CHECK:
-            call.check()
-    except (AttributeError, IndexError, KeyError, TypeError):
-        call = _resolved(method, given)
-    call.used = True
+    call = _call(method, given)
     if call.given_as_it_is:
         call.record(method.now, given)
     else:
-        x, out = method.arrays(call.channel, call.dtype, given)
-        try:
-            call.run(x, out)
-        finally:
-            if call.once:
-                call.free()
+        _run(method, call, given)
 
 
-class _OnCopies:
+def _run(method: Method, call: Any, given: tuple[Any, ...]) -> None:
+    x, out = method.arrays(call.channel, call.dtype, given)
+    try:
+        call.run(x, out)
+    finally:
+        if call.once:
+            call.free()
+
+
+def _call(method: Method, given: tuple[Any, ...]) -> Any:
+    """Return the call of a method: the one that came before, or else what it is resolved into."""
+    try:
+        call: Any = given[0]._channel.calls[method.key(given)]  # noqa: SLF001 - of Comm, whose methods these are
+    except (AttributeError, IndexError, KeyError, TypeError):
+        call = _resolved(method, given)
+    else:
+        if CHECK:
+            call.check()
+    call.used = True
+    return call
+
+
+class _OnCopies(Keepable):
     """A call of a method whose arguments are copied to vectors, unless it is for the MPI library as it came.
 
     Parameters
     ----------
     method : Method
-    call : Call
-        The same call with vectors.
+    channel : Channel
     copied : Packed
         The copies.
     """
 
-    given_as_it_is = used = True
+    given_as_it_is = once = True
 
-    def __init__(self, method: Method, call: Any, copied: Packed) -> None:
-        self._method, self._call, self._copied = method, call, copied
+    def __init__(self, method: Method, channel: Channel, copied: Packed) -> None:
+        self._method, self._channel, self._copied = method, channel, copied
+
+    @property
+    def nbytes(self) -> int:
+        """The memory of the vectors."""
+        return self._copied.nbytes
+
+    def check(self) -> None:
+        """Do nothing: the call with the vectors is checked."""
 
     def record(self, now: Callable[..., object], given: tuple[Any, ...]) -> None:
-        """Make the call, once."""
-        call, copied = self._call, self._copied
+        """Make the call."""
+        method, copied = self._method, self._copied
+        with_vectors = copied.given(given)
         try:
+            call = _call(method, with_vectors)
             if call.given_as_it_is:
                 call.record(now, given)
             else:
-                copied.load()
-                call.run(*self._method.arrays(call.channel, call.dtype, copied.given))
-                copied.store()
+                with self._channel.one_thread:  # the vectors belong to the call
+                    copied.load(given)
+                    _run(method, call, with_vectors)
+                    copied.store(given)
         finally:
-            copied.free()
-            if call.once:
-                call.free()
+            if self.once:
+                self.free()
+
+    def free(self) -> None:
+        """Give back the datatypes."""
+        self._copied.free()
 
 
 def _read(method: Method, channel: Channel, given: tuple[Any, ...]) -> tuple[Asked | None, Packed | None]:
@@ -92,7 +112,7 @@ def _read(method: Method, channel: Channel, given: tuple[Any, ...]) -> tuple[Ask
     asked = method.read(channel, *given[1:])
     if asked is not None or not method.buffers or (copied := packed(channel, method.buffers, given)) is None:
         return asked, None
-    asked = method.read(channel, *copied.given[1:])
+    asked = method.read(channel, *copied.given(given)[1:])
     if asked is None:
         copied.free()
     return asked, copied
@@ -105,28 +125,25 @@ def _resolved(method: Method, given: tuple[Any, ...]) -> Any:
         method.now(*given)  # which says what is wrong
     channel = comm._open()  # noqa: SLF001 - of Comm, whose methods these are
     asked, copied = _read(method, channel, given)
+    call: Any
     if asked is None:
+        call = Unread(channel, method.name, method.unread(channel, given))
         if CHECK:
-            channel.agree(method.unread(channel, given))
-        return Unread(channel, method.name)
-    given = given if copied is None else copied.given
-    arrays = method.arrays(channel, asked.dtype, given)
-    operation = asked.operation(channel, arrays=arrays)
-    if CHECK:  # before anything is made that ranks make together
-        channel.agree(operation.description)
-    call = resolve(channel, operation, *arrays, quiet=True)
-    if asked.alone:  # another operator may have the handle of one that was freed
-        return call
+            call.check()
+    elif copied is not None:
+        call = _OnCopies(method, channel, copied)
+    else:
+        arrays = method.arrays(channel, asked.dtype, given)
+        operation = asked.operation(channel, arrays=arrays)
+        if CHECK:  # before anything is made that ranks make together
+            channel.agree(operation.description)
+        call = resolve(channel, operation, *arrays, quiet=True)
+        if asked.alone:  # another operator may have the handle of one that was freed
+            return call
     with suppress(AttributeError, IndexError, TypeError):  # what cannot be a key
-        key, exact = method.key(given), method.exact(given)
-        if key != exact and not call.given_as_it_is:
-            channel.calls.find(key, lambda: Call(channel, operation))  # which says no more than to look further
-        kept = channel.calls.find(key if call.given_as_it_is else exact, lambda: call)
-        if kept is not call and kept.__class__ is call.__class__:  # it was still there, only the way to it was not
-            call.free()
-            call = kept
+        kept = channel.calls.find(method.key(given), lambda: call)
         call.once = kept is not call
-    return call if copied is None else _OnCopies(method, call, copied)
+    return call
 
 
 def started(comm: Comm, method: Method, *given: Any) -> MPI.Request:
@@ -149,36 +166,39 @@ def _plan(comm: Comm, method: Method, given: tuple[Any, ...], memory: Memory) ->
     if not comm or not threads_allowed():
         return None
     channel = comm._open()  # noqa: SLF001 - of Comm, whose methods these are
+    given = comm, *given
     key: Hashable = None
     known: Any = None
     with suppress(AttributeError, IndexError, TypeError):  # what cannot be a key
-        whole = memory, channel.memory.host.leased, method.exact((comm, *given))
+        whole = memory, channel.memory.host.leased, method.key(given)
         known = channel.calls.get(whole)
         key = whole
     arrays: Arrays | None = None
     copied: Packed | None = None
     alone = False
     if known is None:
-        asked, copied = _read(method, channel, (comm, *given))
+        asked, copied = _read(method, channel, given)
+        with_vectors = given if copied is None else copied.given(given)
         if asked is None:
-            return None
-        if copied is not None:
-            given, key = copied.given[1:], None
-        arrays = method.arrays(channel, asked.dtype, (comm, *given))
-        known = Call(channel, asked.operation(channel, memory, arrays=arrays, at_once=False))
-        alone = asked.alone
-        if key is not None and not alone:
+            known = Unread(channel, method.name, "")
+        else:
+            arrays, alone = method.arrays(channel, asked.dtype, with_vectors), asked.alone
+            known = Call(channel, asked.operation(channel, memory, arrays=arrays, at_once=False))
+            native = known.operation.choice.algorithm == NATIVE and known.dtype == known.operation.reduction.dtype
+            known.given_as_it_is = native and not alone
+        if key is not None and not alone and (copied is None or known.given_as_it_is):
             channel.calls.find(key, lambda: known)
-    known.used, operation = True, known.operation
-    if operation.choice.algorithm == NATIVE and known.dtype == operation.reduction.dtype and not alone:
+    known.used = True
+    if known.given_as_it_is:
         if copied is not None:
             copied.free()
         return None
+    operation = known.operation
     if arrays is None:
-        arrays = method.arrays(channel, known.dtype, (comm, *given))
+        arrays = method.arrays(channel, known.dtype, given)
     tag = channel.tags.in_turn(operation.choice.lanes, operation.signature)
     program = bind_arrays(channel, operation, *arrays, tag, memory=memory)
-    program = program if copied is None else copied.around(program)
+    program = program if copied is None else copied.around(program, given)
     return plan_of(channel, operation, program, arrays[1], in_order=memory is Memory.NONE)
 
 

@@ -3,8 +3,8 @@
 Each function takes the communicator and the arguments of the method of its name, as one tuple, and raises TypeError or
 AttributeError for what cannot be kept. Of an array it is the dtype and the size, by which algorithms are chosen, and
 the flags, which tell its layout, whether it can be written to, and whether it owns its memory; of a root also whether
-it is an integer. Collectives of blocks whose lengths only some ranks know are mostly the MPI library's, which is given
-the arrays as they are and looks at the rest: for them :func:`of_blocks` has the dtypes alone, and :func:`of_all` all.
+it is an integer. Collectives of blocks whose lengths only some ranks know are the MPI library's, which is given the
+arrays as they are and looks at the rest: for them :func:`of_blocks` has the dtypes alone, if every library knows those.
 """
 
 from __future__ import annotations
@@ -15,6 +15,9 @@ from typing import Any, Final
 
 import numpy as np
 from mpi4py import MPI
+
+from mpiagg.collectives.datatypes import identity
+from mpiagg.plans.native import KNOWN_TO_MPI
 
 _IN_PLACE: Final = MPI.IN_PLACE
 
@@ -55,13 +58,13 @@ def of_blocks(name: str) -> Callable[[tuple[Any, ...]], Hashable]:
 
     def key(given: tuple[Any, ...]) -> Hashable:
         _, sendbuf, recvbuf, *root = given
-        return name, _kind(sendbuf), _kind(recvbuf), *root
+        return name, _kind(sendbuf), _kind(recvbuf), *[(part.__class__, part) for part in root]
 
     return key
 
 
 def of_all(name: str) -> Callable[[tuple[Any, ...]], Hashable]:
-    """Return the key of a collective of blocks by all that was passed, as our own algorithms want it."""
+    """Return the key of a collective of blocks whose lengths all ranks know."""
 
     def key(given: tuple[Any, ...]) -> Hashable:
         _, sendbuf, recvbuf, *root = given
@@ -111,19 +114,17 @@ def scatter(given: tuple[Any, ...]) -> Hashable:
 
 
 def _kind(buffer: Any) -> Any:
-    """Return the dtype of a buffer specification with blocks."""
+    """Return the dtype of a buffer specification with blocks; all that there is of one that not every library knows."""
     kind = buffer.__class__
     if kind is list or kind is tuple:
         thing = buffer[0]
-        if thing.__class__ is not np.ndarray:
-            raise TypeError
-        last = buffer[-1]
-        return thing.dtype, last.handle if isinstance(last, MPI.Datatype) else last if isinstance(last, str) else None
-    if kind is np.ndarray:
+        if thing.__class__ is np.ndarray and thing.dtype.char in KNOWN_TO_MPI:
+            last = buffer[-1]
+            code = last.handle if isinstance(last, MPI.Datatype) else last if isinstance(last, str) else None
+            return thing.dtype, code
+    elif kind is np.ndarray and buffer.dtype.char in KNOWN_TO_MPI:
         return buffer.dtype
-    if buffer is None or buffer is _IN_PLACE:
-        return kind
-    raise TypeError
+    return _form(buffer)
 
 
 def _form(buffer: Any) -> Any:
@@ -149,7 +150,7 @@ def _number(part: Any) -> Any:
     if kind is list or kind is tuple:
         return (kind, *map(_number, part))
     if isinstance(part, MPI.Datatype):
-        return kind, part.handle
+        return kind, identity(part)
     if isinstance(part, np.ndarray | array):
         return kind, _number(part.tolist())
     return kind, part

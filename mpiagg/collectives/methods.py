@@ -31,9 +31,7 @@ class Method(NamedTuple):
     now, start, init : callable
         mpi4py's own methods: the blocking, the nonblocking and the persistent one.
     key : callable
-        Returns what the choice depends on of the arguments; raises TypeError or AttributeError for what cannot be kept.
-    exact : callable
-        Returns all that a call depends on that is not given to the MPI library as it is.
+        Returns what a call depends on of the arguments; raises TypeError or AttributeError for what cannot be kept.
     read : callable
         Returns what the arguments ask for, or None if that is for the MPI library alone.
     arrays : callable
@@ -49,7 +47,6 @@ class Method(NamedTuple):
     start: Callable[..., MPI.Request]
     init: Callable[..., MPI.Prequest]
     key: Callable[..., Hashable]
-    exact: Callable[..., Hashable]
     read: Callable[..., Asked | None]
     arrays: Callable[..., Arrays]
     ragged: bool = False
@@ -71,13 +68,12 @@ class Method(NamedTuple):
         return same.description
 
 
-def _method(  # noqa: PLR0917 - what a Method has
+def _method(
     collective: str,
     name: str,
     key: Callable[..., Hashable],
     read: Callable[..., Asked | None],
     arrays: Callable[..., Arrays],
-    exact: Callable[..., Hashable] | None = None,
     *,
     ragged: bool = False,
     buffers: tuple[Buffer, ...] = (),
@@ -85,7 +81,7 @@ def _method(  # noqa: PLR0917 - what a Method has
     """Return the collective method of a name, with mpi4py's own in its three forms."""
     forms = (name, f"I{name[0].lower()}{name[1:]}", f"{name}_init")
     now, start, init = (getattr(MPI.Intracomm, form) for form in forms)
-    return Method(collective, now, start, init, key, exact or key, read, arrays, ragged, buffers)
+    return Method(collective, now, start, init, key, read, arrays, ragged, buffers)
 
 
 BCAST: Final = _method(
@@ -138,7 +134,6 @@ GATHERV: Final = _method(
     keys.of_blocks("Gatherv"),
     moving.gatherv_read,
     moving.gatherv_arrays,
-    keys.of_all("Gatherv"),
     ragged=True,
 )
 SCATTER: Final = _method(
@@ -155,7 +150,6 @@ SCATTERV: Final = _method(
     keys.of_blocks("Scatterv"),
     moving.scatterv_read,
     moving.scatterv_arrays,
-    keys.of_all("Scatterv"),
     ragged=True,
 )
 ALLTOALL: Final = _method(
@@ -172,7 +166,6 @@ ALLTOALLV: Final = _method(
     keys.of_blocks("Alltoallv"),
     moving.alltoallv_read,
     moving.alltoallv_arrays,
-    keys.of_all("Alltoallv"),
     ragged=True,
 )
 ALLTOALLW: Final = _method(

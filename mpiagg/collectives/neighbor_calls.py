@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Hashable, Iterable, Sequence
-from contextlib import suppress
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -14,13 +13,12 @@ from mpi4py import MPI
 from mpiagg.arrays import HOST, Array, Form, as_input, check_output, convert, cuts_of, device_of, ranges
 from mpiagg.collectives.array_calls import ArrayPlan
 from mpiagg.common.arguments import check_counts
-from mpiagg.errors import PlanError
 from mpiagg.plans.binding import Run
 from mpiagg.plans.bound import STAGED_BYTES
 from mpiagg.plans.endpoints import Tag, by_length
 from mpiagg.plans.neighbors import Neighbors, bind_neighbors, compare, neighbors_of
 from mpiagg.plans.plan import Plan
-from mpiagg.transport import CHECK, Channel, channel_of, check_timeout, limited
+from mpiagg.transport import CHECK, Channel, Keepable, channel_of, check_timeout, limited
 from mpiagg.watch import Subject
 
 
@@ -200,19 +198,16 @@ def _told(channel: Channel, asked: _Asked, timeout: float) -> tuple[int, ...]:
 # -- calls at once
 
 
-class _Kept:
+class _Kept(Keepable):
     """The plan of a short call, between arrays of its own: it serves all arrays like these, wherever they lie."""
-
-    used = True
 
     def __init__(self, plan: ArrayPlan, x: Array, out: Array) -> None:
         self.plan, self.x, self.out = plan, x, out
-        self.nbytes = plan.nbytes + x.nbytes + out.nbytes
 
-    def free(self) -> None:
-        """Free the plan, unless an error has left it in the middle: the channel keeps it then."""
-        with suppress(PlanError):
-            self.plan.free()
+    @property
+    def nbytes(self) -> int:
+        """The memory that belongs to it alone."""
+        return super().nbytes + self.x.nbytes + self.out.nbytes
 
 
 def _carry_out(channel: Channel, asked: _Asked, out: Array, timeout: float) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from enum import Enum
-from functools import cache
+from functools import cache, partial
 from itertools import accumulate, pairwise
 from operator import index
 from threading import Lock
@@ -33,50 +33,77 @@ class Buffer(Enum):
     COUNTED = "a block for each rank, each of its own length"
 
 
-Copy = tuple[list[Any], list[Any]]
-"""Two buffer specifications: what is copied, and to where."""
-
-
-class Packed(NamedTuple):
-    """The arguments of a method with vectors in the place of what is described otherwise, and the copies.
+class Piece(NamedTuple):
+    """Elements of a buffer, and where they lie in a vector.
 
     Attributes
     ----------
-    given : tuple
-        The communicator and the arguments.
-    before, after : list of Copy
-        What is copied before the method, and after it.
-    made : list of (numpy.ndarray, MPI.Datatype)
-        The vectors, and duplicates of the datatypes: users may free theirs while a plan lasts.
+    place : int
+        Which of a method's arguments has the buffer.
+    length, start : int
+        How many elements there are, and where the first is, counted from the buffer's.
+    datatype : MPI.Datatype
+    copy : list
+        The buffer specification of the same numbers in the vector.
     """
 
-    given: tuple[Any, ...]
-    before: list[Copy]
-    after: list[Copy]
-    made: list[tuple[Array, MPI.Datatype]]
+    place: int
+    length: int
+    start: int
+    datatype: MPI.Datatype
+    copy: list[Any]
 
-    def load(self) -> None:
+
+class Packed(NamedTuple):
+    """Vectors in the place of those arguments of a method that are described otherwise, and what is copied.
+
+    Attributes
+    ----------
+    vectors : dict of int to list
+        The buffer specifications that take an argument's place.
+    before, after : list of Piece
+        What is copied before the method, and after it.
+    """
+
+    vectors: dict[int, list[Any]]
+    before: list[Piece]
+    after: list[Piece]
+
+    @property
+    def nbytes(self) -> int:
+        """The memory of the vectors."""
+        return sum(vector.nbytes for vector, *_ in self.vectors.values())
+
+    def given(self, given: tuple[Any, ...]) -> tuple[Any, ...]:
+        """Return the arguments with the vectors among them."""
+        return tuple(self.vectors.get(place, argument) for place, argument in enumerate(given))
+
+    def load(self, given: tuple[Any, ...]) -> None:
         """Copy what is sent to the vectors."""
-        _copy(self.before)
+        with _ALONE:
+            for place, count, start, datatype, copy in self.before:
+                _itself().Sendrecv([given[place][0], count, start, datatype], 0, 0, copy, 0, 0)
 
-    def store(self) -> None:
+    def store(self, given: tuple[Any, ...]) -> None:
         """Copy what has been received out of the vectors."""
-        _copy(self.after)
+        with _ALONE:
+            for place, count, start, datatype, copy in self.after:
+                _itself().Sendrecv(copy, 0, 0, [given[place][0], count, start, datatype], 0, 0)
 
-    def around(self, program: Program) -> Program:
+    def around(self, program: Program, given: tuple[Any, ...]) -> Program:
         """Return a program on the vectors with the copies before and after it."""
-        nbytes = sum(vector.nbytes for vector, _ in self.made)
-        return in_turn(self.load, program, self.store, Program((), (self.free,), nbytes))
+        last = Program((), (self.free,), self.nbytes)
+        return in_turn(partial(self.load, given), program, partial(self.store, given), last)
 
     def free(self) -> None:
-        """Give back the datatypes."""
-        for _, datatype in self.made:
+        """Give back the duplicates of the datatypes: users may free theirs while this lasts."""
+        for datatype in {id(piece.datatype): piece.datatype for piece in (*self.before, *self.after)}.values():
             if not datatype.is_predefined:
                 datatype.Free()
 
 
 def packed(channel: Channel, buffers: Sequence[Buffer], given: tuple[Any, ...]) -> Packed | None:
-    """Return the arguments of a method with vectors for those buffers that cannot be read; None if that is for mpi4py.
+    """Return vectors for those arguments of a method that cannot be read; None if that is for mpi4py.
 
     Parameters
     ----------
@@ -86,7 +113,7 @@ def packed(channel: Channel, buffers: Sequence[Buffer], given: tuple[Any, ...]) 
     given : tuple
         The communicator and the arguments.
     """
-    arguments, found = list(given), Packed(given, [], [], [])
+    found = Packed({}, [], [])
     at_root = len(given) <= len(buffers) + 1 or channel.rank == given[len(buffers) + 1]
     last = len(buffers)
     for place, buffer in enumerate(buffers, 1):
@@ -97,18 +124,17 @@ def packed(channel: Channel, buffers: Sequence[Buffer], given: tuple[Any, ...]) 
         sent = not received or (at_root and in_place(given[1]))  # elsewhere None is no buffer
         if _is_read(specification, buffer, channel.size, writable=received):
             continue
-        copies = _pieces(specification, buffer, channel.size, writable=received)
-        if copies is None:
+        pieces = _pieces(place, specification, buffer, channel.size, writable=received)
+        if pieces is None:
             found.free()
             return None
-        (*_, datatype), (vector, _, _, unit) = copies[0]
-        lengths = [count for _, (_, count, _, _) in copies]
+        lengths = [piece.copy[1] for piece in pieces]
         taken = lengths if buffer is Buffer.COUNTED else lengths[0] // (channel.size if buffer is Buffer.EACH else 1)
-        arguments[place] = [vector, taken, unit]
-        found.made.append((vector, datatype))
-        found.before.extend(copies if sent else [])
-        found.after.extend([(theirs, own) for own, theirs in copies] if received else [])
-    return found._replace(given=tuple(arguments))
+        vector, _, _, unit = pieces[0].copy
+        found.vectors[place] = [vector, taken, unit]
+        found.before.extend(pieces if sent else [])
+        found.after.extend(pieces if received else [])
+    return found
 
 
 def _is_read(specification: object, buffer: Buffer, size: int, *, writable: bool) -> bool:
@@ -118,7 +144,7 @@ def _is_read(specification: object, buffer: Buffer, size: int, *, writable: bool
     return read(specification, writable=writable, blocks=size if buffer is Buffer.EACH else 1) is not None
 
 
-def _pieces(specification: Any, buffer: Buffer, size: int, *, writable: bool) -> list[Copy] | None:
+def _pieces(place: int, specification: Any, buffer: Buffer, size: int, *, writable: bool) -> list[Piece] | None:
     """Return the pieces of what a buffer specification describes, each with its place in a vector.
 
     None is for what is wrong, lies on a device, or consists of numbers of several kinds.
@@ -139,7 +165,7 @@ def _pieces(specification: Any, buffer: Buffer, size: int, *, writable: bool) ->
     places = [0, *accumulate(count * many for count in counts)]
     vector: Array = np.empty(places[-1] * unit.extent, np.uint8)
     return [
-        ([thing, count, start, datatype], [vector, end - begin, begin, unit])
+        Piece(place, count, start, datatype, [vector, end - begin, begin, unit])
         for count, start, (begin, end) in zip(counts, starts, pairwise(places), strict=True)
     ]
 
@@ -189,10 +215,3 @@ _ALONE: Final = Lock()
 def _itself() -> MPI.Intracomm:
     """Return a communicator on which no messages of others are."""
     return MPI.COMM_SELF.Dup()
-
-
-def _copy(pairs: Sequence[tuple[Any, Any]]) -> None:
-    """Copy what buffer specifications describe to where others say."""
-    with _ALONE:
-        for source, target in pairs:
-            _itself().Sendrecv(source, 0, 0, target, 0, 0)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import suppress
 from contextvars import Context
 from functools import partial
 from typing import Any, Final
@@ -11,17 +10,16 @@ from typing import Any, Final
 import numpy as np
 
 from mpiagg.arrays import Array
-from mpiagg.errors import PlanError
 from mpiagg.plans.operation import Operation
 from mpiagg.plans.plan import Plan
-from mpiagg.transport import DEFAULT_TIMEOUT, Channel
+from mpiagg.transport import DEFAULT_TIMEOUT, Channel, Keepable
 from mpiagg.watch import END
 
 _NEW_ERRSTATE: Final = int(np.__version__.partition(".")[0]) >= 2
 """Whether NumPy's errors are handled as a context says, and not as a thread says."""
 
 
-class Call:
+class Call(Keepable):
     """A collective call that has been resolved.
 
     Parameters
@@ -39,12 +37,8 @@ class Call:
         That of the result, for those who make it.
     has_source, has_result : bool
         Whether this rank has an input, and whether it gets a result.
-    used : bool
-        Whether it was used since the channel has last looked for calls to forget.
     once : bool
         Whether it cannot be found again, and is freed when it has run.
-    plan : Plan or None
-        What it runs, if it has a plan of its own.
     given_as_it_is : bool
         Whether a method of mpi4py's is for the MPI library, with the arguments that it was given: by ``record``.
     of_any_lengths : bool
@@ -61,12 +55,6 @@ class Call:
         self.dtype = operation.reduction.dtype if operation.form is None else operation.form.dtype
         self.shape: tuple[int, ...] = ()
         self.has_source = self.has_result = True
-        self.used = True
-
-    @property
-    def nbytes(self) -> int:
-        """The memory that belongs to it alone."""
-        return 0
 
     def check(self) -> None:
         """Raise on all ranks if they are about to make different calls; collective."""
@@ -93,9 +81,6 @@ class Call:
         """
         raise NotImplementedError
 
-    def free(self) -> None:
-        """Give back what it holds."""
-
     def _freely(self, plan: Plan[Any]) -> Callable[[], object]:
         """Return what runs a plan, without NumPy's warnings if they are not wanted."""
         if not self.quiet or self.operation.reduction.dtype.kind not in "fc":
@@ -120,17 +105,6 @@ class WithPlan(Call):
             self.channel.log.check_thread()  # which may be in this plan
         self.plan.timeout = timeout  # type: ignore[union-attr]  # who runs it has taken one
         self._go()
-
-    @property
-    def nbytes(self) -> int:
-        """The memory that belongs to it alone."""
-        return 0 if self.plan is None else self.plan.nbytes
-
-    def free(self) -> None:
-        """Free the plan, unless an error has left it in the middle: the channel keeps it then."""
-        if self.plan is not None:
-            with suppress(PlanError):
-                self.plan.free()
 
 
 def in_errstate(act: Callable[..., object], *arguments: object) -> None:

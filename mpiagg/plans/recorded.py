@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from mpiagg.plans.choices import NATIVE
-from mpiagg.transport import DEFAULT_TIMEOUT, SIGNATURE_BITS, WRITTEN, Channel, process, signature
+from mpiagg.transport import DEFAULT_TIMEOUT, SIGNATURE_BITS, WRITTEN, Channel, Keepable, process, signature
 from mpiagg.watch import END, Entry, Subject, clock, failed
 
 _LAST: Final = WRITTEN - 1
@@ -74,7 +74,7 @@ class Recorded:
                 raise self._channel.disagreement()
 
 
-class Unread(Recorded):
+class Unread(Recorded, Keepable):
     """A call of a method whose arguments are for the MPI library alone.
 
     Parameters
@@ -82,11 +82,16 @@ class Unread(Recorded):
     channel : Channel
     name : str
         The method's.
+    words : str
+        What all ranks must agree on.
     """
 
     given_as_it_is = True
-    used = True
-    once = False
 
-    def __init__(self, channel: Channel, name: str) -> None:
+    def __init__(self, channel: Channel, name: str, words: str) -> None:
         super().__init__(channel, name, signed=False)  # ranks may describe the same data in different ways
+        self._words = words
+
+    def check(self) -> None:
+        """Raise on all ranks if they are about to make different calls; collective."""
+        self._channel.agree(self._words)

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable
-from typing import Any, Final, Protocol, TypeVar
+from contextlib import suppress
+from typing import Any, Final, TypeVar
+
+from mpiagg.errors import PlanError
 
 MOST: Final = 256
 """How many calls a communicator keeps."""
@@ -12,7 +15,7 @@ MOST_BYTES: Final = 64 * 2**20
 """How much memory of their own they may have together."""
 
 
-class Keepable(Protocol):
+class Keepable:
     """Something that is kept until it has not been used for long.
 
     Attributes
@@ -23,15 +26,19 @@ class Keepable(Protocol):
         The plan that it runs, if it has one of its own; else None.
     """
 
-    used: bool
-    plan: Any
+    used: bool = True
+    plan: Any = None
 
     @property
     def nbytes(self) -> int:
         """The memory that belongs to it alone."""
+        return 0 if self.plan is None else int(self.plan.nbytes)
 
     def free(self) -> None:
-        """Give back what it holds."""
+        """Free the plan, unless an error has left it in the middle: the channel keeps it then."""
+        if self.plan is not None:
+            with suppress(PlanError):
+                self.plan.free()
 
 
 Kept = TypeVar("Kept", bound=Keepable)
