@@ -8,7 +8,7 @@ import numpy as np
 from mpi4py import MPI
 
 from mpiagg.arrays import Array, Form, Reduction, device_of
-from mpiagg.collectives.buffers import read
+from mpiagg.collectives.buffers import Part, Vector
 from mpiagg.plans.choices import NATIVE, TO_EACH_RANK, Choice, Memory, pick, takes_native
 from mpiagg.plans.learning import choose
 from mpiagg.plans.operation import Operation
@@ -16,6 +16,7 @@ from mpiagg.schedules import Collective
 from mpiagg.transport import Channel
 
 Arrays = tuple[Array | None, Array | None]
+Vectors = tuple[Vector | None, Vector | None]
 
 BYTES: Final = Reduction(np.bitwise_or, np.dtype(np.uint8), "bor")
 """How bytes travel that are only moved."""
@@ -44,6 +45,8 @@ class Asked(NamedTuple):
         apart, as they may on some ranks.
     alone : bool
         Whether only the MPI library can combine the values, by an operator of the user's: on the host, of copies.
+    x, out : Part or None
+        Where the input and the output lie; None where this rank has none.
     """
 
     collective: Collective
@@ -56,11 +59,31 @@ class Asked(NamedTuple):
     received: tuple[int, ...] = ()
     ragged: bool = False
     alone: bool = False
+    x: Part | None = None
+    out: Part | None = None
 
     @property
     def dtype(self) -> np.dtype[Any]:
         """That of the arrays."""
         return self.reduction.dtype if self.half is None else self.half
+
+    def vectors(self, given: tuple[Any, ...]) -> Vectors:
+        """Return how the input and the output are made of a method's arguments.
+
+        Raises
+        ------
+        TypeError
+            If they are on two devices.
+        """
+        x, out, dtype = self.x, self.out, self.dtype
+        target = None if out is None else Vector(out, given, dtype, writable=True)
+        source = None if x is None else target if x == out else Vector(x, given, dtype, writable=False)
+        if source is not None and target is not None and source is not target:
+            here, there = (device_of(vector(given)) for vector in (source, target))
+            if here is not there and target(given).size:
+                raise TypeError(f"the buffers of a call are on one device, not on {here.name} and {there.name}")
+            target = target if here is there else None  # that is None, with a count of 0
+        return source, target
 
     def operation(
         self, channel: Channel, memory: Memory = Memory.TOGETHER, *, arrays: Arrays, at_once: bool = True
@@ -103,26 +126,11 @@ class Asked(NamedTuple):
         )
 
 
-def flat(buffer: Any, dtype: np.dtype[Any], *, writable: bool, blocks: int = 1) -> Array:
-    """Return a buffer specification that can be read, as a vector in the user's memory."""
-    if buffer.__class__ is np.ndarray and buffer.flags.c_contiguous:
-        vector: Array = buffer if buffer.ndim == 1 else buffer.reshape(-1)
-        return vector if vector.dtype == dtype else vector.view(dtype)
-    message = read(buffer, writable=writable, blocks=blocks)
-    assert message is not None
-    return message.memory.view(dtype)
-
-
-def check_devices(x: Array | None, out: Array | None) -> Arrays:
-    """Return the arrays; raise TypeError if they are on two devices."""
-    if x.__class__ is np.ndarray is out.__class__:
-        return x, out
-    if x is not None and out is not None and device_of(x) is not device_of(out):
-        if not out.size:  # None, with a count of 0
-            return x, None
-        here, there = device_of(x).name, device_of(out).name
-        raise TypeError(f"the buffers of a call are on one device, not on {here} and {there}")
-    return x, out
+def arrays_of(vectors: Vectors, given: tuple[Any, ...]) -> Arrays:
+    """Return the input and the output of a method, as vectors: of arguments that lie where those did that were read."""
+    source, target = vectors
+    x = None if source is None else source(given)
+    return x, x if target is source else None if target is None else target(given)
 
 
 def is_rank(channel: Channel, root: object) -> bool:

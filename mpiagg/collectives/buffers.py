@@ -22,6 +22,62 @@ REFUSED: Final = (AttributeError, BufferError, OverflowError, RuntimeError, Type
 """What is raised for things that are no buffer specification; RuntimeError by NumPy 2.0, for memory of a device."""
 
 
+class Part(NamedTuple):
+    """Where a vector lies: in which of a method's arguments, and from which byte to which in that one's memory."""
+
+    place: int
+    start: int
+    stop: int
+
+    def within(self, start: int, stop: int) -> Part:
+        """Return a part of this one."""
+        return Part(self.place, self.start + start, self.start + stop)
+
+
+class Vector:
+    """How one of a method's arguments becomes a vector in the user's memory.
+
+    Parameters
+    ----------
+    part : Part
+        Where it lies.
+    given : tuple
+        The communicator and the arguments: these, or any that have the same key.
+    dtype : numpy.dtype
+    writable : bool
+        Whether it is written to.
+    """
+
+    __slots__ = ("_array", "_dtype", "_listed", "_span", "_turned", "_writable", "place")
+
+    def __init__(self, part: Part, given: tuple[Any, ...], dtype: np.dtype[Any], *, writable: bool) -> None:
+        self.place, self._writable, self._dtype = part.place, writable, dtype
+        argument = given[part.place]
+        self._listed = isinstance(argument, list | tuple)
+        thing = argument[0] if self._listed else argument
+        # An array that is taken as it is, or by another dtype, and perhaps from an element to another.
+        self._array = thing.__class__ is np.ndarray and not thing.nbytes % dtype.itemsize
+        self._turned = self._array and not thing.flags.c_contiguous
+        span = slice(part.start // dtype.itemsize, part.stop // dtype.itemsize) if self._array else slice(*part[1:])
+        self._span = None if self._array and part[1:] == (0, thing.nbytes) else span
+
+    def __call__(self, given: tuple[Any, ...]) -> Array:
+        """Return the vector of arguments."""
+        thing = given[self.place]
+        if self._listed:
+            thing = thing[0]
+        span, dtype = self._span, self._dtype
+        if not self._array:
+            return _memory(thing, writable=self._writable)[span].view(dtype)
+        if self._turned:
+            thing = thing.T
+        if thing.ndim != 1:
+            thing = thing.reshape(-1)
+        if thing.dtype is not dtype and thing.dtype != dtype:
+            thing = thing.view(dtype)
+        return thing if span is None else thing[span]  # type: ignore[no-any-return]  # an array
+
+
 class BufferMessage(NamedTuple):
     """A buffer specification that was understood.
 
@@ -33,11 +89,14 @@ class BufferMessage(NamedTuple):
         A predefined datatype, or the dtype of half precision.
     length : int
         How many elements each block has.
+    part : Part
+        Where the memory is found again.
     """
 
     memory: Array
     datatype: Datatype
     length: int
+    part: Part
 
     def matches(self, other: BufferMessage | None) -> bool:
         """Whether both have the same datatype and length, as reductions want it."""
@@ -49,25 +108,27 @@ def in_place(specification: object) -> bool:
     return specification is None or specification is MPI.IN_PLACE
 
 
-def read(specification: object, *, writable: bool, blocks: int = 1) -> BufferMessage | None:
+def read(specification: object, place: int = 0, *, writable: bool, blocks: int = 1) -> BufferMessage | None:
     """Return what a buffer specification names, or None if that is for mpi4py to say.
 
     Parameters
     ----------
     specification : object
         As the methods of an mpi4py communicator take it.
+    place : int
+        Which of a method's arguments it is.
     writable : bool
         Whether something is to be received in it.
     blocks : int
         How many blocks it has, one after another; its count is that of one block.
     """
     try:
-        return _read(specification, writable=writable, blocks=blocks)
+        return _read(specification, place, writable=writable, blocks=blocks)
     except REFUSED:
         return None
 
 
-def _read(specification: object, *, writable: bool, blocks: int) -> BufferMessage | None:
+def _read(specification: object, place: int, *, writable: bool, blocks: int) -> BufferMessage | None:
     thing, count, displacement, kind = parts(specification)
     datatype = (half_of(thing) if kind is None else None) or half_or_itself(datatype_of(thing, kind))
     extent = extent_of(datatype)
@@ -82,11 +143,13 @@ def _read(specification: object, *, writable: bool, blocks: int) -> BufferMessag
     stop = start + index(count) * extent * blocks
     if not 0 <= start <= stop <= memory.size:
         return None
-    return BufferMessage(memory[start:stop], datatype, index(count))
+    return BufferMessage(memory[start:stop], datatype, index(count), Part(place, start, stop))
 
 
-def read_blocks(specification: object, size: int, *, writable: bool) -> tuple[BufferMessage, tuple[int, ...]] | None:
-    """Return what a buffer specification with a block for each rank names, and the elements of each block.
+def read_blocks(
+    specification: object, place: int, size: int, *, writable: bool
+) -> tuple[BufferMessage, tuple[int, ...]] | None:
+    """Return what a buffer specification with a block for each rank names, and the bytes of each block.
 
     ``[x, counts]``, ``[x, counts, type]``, ``[x, (counts, displacements)]``, ``[x, (counts, displacements), type]`` and
     ``[x, counts, displacements, type]`` with blocks that lie one after the other; None for all else.
@@ -101,10 +164,13 @@ def read_blocks(specification: object, size: int, *, writable: bool) -> tuple[Bu
             return None
         if displacements is not None and [*map(index, displacements)] != starts[:-1]:
             return None
-        message = _read([thing, starts[-1], *([] if kind is None else [kind])], writable=writable, blocks=1)
+        message = _read([thing, starts[-1], *([] if kind is None else [kind])], place, writable=writable, blocks=1)
     except REFUSED:
         return None
-    return None if message is None else (message, lengths)
+    if message is None:
+        return None
+    extent = message.memory.size // max(1, message.length)
+    return message, tuple(length * extent for length in lengths)
 
 
 def block_parts(specification: Any) -> tuple[Any, Any, Any, Any]:

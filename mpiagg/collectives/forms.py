@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from mpi4py import MPI
 
-from mpiagg.collectives.asked import Arrays, Asked
+from mpiagg.collectives.asked import Arrays, Asked, arrays_of
 from mpiagg.collectives.methods import Method
 from mpiagg.collectives.packed import Packed, packed
 from mpiagg.collectives.requests import Prequest, Request
@@ -32,24 +32,6 @@ Forms = tuple[Callable[..., Any], Callable[..., Any], Callable[..., Any]]
 
 def run(method: Method, given: tuple[Any, ...]) -> None:
     """Carry a method out at once; it is given the communicator and its arguments, as one tuple, which costs least."""
-    call = _call(method, given)
-    if call.given_as_it_is:
-        call.record(method.now, given)
-    else:
-        _run(method, call, given)
-
-
-def _run(method: Method, call: Any, given: tuple[Any, ...]) -> None:
-    x, out = method.arrays(call.channel, call.dtype, given)
-    try:
-        call.run(x, out)
-    finally:
-        if call.once:
-            call.free()
-
-
-def _call(method: Method, given: tuple[Any, ...]) -> Any:
-    """Return the call of a method: the one that came before, or else what it is resolved into."""
     try:
         call: Any = given[0]._channel.calls[method.key(given)]  # noqa: SLF001 - of Comm, whose methods these are
     except (AttributeError, IndexError, KeyError, TypeError):
@@ -58,7 +40,20 @@ def _call(method: Method, given: tuple[Any, ...]) -> Any:
         if CHECK:
             call.check()
     call.used = True
-    return call
+    if call.given_as_it_is:
+        call.record(method.now, given)
+    else:
+        _run(call, given)
+
+
+def _run(call: Any, given: tuple[Any, ...]) -> None:
+    """Run a call with the vectors of arguments."""
+    x, out = arrays_of(call.vectors, given)
+    try:
+        call.run(x, out)
+    finally:
+        if call.once:
+            call.free()
 
 
 class _OnCopies(Keepable):
@@ -74,8 +69,11 @@ class _OnCopies(Keepable):
 
     given_as_it_is = once = True
 
-    def __init__(self, method: Method, channel: Channel, copied: Packed) -> None:
+    def __init__(self, method: Method, channel: Channel, copied: Packed, given: tuple[Any, ...]) -> None:
         self._method, self._channel, self._copied = method, channel, copied
+        self._key: Hashable = None
+        with suppress(AttributeError, IndexError, TypeError):  # what cannot be a key
+            self._key = method.key(copied.given(given))  # the same each time
 
     @property
     def nbytes(self) -> int:
@@ -87,16 +85,20 @@ class _OnCopies(Keepable):
 
     def record(self, now: Callable[..., object], given: tuple[Any, ...]) -> None:
         """Make the call."""
-        method, copied = self._method, self._copied
-        with_vectors = copied.given(given)
+        channel, copied = self._channel, self._copied
+        call: Any = channel.calls.get(self._key)
         try:
-            call = _call(method, with_vectors)
+            if call is None:
+                call = _resolved(self._method, copied.given(given))
+            elif CHECK:
+                call.check()
+            call.used = True
             if call.given_as_it_is:
                 call.record(now, given)
             else:
-                with self._channel.one_thread:  # the vectors belong to the call
+                with channel.one_thread:  # the vectors belong to the call
                     copied.load(given)
-                    _run(method, call, with_vectors)
+                    _run(call, copied.given(given))
                     copied.store(given)
         finally:
             if self.once:
@@ -109,10 +111,10 @@ class _OnCopies(Keepable):
 
 def _read(method: Method, channel: Channel, given: tuple[Any, ...]) -> tuple[Asked | None, Packed | None]:
     """Return what a method's arguments ask for, and the copies with which it can be carried out, if it needs some."""
-    asked = method.read(channel, *given[1:])
+    asked = method.read(channel, given)
     if asked is not None or not method.buffers or (copied := packed(channel, method.buffers, given)) is None:
         return asked, None
-    asked = method.read(channel, *copied.given(given)[1:])
+    asked = method.read(channel, copied.given(given))
     if asked is None:
         copied.free()
     return asked, copied
@@ -131,13 +133,15 @@ def _resolved(method: Method, given: tuple[Any, ...]) -> Any:
         if CHECK:
             call.check()
     elif copied is not None:
-        call = _OnCopies(method, channel, copied)
+        call = _OnCopies(method, channel, copied, given)
     else:
-        arrays = method.arrays(channel, asked.dtype, given)
+        vectors = asked.vectors(given)
+        arrays = arrays_of(vectors, given)
         operation = asked.operation(channel, arrays=arrays)
         if CHECK:  # before anything is made that ranks make together
             channel.agree(operation.description)
         call = resolve(channel, operation, *arrays, quiet=True)
+        call.vectors = vectors
         if asked.alone:  # another operator may have the handle of one that was freed
             return call
     with suppress(AttributeError, IndexError, TypeError):  # what cannot be a key
@@ -182,8 +186,10 @@ def _plan(comm: Comm, method: Method, given: tuple[Any, ...], memory: Memory) ->
         if asked is None:
             known = Unread(channel, method.name, "")
         else:
-            arrays, alone = method.arrays(channel, asked.dtype, with_vectors), asked.alone
+            vectors, alone = asked.vectors(with_vectors), asked.alone
+            arrays = arrays_of(vectors, with_vectors)
             known = Call(channel, asked.operation(channel, memory, arrays=arrays, at_once=False))
+            known.vectors = vectors
             native = known.operation.choice.algorithm == NATIVE and known.dtype == known.operation.reduction.dtype
             known.given_as_it_is = native and not alone
         if key is not None and not alone and (copied is None or known.given_as_it_is):
@@ -195,7 +201,7 @@ def _plan(comm: Comm, method: Method, given: tuple[Any, ...], memory: Memory) ->
         return None
     operation = known.operation
     if arrays is None:
-        arrays = method.arrays(channel, known.dtype, given)
+        arrays = arrays_of(known.vectors, given)
     tag = channel.tags.in_turn(operation.choice.lanes, operation.signature)
     program = bind_arrays(channel, operation, *arrays, tag, memory=memory)
     program = program if copied is None else copied.around(program, given)

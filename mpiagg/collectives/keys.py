@@ -148,6 +148,8 @@ def _number(part: Any) -> Any:
     """Return the counts, displacements or datatype of a buffer specification; of arrays of them the values."""
     kind = part.__class__
     if kind is list or kind is tuple:
+        if part and part[0].__class__ is int:
+            return (kind, *part, *map(type, part))  # as most have it, in half the time
         return (kind, *map(_number, part))
     if isinstance(part, MPI.Datatype):
         return kind, identity(part)

@@ -13,7 +13,7 @@ from typing import Any, Final, NamedTuple
 from mpi4py import MPI
 
 from mpiagg.collectives import keys, moving, reducing
-from mpiagg.collectives.asked import BYTES, Arrays, Asked
+from mpiagg.collectives.asked import BYTES, Asked
 from mpiagg.collectives.packed import Buffer
 from mpiagg.plans.choices import NATIVE, Choice
 from mpiagg.plans.operation import Operation
@@ -34,8 +34,6 @@ class Method(NamedTuple):
         Returns what a call depends on of the arguments; raises TypeError or AttributeError for what cannot be kept.
     read : callable
         Returns what the arguments ask for, or None if that is for the MPI library alone.
-    arrays : callable
-        Returns the input and the output of a call that has been read, as vectors of a dtype.
     ragged : bool
         Whether a rank knows the lengths of those blocks alone that it has.
     buffers : tuple of Buffer
@@ -48,7 +46,6 @@ class Method(NamedTuple):
     init: Callable[..., MPI.Prequest]
     key: Callable[..., Hashable]
     read: Callable[..., Asked | None]
-    arrays: Callable[..., Arrays]
     ragged: bool = False
     buffers: tuple[Buffer, ...] = ()
 
@@ -73,7 +70,6 @@ def _method(
     name: str,
     key: Callable[..., Hashable],
     read: Callable[..., Asked | None],
-    arrays: Callable[..., Arrays],
     *,
     ragged: bool = False,
     buffers: tuple[Buffer, ...] = (),
@@ -81,95 +77,81 @@ def _method(
     """Return the collective method of a name, with mpi4py's own in its three forms."""
     forms = (name, f"I{name[0].lower()}{name[1:]}", f"{name}_init")
     now, start, init = (getattr(MPI.Intracomm, form) for form in forms)
-    return Method(collective, now, start, init, key, read, arrays, ragged, buffers)
+    return Method(collective, now, start, init, key, read, ragged, buffers)
 
 
 BCAST: Final = _method(
     "broadcast",
     "Bcast",
     keys.bcast,
-    moving.bcast_read,
-    moving.bcast_arrays,
+    moving.bcast,
     buffers=(Buffer.ONE,),
 )
 ALLGATHER: Final = _method(
     "allgather",
     "Allgather",
     keys.of_two("Allgather"),
-    moving.allgather_read,
-    moving.allgather_arrays,
+    moving.allgather,
     buffers=(Buffer.ONE, Buffer.EACH),
 )
-ALLREDUCE: Final = _method("allreduce", "Allreduce", keys.allreduce, reducing.allreduce_read, reducing.allreduce_arrays)
-REDUCE: Final = _method("reduce", "Reduce", keys.reduce, reducing.reduce_read, reducing.reduce_arrays)
+ALLREDUCE: Final = _method("allreduce", "Allreduce", keys.allreduce, reducing.allreduce)
+REDUCE: Final = _method("reduce", "Reduce", keys.reduce, reducing.reduce)
 REDUCE_SCATTER_BLOCK: Final = _method(
     "reduce_scatter",
     "Reduce_scatter_block",
     keys.with_op("Reduce_scatter_block"),
-    reducing.block_read,
-    reducing.block_arrays,
+    reducing.reduce_scatter_block,
 )
-REDUCE_SCATTER: Final = _method(
-    "reduce_scatter", "Reduce_scatter", keys.scatter, reducing.scatter_read, reducing.scatter_arrays
-)
+REDUCE_SCATTER: Final = _method("reduce_scatter", "Reduce_scatter", keys.scatter, reducing.reduce_scatter)
 ALLGATHERV: Final = _method(
     "allgather",
     "Allgatherv",
     keys.of_all("Allgatherv"),
-    moving.allgatherv_read,
-    moving.allgatherv_arrays,
+    moving.allgatherv,
     buffers=(Buffer.ONE, Buffer.COUNTED),
 )
 GATHER: Final = _method(
     "gather",
     "Gather",
     keys.rooted("Gather"),
-    moving.gather_read,
-    moving.gather_arrays,
+    moving.gather,
     buffers=(Buffer.ONE, Buffer.EACH),
 )
 GATHERV: Final = _method(
     "gather",
     "Gatherv",
     keys.of_blocks("Gatherv"),
-    moving.gatherv_read,
-    moving.gatherv_arrays,
+    moving.gatherv,
     ragged=True,
 )
 SCATTER: Final = _method(
     "scatter",
     "Scatter",
     keys.rooted("Scatter"),
-    moving.scatter_from_read,
-    moving.scatter_from_arrays,
+    moving.scatter,
     buffers=(Buffer.EACH, Buffer.ONE),
 )
 SCATTERV: Final = _method(
     "scatter",
     "Scatterv",
     keys.of_blocks("Scatterv"),
-    moving.scatterv_read,
-    moving.scatterv_arrays,
+    moving.scatterv,
     ragged=True,
 )
 ALLTOALL: Final = _method(
     "alltoall",
     "Alltoall",
     keys.of_two("Alltoall"),
-    moving.alltoall_read,
-    moving.alltoall_arrays,
+    moving.alltoall,
     buffers=(Buffer.EACH, Buffer.EACH),
 )
 ALLTOALLV: Final = _method(
     "alltoall",
     "Alltoallv",
     keys.of_blocks("Alltoallv"),
-    moving.alltoallv_read,
-    moving.alltoallv_arrays,
+    moving.alltoallv,
     ragged=True,
 )
-ALLTOALLW: Final = _method(
-    "alltoallw", "Alltoallw", keys.of_two("Alltoallw"), moving.alltoallw_read, moving.alltoallv_arrays
-)
-SCAN: Final = _method("scan", "Scan", keys.with_op("Scan"), reducing.scan_read, reducing.allreduce_arrays)
-EXSCAN: Final = _method("exscan", "Exscan", keys.with_op("Exscan"), reducing.exscan_read, reducing.exscan_arrays)
+ALLTOALLW: Final = _method("alltoallw", "Alltoallw", keys.of_two("Alltoallw"), moving.alltoallw)
+SCAN: Final = _method("scan", "Scan", keys.with_op("Scan"), reducing.scan)
+EXSCAN: Final = _method("exscan", "Exscan", keys.with_op("Exscan"), reducing.exscan)

@@ -140,7 +140,7 @@ def packed(channel: Channel, buffers: Sequence[Buffer], given: tuple[Any, ...]) 
 def _is_read(specification: object, buffer: Buffer, size: int, *, writable: bool) -> bool:
     """Return whether a buffer specification can be used as it is."""
     if buffer is Buffer.COUNTED:
-        return read_blocks(specification, size, writable=writable) is not None
+        return read_blocks(specification, 0, size, writable=writable) is not None
     return read(specification, writable=writable, blocks=size if buffer is Buffer.EACH else 1) is not None
 
 

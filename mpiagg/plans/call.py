@@ -41,6 +41,8 @@ class Call(Keepable):
         Whether it cannot be found again, and is freed when it has run.
     given_as_it_is : bool
         Whether a method of mpi4py's is for the MPI library, with the arguments that it was given: by ``record``.
+    vectors : tuple
+        Of a method: how the arguments become the input and the output.
     of_any_lengths : bool
         Whether it serves all operations that are like its own but for the lengths of blocks: by ``run_other``.
     """
@@ -48,6 +50,7 @@ class Call(Keepable):
     once = True
     given_as_it_is = False
     of_any_lengths = False
+    vectors: Any = None
     plan: Plan[Any] | None = None
 
     def __init__(self, channel: Channel, operation: Operation, *, quiet: bool = False) -> None:
