@@ -93,6 +93,18 @@ def test_outputs(comm, carried, way):
     assert carried == ["allreduce", "broadcast"]
 
 
+@pytest.mark.parametrize("way", WAYS)
+def test_a_call_like_one_before_takes_its_own_arrays(comm, way):
+    made = []
+    for turn in range(3):
+        x, sums = np.arange(4, dtype="i") + turn, np.empty(4, "i")
+        given = WAYS[way](x)
+        comm.Allreduce(given, [sums, MPI.INT32_T if way == "type string" else MPI.INT])
+        order = np.asfortranarray(x.reshape(2, 2)).ravel("K") if "Fortran" in way else x
+        assert sums.tolist() == (SIZE * order).tolist()
+        made += [given, sums]  # so that no other has their place
+
+
 def test_the_memory_around_an_output_is_left_alone(comm, carried):
     out = np.full(6, -1.0)
     comm.Allreduce(np.ones(3), [out, 3, 2, "d"])

@@ -1,0 +1,194 @@
+"""Calls of a communicator that are like one before: they take their own arrays, and what their datatypes are."""
+
+import threading
+
+import numpy as np
+import pytest
+from mpi4py import MPI
+
+import mpiagg
+from mpiagg.collectives import forms, packed
+from mpiagg.errors import MismatchError, PlanError
+from mpiagg.transport import kept
+
+pytestmark = pytest.mark.mpi
+
+SIZE, RANK = MPI.COMM_WORLD.size, MPI.COMM_WORLD.rank
+ROOT = SIZE - 1
+TURNS = 4
+
+
+@pytest.fixture(params=["auto", "reproducible", "nodes"])
+def comm(request, monkeypatch):
+    """A communicator by the tables, one that takes our own algorithms, and one with a node for each rank."""
+    if request.param == "nodes":
+        monkeypatch.setenv("MPIAGG_NODES", ",".join(["1"] * SIZE))
+    comm = mpiagg.Comm(MPI.COMM_WORLD, reproducible=request.param == "reproducible")
+    yield comm
+    comm.Free()
+
+
+def columns(length, width):
+    """Return a datatype of one column of a matrix, whose next element is the next column."""
+    return MPI.DOUBLE.Create_vector(length, 1, width).Create_resized(0, 8).Commit()
+
+
+def test_other_shapes_and_orders_are_other_calls(comm):
+    for x in (np.arange(6.0), np.arange(6.0).reshape(2, 3), np.asfortranarray(np.arange(6.0).reshape(2, 3))):
+        for out in (np.zeros(6), np.zeros((3, 2)), np.zeros((3, 2), order="F")):
+            comm.Allreduce(x, out)
+            assert out.ravel("K").tolist() == (SIZE * x.ravel("K")).tolist()
+
+
+@pytest.mark.parametrize("length", [3, 3000])
+def test_columns_are_those_of_the_arrays_of_the_call(comm, length):
+    column, made = columns(length, SIZE + 1), []
+    for turn in range(TURNS):
+        matrix, own = np.full((length, SIZE + 1), -1.0), np.full(length, RANK + 10.0 * turn)
+        wanted = np.arange(SIZE) + 10.0 * turn
+        comm.Gather(own, [matrix, 1, column] if RANK == ROOT else None, ROOT)
+        assert RANK != ROOT or np.array_equal(matrix, np.tile([*wanted, -1], (length, 1)))
+        comm.Allgather(own, [matrix, 1, column])
+        assert np.array_equal(matrix, np.tile([*wanted, -1], (length, 1)))
+        other = np.full((length, SIZE + 1), -1.0)
+        comm.Alltoall([matrix, 1, column], [other, 1, column])
+        assert np.array_equal(other, np.tile([*np.full(SIZE, RANK + 10.0 * turn), -1], (length, 1)))
+        comm.Scatter([matrix, 1, column] if RANK == ROOT else None, own, ROOT)
+        assert np.all(own == RANK + 10.0 * turn)
+        comm.Bcast([matrix, 1, column] if RANK == ROOT else own, ROOT)
+        assert np.all((matrix[:, 0] if RANK == ROOT else own) == 10.0 * turn)
+        apart = np.full(SIZE * (length + 1), -1.0)
+        blocks = [apart, ([length] * SIZE, [rank * (length + 1) for rank in range(SIZE)])]
+        comm.Allgatherv(np.full(length, RANK + 10.0 * turn), blocks)
+        assert np.array_equal(apart.reshape(SIZE, -1), np.array([[*[value] * length, -1] for value in wanted]))
+        made += [matrix, other, own, apart]
+    column.Free()
+
+
+def test_a_datatype_may_have_the_handle_of_one_that_was_freed(comm):
+    """In turn a structure, which is for the MPI library on all ranks, and a column, that the root alone has."""
+    for turn in range(2 * TURNS):
+        x = np.full(12, -1.0)
+        if turn % 2 == 0:
+            datatype = MPI.Datatype.Create_struct([2, 2], [0, 16], [MPI.DOUBLE, MPI.INT64_T]).Commit()
+            written, given = slice(4), [x, 1, datatype]
+        else:
+            datatype = MPI.DOUBLE.Create_vector(4, 1, 2).Commit()
+            written, given = (slice(0, 8, 2), [x, 1, datatype]) if RANK == ROOT else (slice(4), [x, 4])
+        if RANK == ROOT:
+            x[written] = turn
+        comm.Bcast(given, ROOT)
+        datatype.Free()
+        assert np.all(x[written] == turn)
+        assert np.count_nonzero(x == -1) == 8
+
+
+def test_an_operator_may_have_the_handle_of_one_that_was_freed(comm):
+    for turn in range(TURNS):
+        better = (np.maximum, np.minimum)[turn % 2]
+
+        def combine(left, right, datatype, better=better):
+            del datatype
+            mine, theirs = np.frombuffer(left, "i8"), np.frombuffer(right, "i8")
+            better(mine, theirs, out=theirs)
+
+        op = MPI.Op.Create(combine, commute=True)
+        out = np.empty(2, np.int64)
+        for _ in range(2):
+            comm.Allreduce(np.array([RANK, -RANK]), out, op)
+            assert out.tolist() == ([ROOT, 0] if turn % 2 == 0 else [0, -ROOT])
+        op.Free()
+
+
+@pytest.mark.parametrize("gap", [0, 2])
+@pytest.mark.parametrize("dtype", ["f4", "f2", "g"])
+def test_blocks_lie_where_the_call_has_them(comm, gap, dtype):
+    """Gatherv, Scatterv and Alltoallv, whose lengths and places change."""
+    for turn in range(TURNS):
+        counts = [1 + (turn + rank) % 3 for rank in range(SIZE)]
+        starts = [sum(counts[:rank]) + gap * rank for rank in range(SIZE)]
+        length, blocks = starts[-1] + counts[-1], (counts, starts)
+        own, whole = np.full(counts[RANK], RANK, dtype), np.full(length, -1, dtype)
+        code = {"f4": MPI.FLOAT, "g": MPI.LONG_DOUBLE, "f2": MPI.INT16_T}[dtype]
+        if dtype == "f2":  # which not every MPI library has
+            own, whole = own.astype("i2"), whole.astype("i2")
+        comm.Gatherv([own, code], [whole, blocks, code] if RANK == ROOT else None, ROOT)
+        if RANK == ROOT:
+            assert [whole[start] for start in starts] == list(range(SIZE))
+            assert np.count_nonzero(whole == -1) == gap * (SIZE - 1)
+        comm.Scatterv([whole, blocks, code] if RANK == ROOT else None, [own, code], ROOT)
+        assert np.all(own == RANK)
+        sent = np.full(length, RANK, own.dtype)
+        received = np.full(SIZE * (counts[RANK] + gap), -1, own.dtype)
+        places = [rank * (counts[RANK] + gap) for rank in range(SIZE)]
+        comm.Alltoallv([sent, blocks, code], [received, ([counts[RANK]] * SIZE, places), code])
+        assert [received[place] for place in places] == list(range(SIZE))
+        assert np.count_nonzero(received == -1) == gap * SIZE
+
+
+def test_calls_that_were_forgotten_are_made_anew(comm, monkeypatch):
+    monkeypatch.setattr(kept, "MOST", 2)
+    types = [columns(length, 2) for length in (3, 5, 7)]
+    for turn in range(TURNS):
+        for length, column in zip((3, 5, 7), types, strict=True):
+            x = np.full((length, 2), float(turn if RANK == ROOT else -1))
+            comm.Bcast([x, 1, column], ROOT)
+            assert np.all(x[:, 0] == turn)
+            assert len(comm._channel.calls) <= 2
+    for column in types:
+        column.Free()
+
+
+def test_two_threads_do_not_share_a_copy(monkeypatch):
+    """The second is refused while the first copies; all ranks go on then."""
+    monkeypatch.setenv("MPIAGG_NODES", ",".join(["1"] * SIZE))
+    comm, column = mpiagg.Comm(MPI.COMM_WORLD, reproducible=True), columns(3, 2)
+    inside, refused, errors = threading.Event(), threading.Event(), []
+
+    class Held:
+        """Lets the other thread try while one copies."""
+
+        def Sendrecv(self, *arguments):
+            inside.set()
+            assert refused.wait(50)
+            MPI.COMM_SELF.Sendrecv(*arguments)
+
+    x = np.full((3, 2), float(RANK))
+    comm.Bcast([x, 1, column], ROOT)
+    monkeypatch.setattr(packed, "_itself", Held)
+
+    def use():
+        y = np.full((3, 2), float(RANK))
+        comm.Bcast([y, 1, column], ROOT)
+        if not np.all(y[:, 0] == ROOT):
+            errors.append(y)
+
+    thread = threading.Thread(target=use)
+    thread.start()
+    assert inside.wait(50)
+    with pytest.raises(PlanError, match="thread"):
+        comm.Bcast([x, 1, column], ROOT)
+    refused.set()
+    thread.join(50)
+    assert not thread.is_alive()
+    assert not errors
+    column.Free()
+    comm.Free()
+
+
+@pytest.mark.skipif(SIZE < 2, reason="one rank agrees with itself")
+def test_calls_for_the_mpi_library_are_compared_each_time(monkeypatch):
+    monkeypatch.setattr(forms, "CHECK", True)
+    comm = mpiagg.Comm(MPI.COMM_WORLD)
+    pairs = np.zeros(2, np.dtype("i4,f8", align=True))
+    kind = MPI.Datatype.Create_struct([1, 1], [0, 8], [MPI.INT, MPI.DOUBLE]).Commit()
+    op = MPI.Op.Create(lambda *_: None)
+    x, out = np.zeros((2, 3))
+    for _ in range(2):
+        comm.Bcast([pairs, 2, kind])
+        comm.Allreduce(x, out, op)
+    with pytest.raises(MismatchError):
+        comm.Allreduce(x, out, op) if RANK else comm.Bcast([pairs, 2, kind])
+    kind.Free()
+    op.Free()
+    comm.Free()
