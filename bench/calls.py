@@ -6,6 +6,9 @@ Each cell is one run of blocks in turn (``mpiagg.benchmarks.timing``): the metho
 function with ``out=``, the plan of its ``..._init``, and mpi4py's own method on the same arrays; medians of at most
 twenty blocks, in microseconds. Arrays are float32 sums, ``plain`` (NumPy's own, on a communicator without registered
 memory), ``registered`` (``mpiagg.empty``), or ``mixed``: plain ones on a communicator that has registered memory, too.
+More kinds are for the method alone, with plain arrays in other words: ``typed`` (the datatype is given), ``columns``
+(of a matrix, by a derived datatype), ``apart`` (blocks that do not follow one another) and ``own-op`` (an operator of
+the user's own).
 With ``--all-algorithms`` every algorithm and the MPI library's own collective take part, by the array functions. With
 ``--changing`` each rank adds 1 to its input before each call, as programs do that have something new to tell: what is
 read then comes from the cache of the core that wrote it. That takes part in the times.
@@ -38,6 +41,9 @@ LEARNING = 200
 
 BYTES = (8, 1024, 16 * 1024, 64 * 1024, 2**20, 16 * 2**20)
 KINDS = ("plain", "mixed", "registered")
+IN_OTHER_WORDS = ("typed", "columns", "apart", "own-op")
+"""Kinds to be named by ``--kinds``."""
+
 DTYPE = np.float32
 
 
@@ -118,16 +124,49 @@ def cell(verb: str, nbytes: int, make: Arrays, comm: MPI.Intracomm) -> Cell:
     return made(*arrays())
 
 
+def in_other_words(kind: str, verb: str, method: tuple[Any, ...]) -> tuple[Any, ...] | None:
+    """Return a method's arguments, described in other words; None if it has no such ones."""
+    reduces = verb.startswith(("Allreduce", "Reduce", "Scan", "Exscan"))
+    arrays, blocks = (any(isinstance(part, which) for part in method) for which in (np.ndarray, list))
+    if kind == "typed" and arrays and not blocks:
+        return tuple([part, MPI.FLOAT] if isinstance(part, np.ndarray) else part for part in method)
+    if kind == "columns" and arrays and not blocks and not reduces:
+        every_other = MPI.FLOAT.Create_resized(0, 2 * MPI.FLOAT.extent).Commit()
+        return tuple([np.repeat(part, 2), every_other] if isinstance(part, np.ndarray) else part for part in method)
+    if kind == "apart" and blocks:
+        return tuple(spread(*part) if isinstance(part, list) else part for part in method)
+    return (*method, MPI.Op.Create(add, commute=True)) if kind == "own-op" and reduces else None
+
+
+def spread(x: Any, counts: list[int]) -> list[Any]:
+    """Return blocks with an element between each and the next."""
+    starts = [sum(counts[:rank]) + rank for rank in range(len(counts))]
+    return [np.full(x.size + len(counts), 0, DTYPE), (counts, starts)]
+
+
+def add(left: Any, right: Any, datatype: MPI.Datatype) -> None:
+    """Add, as an operator of the user's own."""
+    del datatype
+    into = np.frombuffer(right, DTYPE)
+    into += np.frombuffer(left, DTYPE)
+
+
 def contenders(verb: str, nbytes: int, kind: str, comms: dict[str, Any], *, every: bool) -> tuple[dict[str, Any], Any]:
     """Return the calls of a cell by their names, with plans that are to be freed; and their input, if they have one."""
-    ours, theirs = comms[kind], comms["mpi"]
-    if verb == "Barrier":
+    ours, theirs = comms.get(kind, comms["plain"]), comms["mpi"]
+    if verb == "Barrier" and kind not in IN_OTHER_WORDS:
         return {"mpi": theirs.Barrier, "comm": ours.Barrier}, None
     make = partial(registered, ours) if kind == "registered" else plain
     method, function, arguments, out = cell(verb, nbytes, make, ours)
+    if kind in IN_OTHER_WORDS:
+        others = in_other_words(kind, verb, method)
+        if others is None:
+            return {}, None
+        method, function = others, ""
     found = {"mpi": partial(getattr(theirs, verb), *method), "comm": partial(getattr(ours, verb), *method)}
     if not function:
-        return found, next((part[0] if isinstance(part, list) else part for part in method if part is not None), None)
+        arrays = [part[0] if isinstance(part, list) else part for part in method]
+        return found, next((array for array in arrays if isinstance(array, np.ndarray)), None)
     run = partial(getattr(mpiagg, function), *arguments, out=out, comm=ours)
     if every:
         names = ["native", "auto", *mpiagg.algorithms(function)]
@@ -174,6 +213,8 @@ def main() -> None:
         for nbytes in [0] if verb == "Barrier" else map(int, asked.bytes.split(",")):
             for kind in asked.kinds.split(","):
                 calls, x = contenders(verb, nbytes, kind, comms, every=asked.all_algorithms)
+                if not calls:
+                    continue
                 for _ in range(LEARNING if settings().learns and "auto" in calls else 0):
                     calls["auto"]()
                 timed = {name: partial(change_and_call, x, call) for name, call in calls.items()}

@@ -133,9 +133,10 @@ def _form(buffer: Any) -> Any:
     if kind is np.ndarray:
         return buffer.dtype, buffer.size, buffer.flags.num
     if kind is list or kind is tuple:
-        if buffer[0].__class__ is not np.ndarray:
+        thing, *more = buffer
+        if thing.__class__ is not np.ndarray:
             raise TypeError
-        return (kind, _form(buffer[0]), *map(_number, buffer[1:]))
+        return (kind, thing.dtype, thing.size, thing.flags.num, *map(_number, more))
     if buffer is None or buffer is _IN_PLACE:
         return kind
     if isinstance(buffer, np.ndarray):
@@ -147,6 +148,8 @@ def _form(buffer: Any) -> Any:
 def _number(part: Any) -> Any:
     """Return the counts, displacements or datatype of a buffer specification; of arrays of them the values."""
     kind = part.__class__
+    if kind is int:
+        return part
     if kind is list or kind is tuple:
         if part and part[0].__class__ is int:
             return (kind, *part, *map(type, part))  # as most have it, in half the time
