@@ -127,10 +127,10 @@ def cell(verb: str, nbytes: int, make: Arrays, comm: MPI.Intracomm) -> Cell:
 def in_other_words(kind: str, verb: str, method: tuple[Any, ...]) -> tuple[Any, ...] | None:
     """Return a method's arguments, described in other words; None if it has no such ones."""
     reduces = verb.startswith(("Allreduce", "Reduce", "Scan", "Exscan"))
-    arrays, blocks = (any(isinstance(part, which) for part in method) for which in (np.ndarray, list))
-    if kind == "typed" and arrays and not blocks:
+    blocks = verb.endswith("v")
+    if kind == "typed" and not blocks:
         return tuple([part, MPI.FLOAT] if isinstance(part, np.ndarray) else part for part in method)
-    if kind == "columns" and arrays and not blocks and not reduces:
+    if kind == "columns" and not blocks and not reduces:
         every_other = MPI.FLOAT.Create_resized(0, 2 * MPI.FLOAT.extent).Commit()
         return tuple([np.repeat(part, 2), every_other] if isinstance(part, np.ndarray) else part for part in method)
     if kind == "apart" and blocks:

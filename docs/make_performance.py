@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import re
 import runpy
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -30,7 +30,8 @@ UNITS = {2**20: "MiB", 2**10: "KiB", 1: "B"}
 def page() -> str:
     """Return the text of the page, with its tables."""
     text = PAGE.read_text()
-    tables = [_calls, _call_goals, _auto, _ddp, _node, _cache_sharing, _network, _others, _exact, _goals, _overhead]
+    calls = [_calls, _in_other_words, _call_goals, _auto]
+    tables = [*calls, _ddp, _node, _cache_sharing, _network, _others, _exact, _goals, _overhead]
     for name, table in ((make.__name__.removeprefix("_"), make()) for make in tables):
         # Once: after an empty place the pattern would match again, up to the end of the next.
         text = re.sub(PLACE.format(name), lambda _, table=table: table + "\n", text, count=1, flags=re.DOTALL)
@@ -51,17 +52,28 @@ def _beside(ours: float, theirs: float) -> str:
 
 
 def _calls() -> str:
+    names = [f"calls-{ranks}-{library}" for ranks in ("n2", "n4", "more-n2") for library in CALLS]
+    return _methods(names, ("plain", "registered"))
+
+
+def _in_other_words() -> str:
+    kinds = ("plain", "typed", "columns", "apart", "own-op")
+    return _methods([f"calls-described-n2-{library}" for library in CALLS], kinds)
+
+
+def _methods(names: Sequence[str], kinds: Sequence[str]) -> str:
+    """Return what methods take beside mpi4py's own, with arrays of these kinds."""
     lines = []
-    for name in [f"calls-{ranks}-{library}" for ranks in ("n2", "n4", "more-n2") for library in CALLS]:
+    for name in names:
         rows = _saved(name)
         sizes = sorted({row["bytes"] for row in rows} - {0})
         lines += [_head(f"{name}", sizes)]
         for verb in dict.fromkeys(row["verb"] for row in rows):
-            for kind in ("plain", "registered"):
+            for kind in kinds:
                 found = {row["bytes"]: row["us"] for row in rows if (row["verb"], row["arrays"]) == (verb, kind)}
                 if 0 in found and kind == "plain":
                     lines.append(f"| {verb} | {_beside(found[0]['comm'], found[0]['mpi'])} |" + " |" * (len(sizes) - 1))
-                elif 0 not in found:
+                elif found and 0 not in found:
                     cells = (_beside(found[size]["comm"], found[size]["mpi"]) for size in sizes)
                     lines.append(f"| {verb}, {kind} | {' | '.join(cells)} |")
         lines[-1] += "\n"

@@ -65,9 +65,12 @@ class _OnCopies(Keepable):
     channel : Channel
     copied : Packed
         The copies.
+    given : tuple
+        The communicator and the arguments.
     """
 
     given_as_it_is = once = True
+    _running = False
 
     def __init__(self, method: Method, channel: Channel, copied: Packed, given: tuple[Any, ...]) -> None:
         self._method, self._channel, self._copied = method, channel, copied
@@ -87,6 +90,7 @@ class _OnCopies(Keepable):
         """Make the call."""
         channel, copied = self._channel, self._copied
         call: Any = channel.calls.get(self._key)
+        self._running = True
         try:
             if call is None:
                 call = _resolved(self._method, copied.given(given))
@@ -101,12 +105,15 @@ class _OnCopies(Keepable):
                     _run(call, copied.given(given))
                     copied.store(given)
         finally:
+            self._running = False
             if self.once:
                 self.free()
 
     def free(self) -> None:
-        """Give back the datatypes."""
-        self._copied.free()
+        """Give back the datatypes, after the call that runs: with its vectors it may have taken all room."""
+        self.once = True
+        if not self._running:
+            self._copied.free()
 
 
 def _read(method: Method, channel: Channel, given: tuple[Any, ...]) -> tuple[Asked | None, Packed | None]:
