@@ -11,6 +11,7 @@ import threading
 import traceback
 from collections.abc import Sequence
 from functools import cache
+from time import monotonic
 from typing import Any, Final, Protocol
 
 import numpy as np
@@ -23,7 +24,9 @@ RUNNING_PAUSE: Final = 2e-4
 """Seconds that the thread sleeps while something runs."""
 
 IDLE_PAUSE: Final = 1e-2
-"""Seconds that it sleeps while what it drives has yet to be started, of which nobody tells it."""
+"""Seconds that it sleeps while what it drives has yet to be started, of which nobody tells it; and how long it goes on
+with the short pause when nothing runs. To wake it takes longer than a short collective, and what is started is often
+waited for at once."""
 
 
 @cache
@@ -45,7 +48,8 @@ class Driver:
     def __init__(self) -> None:
         self._driven: dict[int, Driven] = {}
         self._changed = threading.Condition()
-        self._stopped = False
+        self._stopped = self._resting = False
+        self._called = True
         self._thread = threading.Thread(target=self._run, name="mpiagg", daemon=True)
         self._thread.start()
         # Registered after mpi4py's own, so called before MPI is finalised.
@@ -61,9 +65,11 @@ class Driver:
         self._driven.pop(id(driven), None)
 
     def wake(self) -> None:
-        """Look at everything at once."""
-        with self._changed:
-            self._changed.notify()
+        """Look at everything soon."""
+        self._called = True  # first, or it might go to rest unseen
+        if self._resting:
+            with self._changed:
+                self._changed.notify()
 
     def stop(self) -> None:
         """End the thread; a second call does nothing."""
@@ -73,16 +79,23 @@ class Driver:
         self._thread.join()
 
     def _run(self) -> None:
-        pause = RUNNING_PAUSE
+        until = 0.0
         while True:
             with self._changed:
                 if self._stopped:
                     return
-                self._changed.wait(pause if self._driven else None)
+                self._resting = monotonic() >= until
+                if self._called:
+                    self._resting = False
+                idle = IDLE_PAUSE if self._driven else None
+                self._changed.wait(idle if self._resting else RUNNING_PAUSE)
+                self._resting = False
             if MPI.Is_finalized():
                 return
+            called, self._called = self._called, False
             running = [self._drive(driven) for driven in list(self._driven.values())]
-            pause = RUNNING_PAUSE if any(running) else IDLE_PAUSE
+            if called or any(running):
+                until = monotonic() + IDLE_PAUSE
 
     def _drive(self, driven: Driven) -> bool:
         try:
