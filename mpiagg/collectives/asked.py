@@ -8,7 +8,7 @@ import numpy as np
 from mpi4py import MPI
 
 from mpiagg.arrays import Array, Form, Reduction, device_of
-from mpiagg.collectives.buffers import Part, Vector
+from mpiagg.collectives.buffers import ArgumentSpan, ArgumentVector
 from mpiagg.plans.choices import NATIVE, TO_EACH_RANK, Choice, Memory, pick, takes_native
 from mpiagg.plans.learning import choose
 from mpiagg.plans.operation import Operation
@@ -16,7 +16,7 @@ from mpiagg.schedules import Collective
 from mpiagg.transport import Channel
 
 Arrays = tuple[Array | None, Array | None]
-Vectors = tuple[Vector | None, Vector | None]
+ArgumentVectors = tuple[ArgumentVector | None, ArgumentVector | None]
 
 BYTES: Final = Reduction(np.bitwise_or, np.dtype(np.uint8), "bor")
 """How bytes travel that are only moved."""
@@ -45,7 +45,7 @@ class Asked(NamedTuple):
         apart, as they may on some ranks.
     alone : bool
         Whether only the MPI library can combine the values, by an operator of the user's: on the host, of copies.
-    x, out : Part or None
+    x, out : ArgumentSpan or None
         Where the input and the output lie; None where this rank has none.
     """
 
@@ -59,15 +59,15 @@ class Asked(NamedTuple):
     received: tuple[int, ...] = ()
     ragged: bool = False
     alone: bool = False
-    x: Part | None = None
-    out: Part | None = None
+    x: ArgumentSpan | None = None
+    out: ArgumentSpan | None = None
 
     @property
     def dtype(self) -> np.dtype[Any]:
         """That of the arrays."""
         return self.reduction.dtype if self.half is None else self.half
 
-    def vectors(self, given: tuple[Any, ...]) -> Vectors:
+    def vectors(self, given: tuple[Any, ...]) -> ArgumentVectors:
         """Return how the input and the output are made of a method's arguments.
 
         Raises
@@ -76,8 +76,8 @@ class Asked(NamedTuple):
             If they are on two devices.
         """
         x, out, dtype = self.x, self.out, self.dtype
-        target = None if out is None else Vector(out, given, dtype, writable=True)
-        source = None if x is None else target if x == out else Vector(x, given, dtype, writable=False)
+        target = None if out is None else ArgumentVector(out, given, dtype, writable=True)
+        source = None if x is None else target if x == out else ArgumentVector(x, given, dtype, writable=False)
         if source is not None and target is not None and source is not target:
             here, there = (device_of(vector(given)) for vector in (source, target))
             if here is not there and target(given).size:
@@ -126,7 +126,7 @@ class Asked(NamedTuple):
         )
 
 
-def arrays_of(vectors: Vectors, given: tuple[Any, ...]) -> Arrays:
+def arrays_of(vectors: ArgumentVectors, given: tuple[Any, ...]) -> Arrays:
     """Return the input and the output of a method, as vectors: of arguments that lie where those did that were read."""
     source, target = vectors
     x = None if source is None else source(given)

@@ -22,24 +22,24 @@ REFUSED: Final = (AttributeError, BufferError, OverflowError, RuntimeError, Type
 """What is raised for things that are no buffer specification; RuntimeError by NumPy 2.0, for memory of a device."""
 
 
-class Part(NamedTuple):
+class ArgumentSpan(NamedTuple):
     """Where a vector lies: in which of a method's arguments, and from which byte to which in that one's memory."""
 
     place: int
     start: int
     stop: int
 
-    def within(self, start: int, stop: int) -> Part:
+    def within(self, start: int, stop: int) -> ArgumentSpan:
         """Return a part of this one."""
-        return Part(self.place, self.start + start, self.start + stop)
+        return ArgumentSpan(self.place, self.start + start, self.start + stop)
 
 
-class Vector:
+class ArgumentVector:
     """How one of a method's arguments becomes a vector in the user's memory.
 
     Parameters
     ----------
-    part : Part
+    part : ArgumentSpan
         Where it lies.
     given : tuple
         The communicator and the arguments: these, or any that have the same key.
@@ -50,7 +50,7 @@ class Vector:
 
     __slots__ = ("_array", "_dtype", "_listed", "_span", "_turned", "_writable", "place")
 
-    def __init__(self, part: Part, given: tuple[Any, ...], dtype: np.dtype[Any], *, writable: bool) -> None:
+    def __init__(self, part: ArgumentSpan, given: tuple[Any, ...], dtype: np.dtype[Any], *, writable: bool) -> None:
         self.place, self._writable, self._dtype = part.place, writable, dtype
         argument = given[part.place]
         self._listed = isinstance(argument, list | tuple)
@@ -89,14 +89,14 @@ class BufferMessage(NamedTuple):
         A predefined datatype, or the dtype of half precision.
     length : int
         How many elements each block has.
-    part : Part
+    part : ArgumentSpan
         Where the memory is found again.
     """
 
     memory: Array
     datatype: Datatype
     length: int
-    part: Part
+    part: ArgumentSpan
 
     def matches(self, other: BufferMessage | None) -> bool:
         """Whether both have the same datatype and length, as reductions want it."""
@@ -143,7 +143,7 @@ def _read(specification: object, place: int, *, writable: bool, blocks: int) -> 
     stop = start + index(count) * extent * blocks
     if not 0 <= start <= stop <= memory.size:
         return None
-    return BufferMessage(memory[start:stop], datatype, index(count), Part(place, start, stop))
+    return BufferMessage(memory[start:stop], datatype, index(count), ArgumentSpan(place, start, stop))
 
 
 def read_blocks(

@@ -5,16 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 from mpiagg.collectives.asked import BYTES, Asked, is_rank
-from mpiagg.collectives.buffers import BufferMessage, Part, in_place, read, read_blocks
+from mpiagg.collectives.buffers import ArgumentSpan, BufferMessage, in_place, read, read_blocks
 from mpiagg.collectives.datatypes import is_mpis
 from mpiagg.schedules import Collective
 from mpiagg.transport import Channel
 
-Given = tuple[Any, ...]
-"""The communicator and the arguments of a method."""
 
-
-def bcast(channel: Channel, given: Given) -> Asked | None:
+def bcast(channel: Channel, given: tuple[Any, ...]) -> Asked | None:
     """Return what a broadcast asks for, or None if that is for the MPI library alone."""
     _, buf, root = given
     if not is_rank(channel, root):
@@ -29,51 +26,51 @@ def bcast(channel: Channel, given: Given) -> Asked | None:
     return Asked(Collective.BROADCAST, counts, BYTES, int(root), ours=ours, x=x, out=out)
 
 
-def allgather(channel: Channel, given: Given) -> Asked | None:
+def allgather(channel: Channel, given: tuple[Any, ...]) -> Asked | None:
     """Return what an all-gather asks for, or None if that is for the MPI library alone."""
     return _allgather(channel, given, counted=False)
 
 
-def allgatherv(channel: Channel, given: Given) -> Asked | None:
+def allgatherv(channel: Channel, given: tuple[Any, ...]) -> Asked | None:
     """Return what an all-gather of blocks asks for, or None if that is for the MPI library alone."""
     return _allgather(channel, given, counted=True)
 
 
-def gather(channel: Channel, given: Given) -> Asked | None:
+def gather(channel: Channel, given: tuple[Any, ...]) -> Asked | None:
     """Return what a gather asks for, or None if that is for the MPI library alone."""
     return _rooted(channel, given, Collective.GATHER, counted=False)
 
 
-def gatherv(channel: Channel, given: Given) -> Asked | None:
+def gatherv(channel: Channel, given: tuple[Any, ...]) -> Asked | None:
     """Return what a gather of blocks asks for, or None if that is for the MPI library alone."""
     return _rooted(channel, given, Collective.GATHER, counted=True)
 
 
-def scatter(channel: Channel, given: Given) -> Asked | None:
+def scatter(channel: Channel, given: tuple[Any, ...]) -> Asked | None:
     """Return what a scatter asks for, or None if that is for the MPI library alone."""
     return _rooted(channel, given, Collective.SCATTER, counted=False)
 
 
-def scatterv(channel: Channel, given: Given) -> Asked | None:
+def scatterv(channel: Channel, given: tuple[Any, ...]) -> Asked | None:
     """Return what a scatter of blocks asks for, or None if that is for the MPI library alone."""
     return _rooted(channel, given, Collective.SCATTER, counted=True)
 
 
-def alltoall(channel: Channel, given: Given) -> Asked | None:
+def alltoall(channel: Channel, given: tuple[Any, ...]) -> Asked | None:
     """Return what an all-to-all asks for, or None if that is for the MPI library alone."""
     return _alltoall(channel, given, counted=False)
 
 
-def alltoallv(channel: Channel, given: Given) -> Asked | None:
+def alltoallv(channel: Channel, given: tuple[Any, ...]) -> Asked | None:
     """Return what an all-to-all of blocks asks for, or None if that is for the MPI library alone."""
     return _alltoall(channel, given, counted=True)
 
 
-def alltoallw(channel: Channel, given: Given) -> None:
+def alltoallw(channel: Channel, given: tuple[Any, ...]) -> None:
     """Return None: an all-to-all of blocks that have datatypes of their own is for the MPI library alone."""
 
 
-def _allgather(channel: Channel, given: Given, *, counted: bool) -> Asked | None:
+def _allgather(channel: Channel, given: tuple[Any, ...], *, counted: bool) -> Asked | None:
     found = _whole(channel, given, 2, writable=True, counted=counted)
     if found is None:
         return None
@@ -88,7 +85,7 @@ def _allgather(channel: Channel, given: Given, *, counted: bool) -> Asked | None
     return Asked(Collective.ALLGATHER, counts, BYTES, ours=not is_mpis(received.datatype), x=x, out=received.part)
 
 
-def _rooted(channel: Channel, given: Given, collective: Collective, *, counted: bool) -> Asked | None:
+def _rooted(channel: Channel, given: tuple[Any, ...], collective: Collective, *, counted: bool) -> Asked | None:
     """Read a gather or a scatter: one buffer is the root's, with a block for each rank, and each has the other.
 
     Lengths of their own the root alone knows.
@@ -102,7 +99,7 @@ def _rooted(channel: Channel, given: Given, collective: Collective, *, counted: 
     own = None if stays else read(given[part], part, writable=scatters)
     if own is None and not stays:
         return None
-    ends: tuple[Part | None, Part | None]
+    ends: tuple[ArgumentSpan | None, ArgumentSpan | None]
     if at_root:
         found = _whole(channel, given, whole, writable=not scatters, counted=counted)
         if found is None or (own is not None and own.memory.size != found[1][rank]):
@@ -120,7 +117,7 @@ def _rooted(channel: Channel, given: Given, collective: Collective, *, counted: 
     return Asked(collective, counts, BYTES, int(root), ours=ours, ragged=counted, x=x, out=out)
 
 
-def _alltoall(channel: Channel, given: Given, *, counted: bool) -> Asked | None:
+def _alltoall(channel: Channel, given: tuple[Any, ...], *, counted: bool) -> Asked | None:
     found = _whole(channel, given, 2, writable=True, counted=counted)
     told = found if in_place(given[1]) else _whole(channel, given, 1, writable=False, counted=counted)
     if found is None or told is None:
@@ -141,7 +138,7 @@ def _alltoall(channel: Channel, given: Given, *, counted: bool) -> Asked | None:
 
 
 def _whole(
-    channel: Channel, given: Given, place: int, *, writable: bool, counted: bool
+    channel: Channel, given: tuple[Any, ...], place: int, *, writable: bool, counted: bool
 ) -> tuple[BufferMessage, tuple[int, ...]] | None:
     """Return what a buffer specification with a block for each rank names, and the bytes of each block."""
     size = channel.size
@@ -151,6 +148,6 @@ def _whole(
     return None if message is None else (message, (message.memory.size // size,) * size)
 
 
-def _own_block(channel: Channel, message: BufferMessage, counts: tuple[int, ...]) -> Part:
+def _own_block(channel: Channel, message: BufferMessage, counts: tuple[int, ...]) -> ArgumentSpan:
     start = sum(counts[: channel.rank])
     return message.part.within(start, start + counts[channel.rank])

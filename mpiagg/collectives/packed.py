@@ -33,7 +33,7 @@ class Buffer(Enum):
     COUNTED = "a block for each rank, each of its own length"
 
 
-class Piece(NamedTuple):
+class Elements(NamedTuple):
     """Elements of a buffer, and where they lie in a vector.
 
     Attributes
@@ -61,13 +61,13 @@ class Packed(NamedTuple):
     ----------
     vectors : dict of int to list
         The buffer specifications that take an argument's place.
-    before, after : list of Piece
+    before, after : list of Elements
         What is copied before the method, and after it.
     """
 
     vectors: dict[int, list[Any]]
-    before: list[Piece]
-    after: list[Piece]
+    before: list[Elements]
+    after: list[Elements]
 
     @property
     def nbytes(self) -> int:
@@ -144,7 +144,7 @@ def _is_read(specification: object, buffer: Buffer, size: int, *, writable: bool
     return read(specification, writable=writable, blocks=size if buffer is Buffer.EACH else 1) is not None
 
 
-def _pieces(place: int, specification: Any, buffer: Buffer, size: int, *, writable: bool) -> list[Piece] | None:
+def _pieces(place: int, specification: Any, buffer: Buffer, size: int, *, writable: bool) -> list[Elements] | None:
     """Return the pieces of what a buffer specification describes, each with its place in a vector.
 
     None is for what is wrong, lies on a device, or consists of numbers of several kinds.
@@ -165,7 +165,7 @@ def _pieces(place: int, specification: Any, buffer: Buffer, size: int, *, writab
     places = [0, *accumulate(count * many for count in counts)]
     vector: Array = np.empty(places[-1] * unit.extent, np.uint8)
     return [
-        Piece(place, count, start, datatype, [vector, end - begin, begin, unit])
+        Elements(place, count, start, datatype, [vector, end - begin, begin, unit])
         for count, start, (begin, end) in zip(counts, starts, pairwise(places), strict=True)
     ]
 

@@ -11,7 +11,7 @@ from mpi4py import MPI
 
 from mpiagg.arrays import HOST, device_of
 from mpiagg.collectives.asked import Asked, is_rank
-from mpiagg.collectives.buffers import BufferMessage, Part, in_place, read
+from mpiagg.collectives.buffers import ArgumentSpan, BufferMessage, in_place, read
 from mpiagg.collectives.datatypes import number_of, reduction_of
 from mpiagg.collectives.mpi_ops import of_the_users
 from mpiagg.schedules import Collective
@@ -110,7 +110,12 @@ def exscan(channel: Channel, given: tuple[Any, ...]) -> Asked | None:
 
 
 def _reducing(  # noqa: PLR0917 - what a reduction has
-    collective: Collective, counts: tuple[int, ...], op: Any, sent: BufferMessage, out: Part | None, root: int = 0
+    collective: Collective,
+    counts: tuple[int, ...],
+    op: Any,
+    sent: BufferMessage,
+    out: ArgumentSpan | None,
+    root: int = 0,
 ) -> Asked | None:
     how = reduction_of(sent.datatype, op)
     number = number_of(sent.datatype)
