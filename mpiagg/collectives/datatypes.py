@@ -104,9 +104,10 @@ def identity(datatype: MPI.Datatype) -> Hashable:
     handle = datatype.handle
     if handle in _PREDEFINED:
         return handle
-    if not datatype:
-        raise TypeError("no datatype")
-    found = datatype.Get_attr(_identities())
+    try:
+        found = datatype.Get_attr(_identities())
+    except MPI.Exception:
+        raise TypeError("no datatype") from None
     if found is None:  # it stays until the datatype is freed
         datatype.Set_attr(_identities(), found := object())
     return found

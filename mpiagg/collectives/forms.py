@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from mpi4py import MPI
 
 from mpiagg.collectives.asked import Arrays, Asked, arrays_of
+from mpiagg.collectives.keys import NO_KEY
 from mpiagg.collectives.methods import Method
 from mpiagg.collectives.packed import Packed, packed
 from mpiagg.collectives.requests import Prequest, Request
@@ -34,16 +35,32 @@ def run(method: Method, given: tuple[Any, ...]) -> None:
     """Carry a method out at once; it is given the communicator and its arguments, as one tuple, which costs least."""
     try:
         call: Any = given[0]._channel.calls[method.key(given)]  # noqa: SLF001 - of Comm, whose methods these are
-    except (AttributeError, IndexError, KeyError, TypeError):
-        call = _resolved(method, given)
-    else:
-        if CHECK:
-            call.check()
+    except (KeyError, *NO_KEY):
+        call = None
+    if call is None:
+        _run_first(method, given)
+        return
+    if CHECK:
+        call.check()
     call.used = True
     if call.given_as_it_is:
         call.record(method.now, given)
     else:
         _run(call, given)
+
+
+def _run_first(method: Method, given: tuple[Any, ...]) -> None:
+    """Carry out what has not come before, and keep what it is resolved into: of the MPI library's what did not fail."""
+    call = _resolved(method, given)
+    if not call.given_as_it_is:
+        _run(call, given)
+        return
+    try:
+        call.record(method.now, given)
+        _keep(call, method, given)
+    finally:
+        if call.once:
+            call.free()
 
 
 def _run(call: Any, given: tuple[Any, ...]) -> None:
@@ -69,13 +86,13 @@ class _OnCopies(Keepable):
         The communicator and the arguments.
     """
 
-    given_as_it_is = once = True
-    _running = False
+    given_as_it_is = True
+    _running = _forgotten = False
 
     def __init__(self, method: Method, channel: Channel, copied: Packed, given: tuple[Any, ...]) -> None:
         self._method, self._channel, self._copied = method, channel, copied
         self._key: Hashable = None
-        with suppress(AttributeError, IndexError, TypeError):  # what cannot be a key
+        with suppress(*NO_KEY):
             self._key = method.key(copied.given(given))  # the same each time
 
     @property
@@ -99,6 +116,8 @@ class _OnCopies(Keepable):
             call.used = True
             if call.given_as_it_is:
                 call.record(now, given)
+                if call.once:
+                    _keep(call, self._method, copied.given(given))
             else:
                 with channel.one_thread:  # the vectors belong to the call
                     copied.load(given)
@@ -106,12 +125,12 @@ class _OnCopies(Keepable):
                     copied.store(given)
         finally:
             self._running = False
-            if self.once:
+            if self._forgotten:
                 self.free()
 
     def free(self) -> None:
         """Give back the datatypes, after the call that runs: with its vectors it may have taken all room."""
-        self.once = True
+        self._forgotten = True
         if not self._running:
             self._copied.free()
 
@@ -128,7 +147,7 @@ def _read(method: Method, channel: Channel, given: tuple[Any, ...]) -> tuple[Ask
 
 
 def _resolved(method: Method, given: tuple[Any, ...]) -> Any:
-    """Return the call of a method, and keep it for the next one that is given the same."""
+    """Return the call of a method, and keep it for the next one that is given the same, if it is ours."""
     comm = given[0]
     if not comm:
         method.now(*given)  # which says what is wrong
@@ -151,10 +170,15 @@ def _resolved(method: Method, given: tuple[Any, ...]) -> Any:
         call.vectors = vectors
         if asked.alone:  # another operator may have the handle of one that was freed
             return call
-    with suppress(AttributeError, IndexError, TypeError):  # what cannot be a key
-        kept = channel.calls.find(method.key(given), lambda: call)
-        call.once = kept is not call
+    if not call.given_as_it_is:
+        _keep(call, method, given)
     return call
+
+
+def _keep(call: Any, method: Method, given: tuple[Any, ...]) -> None:
+    """Keep a call for the next one that is given the same."""
+    with suppress(*NO_KEY):
+        call.once = given[0]._channel.calls.find(method.key(given), lambda: call) is not call  # noqa: SLF001 - of Comm
 
 
 def started(comm: Comm, method: Method, *given: Any) -> MPI.Request:
@@ -180,7 +204,7 @@ def _plan(comm: Comm, method: Method, given: tuple[Any, ...], memory: Memory) ->
     given = comm, *given
     key: Hashable = None
     known: Any = None
-    with suppress(AttributeError, IndexError, TypeError):  # what cannot be a key
+    with suppress(*NO_KEY):
         whole = memory, channel.memory.host.leased, method.key(given)
         known = channel.calls.get(whole)
         key = whole

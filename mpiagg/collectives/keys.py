@@ -1,7 +1,7 @@
 """What a call of a communicator's method depends on, by which it is found again.
 
-Each function takes the communicator and the arguments of the method of its name, as one tuple, and raises TypeError or
-AttributeError for what cannot be kept. Of an array it is the dtype and the size, by which algorithms are chosen, and
+Each function takes the communicator and the arguments of the method of its name, as one tuple, and raises one of
+``NO_KEY`` for what cannot be kept. Of an array it is the dtype and the size, by which algorithms are chosen, and
 the flags, which tell its layout, whether it can be written to, and whether it owns its memory; of a root also whether
 it is an integer. Collectives of blocks whose lengths only some ranks know are the MPI library's, which is given the
 arrays as they are and looks at the rest: for them :func:`of_blocks` has the dtypes alone, if every library knows those.
@@ -18,6 +18,9 @@ from mpi4py import MPI
 
 from mpiagg.collectives.datatypes import identity
 from mpiagg.plans.native import KNOWN_TO_MPI
+
+NO_KEY: Final = (AttributeError, BufferError, IndexError, TypeError, ValueError)
+"""What is raised for arguments that have no key."""
 
 _IN_PLACE: Final = MPI.IN_PLACE
 
@@ -110,11 +113,14 @@ def with_op(name: str) -> Callable[[tuple[Any, ...]], Hashable]:
 def scatter(given: tuple[Any, ...]) -> Hashable:
     """Return what a reduce-scatter depends on."""
     _, sendbuf, recvbuf, recvcounts, op = given
-    return "Reduce_scatter", op.handle, tuple(recvcounts), _form(sendbuf), _form(recvbuf)
+    return "Reduce_scatter", op.handle, _number(recvcounts), _form(sendbuf), _form(recvbuf)
 
 
 def _kind(buffer: Any) -> Any:
-    """Return the dtype of a buffer specification with blocks; all that there is of one that not every library knows."""
+    """Return the dtype of a buffer specification with blocks; all that there is of one that not every library knows.
+
+    Of a datatype it is the handle: whatever has it, the MPI library is given the call as it came.
+    """
     kind = buffer.__class__
     if kind is list or kind is tuple:
         thing = buffer[0]
@@ -133,10 +139,10 @@ def _form(buffer: Any) -> Any:
     if kind is np.ndarray:
         return buffer.dtype, buffer.size, buffer.flags.num
     if kind is list or kind is tuple:
-        thing, *more = buffer
+        thing = buffer[0]
         if thing.__class__ is not np.ndarray:
             raise TypeError
-        return (kind, thing.dtype, thing.size, thing.flags.num, *map(_number, more))
+        return (kind, thing.dtype, thing.size, thing.flags.num, *map(_number, buffer[1:]))
     if buffer is None or buffer is _IN_PLACE:
         return kind
     if isinstance(buffer, np.ndarray):

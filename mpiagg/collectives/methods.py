@@ -8,6 +8,7 @@ know, and arguments that are wrong. Buffers on two devices are a TypeError.
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable
+from functools import partial
 from typing import Any, Final, NamedTuple
 
 from mpi4py import MPI
@@ -31,7 +32,7 @@ class Method(NamedTuple):
     now, start, init : callable
         mpi4py's own methods: the blocking, the nonblocking and the persistent one.
     key : callable
-        Returns what a call depends on of the arguments; raises TypeError or AttributeError for what cannot be kept.
+        Returns what a call depends on of the arguments; raises one of ``keys.NO_KEY`` for what cannot be kept.
     read : callable
         Returns what the arguments ask for, or None if that is for the MPI library alone.
     ragged : bool
@@ -91,7 +92,7 @@ ALLGATHER: Final = _method(
     "allgather",
     "Allgather",
     keys.of_two("Allgather"),
-    moving.allgather,
+    partial(moving.allgather, counted=False),
     buffers=(Buffer.ONE, Buffer.EACH),
 )
 ALLREDUCE: Final = _method("allreduce", "Allreduce", keys.allreduce, reducing.allreduce)
@@ -107,49 +108,49 @@ ALLGATHERV: Final = _method(
     "allgather",
     "Allgatherv",
     keys.of_all("Allgatherv"),
-    moving.allgatherv,
+    partial(moving.allgather, counted=True),
     buffers=(Buffer.ONE, Buffer.COUNTED),
 )
 GATHER: Final = _method(
     "gather",
     "Gather",
     keys.rooted("Gather"),
-    moving.gather,
+    partial(moving.rooted, collective=Collective.GATHER, counted=False),
     buffers=(Buffer.ONE, Buffer.EACH),
 )
 GATHERV: Final = _method(
     "gather",
     "Gatherv",
     keys.of_blocks("Gatherv"),
-    moving.gatherv,
+    partial(moving.rooted, collective=Collective.GATHER, counted=True),
     ragged=True,
 )
 SCATTER: Final = _method(
     "scatter",
     "Scatter",
     keys.rooted("Scatter"),
-    moving.scatter,
+    partial(moving.rooted, collective=Collective.SCATTER, counted=False),
     buffers=(Buffer.EACH, Buffer.ONE),
 )
 SCATTERV: Final = _method(
     "scatter",
     "Scatterv",
     keys.of_blocks("Scatterv"),
-    moving.scatterv,
+    partial(moving.rooted, collective=Collective.SCATTER, counted=True),
     ragged=True,
 )
 ALLTOALL: Final = _method(
     "alltoall",
     "Alltoall",
     keys.of_two("Alltoall"),
-    moving.alltoall,
+    partial(moving.alltoall, counted=False),
     buffers=(Buffer.EACH, Buffer.EACH),
 )
 ALLTOALLV: Final = _method(
     "alltoall",
     "Alltoallv",
     keys.of_blocks("Alltoallv"),
-    moving.alltoallv,
+    partial(moving.alltoall, counted=True),
     ragged=True,
 )
 ALLTOALLW: Final = _method("alltoallw", "Alltoallw", keys.of_two("Alltoallw"), moving.alltoallw)

@@ -26,51 +26,12 @@ def bcast(channel: Channel, given: tuple[Any, ...]) -> Asked | None:
     return Asked(Collective.BROADCAST, counts, BYTES, int(root), ours=ours, x=x, out=out)
 
 
-def allgather(channel: Channel, given: tuple[Any, ...]) -> Asked | None:
-    """Return what an all-gather asks for, or None if that is for the MPI library alone."""
-    return _allgather(channel, given, counted=False)
-
-
-def allgatherv(channel: Channel, given: tuple[Any, ...]) -> Asked | None:
-    """Return what an all-gather of blocks asks for, or None if that is for the MPI library alone."""
-    return _allgather(channel, given, counted=True)
-
-
-def gather(channel: Channel, given: tuple[Any, ...]) -> Asked | None:
-    """Return what a gather asks for, or None if that is for the MPI library alone."""
-    return _rooted(channel, given, Collective.GATHER, counted=False)
-
-
-def gatherv(channel: Channel, given: tuple[Any, ...]) -> Asked | None:
-    """Return what a gather of blocks asks for, or None if that is for the MPI library alone."""
-    return _rooted(channel, given, Collective.GATHER, counted=True)
-
-
-def scatter(channel: Channel, given: tuple[Any, ...]) -> Asked | None:
-    """Return what a scatter asks for, or None if that is for the MPI library alone."""
-    return _rooted(channel, given, Collective.SCATTER, counted=False)
-
-
-def scatterv(channel: Channel, given: tuple[Any, ...]) -> Asked | None:
-    """Return what a scatter of blocks asks for, or None if that is for the MPI library alone."""
-    return _rooted(channel, given, Collective.SCATTER, counted=True)
-
-
-def alltoall(channel: Channel, given: tuple[Any, ...]) -> Asked | None:
-    """Return what an all-to-all asks for, or None if that is for the MPI library alone."""
-    return _alltoall(channel, given, counted=False)
-
-
-def alltoallv(channel: Channel, given: tuple[Any, ...]) -> Asked | None:
-    """Return what an all-to-all of blocks asks for, or None if that is for the MPI library alone."""
-    return _alltoall(channel, given, counted=True)
-
-
 def alltoallw(channel: Channel, given: tuple[Any, ...]) -> None:
     """Return None: an all-to-all of blocks that have datatypes of their own is for the MPI library alone."""
 
 
-def _allgather(channel: Channel, given: tuple[Any, ...], *, counted: bool) -> Asked | None:
+def allgather(channel: Channel, given: tuple[Any, ...], *, counted: bool) -> Asked | None:
+    """Return what an all-gather asks for, or None if that is for the MPI library alone; counted blocks have lengths."""
     found = _whole(channel, given, 2, writable=True, counted=counted)
     if found is None:
         return None
@@ -85,10 +46,11 @@ def _allgather(channel: Channel, given: tuple[Any, ...], *, counted: bool) -> As
     return Asked(Collective.ALLGATHER, counts, BYTES, ours=not is_mpis(received.datatype), x=x, out=received.part)
 
 
-def _rooted(channel: Channel, given: tuple[Any, ...], collective: Collective, *, counted: bool) -> Asked | None:
-    """Read a gather or a scatter: one buffer is the root's, with a block for each rank, and each has the other.
+def rooted(channel: Channel, given: tuple[Any, ...], *, collective: Collective, counted: bool) -> Asked | None:
+    """Return what a gather or a scatter asks for, or None if that is for the MPI library alone.
 
-    Lengths of their own the root alone knows.
+    One buffer is the root's, with a block for each rank, and each rank has the other. The lengths of counted blocks the
+    root alone knows.
     """
     root = given[3]
     if not is_rank(channel, root):
@@ -117,7 +79,8 @@ def _rooted(channel: Channel, given: tuple[Any, ...], collective: Collective, *,
     return Asked(collective, counts, BYTES, int(root), ours=ours, ragged=counted, x=x, out=out)
 
 
-def _alltoall(channel: Channel, given: tuple[Any, ...], *, counted: bool) -> Asked | None:
+def alltoall(channel: Channel, given: tuple[Any, ...], *, counted: bool) -> Asked | None:
+    """Return what an all-to-all asks for, or None if that is for the MPI library alone; counted blocks have lengths."""
     found = _whole(channel, given, 2, writable=True, counted=counted)
     told = found if in_place(given[1]) else _whole(channel, given, 1, writable=False, counted=counted)
     if found is None or told is None:

@@ -85,7 +85,7 @@ class Driver:
                 if self._stopped:
                     return
                 self._resting = monotonic() >= until
-                if self._called:
+                if self._called:  # by one who did not see that it is to rest
                     self._resting = False
                 idle = IDLE_PAUSE if self._driven else None
                 self._changed.wait(idle if self._resting else RUNNING_PAUSE)

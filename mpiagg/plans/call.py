@@ -37,8 +37,6 @@ class Call(Keepable):
         That of the result, for those who make it.
     has_source, has_result : bool
         Whether this rank has an input, and whether it gets a result.
-    once : bool
-        Whether it cannot be found again, and is freed when it has run.
     given_as_it_is : bool
         Whether a method of mpi4py's is for the MPI library, with the arguments that it was given: by ``record``.
     vectors : tuple
@@ -47,7 +45,6 @@ class Call(Keepable):
         Whether it serves all operations that are like its own but for the lengths of blocks: by ``run_other``.
     """
 
-    once = True
     given_as_it_is = False
     of_any_lengths = False
     vectors: Any = None

@@ -22,11 +22,14 @@ class Keepable:
     ----------
     used : bool
         Whether it was used since this was last looked at.
+    once : bool
+        Whether it cannot be found again, and is freed when it has run.
     plan : object
         The plan that it runs, if it has one of its own; else None.
     """
 
     used: bool = True
+    once: bool = True
     plan: Any = None
 
     @property

@@ -83,6 +83,33 @@ def test_a_datatype_may_have_the_handle_of_one_that_was_freed(comm):
         assert np.count_nonzero(x == -1) == 8
 
 
+def test_what_was_refused_is_not_kept(comm):
+    """A datatype that is committed later, counts that are no integers, and nothing at all."""
+    column = MPI.DOUBLE.Create_vector(3, 1, 2)
+    x, out = np.arange(6.0) + RANK, np.zeros(3 * SIZE)
+    with pytest.raises(MPI.Exception):
+        comm.Allgather([x, 1, column], out)
+    column.Commit()
+    for _ in range(2):
+        comm.Allgather([x, 1, column], out)
+        assert np.array_equal(out.reshape(SIZE, 3), np.arange(0.0, 6, 2) + np.arange(SIZE)[:, None])
+        out[:] = 0
+    column.Free()
+    counts = [1000] * SIZE
+    given, own = np.ones(1000 * SIZE), np.zeros(1000)
+    for turn in range(2):
+        if RANK == 0:
+            with pytest.raises(TypeError):
+                comm.Ireduce_scatter(given, own, [1000.0] * SIZE)
+        comm.Ireduce_scatter(given, own, counts).Wait()
+        comm.Reduce_scatter(given, own, counts)
+        assert np.all(own == SIZE)
+        with pytest.raises(TypeError):
+            comm.Reduce_scatter(given, own, [1000.0] * SIZE)
+        with pytest.raises(ValueError, match="expecting 2 to 4 items"):
+            comm.Bcast([] if turn else ())
+
+
 def test_an_operator_may_have_the_handle_of_one_that_was_freed(comm):
     for turn in range(TURNS):
         better = (np.maximum, np.minimum)[turn % 2]
