@@ -61,7 +61,7 @@ def of_blocks(name: str) -> Callable[[tuple[Any, ...]], Hashable]:
 
     def key(given: tuple[Any, ...]) -> Hashable:
         _, sendbuf, recvbuf, *root = given
-        return name, _kind(sendbuf), _kind(recvbuf), *[(part.__class__, part) for part in root]
+        return name, _kind(sendbuf), _kind(recvbuf), *root, *map(type, root)
 
     return key
 
@@ -130,6 +130,8 @@ def _kind(buffer: Any) -> Any:
             return thing.dtype, code
     elif kind is np.ndarray and buffer.dtype.char in KNOWN_TO_MPI:
         return buffer.dtype
+    elif buffer is None:
+        return kind
     return _form(buffer)
 
 
