@@ -60,8 +60,7 @@ def of_blocks(name: str) -> Callable[[tuple[Any, ...]], Hashable]:
     """Return the key of a collective whose blocks have lengths of their own, on which no choice depends."""
 
     def key(given: tuple[Any, ...]) -> Hashable:
-        _, sendbuf, recvbuf, *root = given
-        return name, _kind(sendbuf), _kind(recvbuf), *root, *map(type, root)
+        return name, _kind(given[1]), _kind(given[2]), given[3:], given[-1].__class__  # there may be a root
 
     return key
 
@@ -122,16 +121,16 @@ def _kind(buffer: Any) -> Any:
     Of a datatype it is the handle: whatever has it, the MPI library is given the call as it came.
     """
     kind = buffer.__class__
-    if kind is list or kind is tuple:
-        thing = buffer[0]
-        if thing.__class__ is np.ndarray and thing.dtype.char in KNOWN_TO_MPI:
-            last = buffer[-1]
-            code = last.handle if isinstance(last, MPI.Datatype) else last if isinstance(last, str) else None
-            return thing.dtype, code
-    elif kind is np.ndarray and buffer.dtype.char in KNOWN_TO_MPI:
-        return buffer.dtype
+    if kind is np.ndarray:
+        if buffer.dtype.char in KNOWN_TO_MPI:
+            return buffer.dtype
     elif buffer is None:
         return kind
+    elif kind is list or kind is tuple:
+        thing, last = buffer[0], buffer[-1]
+        if thing.__class__ is np.ndarray and thing.dtype.char in KNOWN_TO_MPI:
+            code = last.handle if isinstance(last, MPI.Datatype) else last if last.__class__ is str else None
+            return thing.dtype, code
     return _form(buffer)
 
 
