@@ -177,7 +177,7 @@ class Channel(Agreement):
         """
         if self.comm == MPI.COMM_NULL:
             return
-        self.calls.clear()  # whose plans are open
+        self.calls.free()
         for thing in [thing for thing in list(self.open.values()) if at_exit or not thing.lasts]:
             with contextlib.suppress(PlanError):
                 thing.free()

@@ -168,6 +168,20 @@ def test_calls_that_were_forgotten_are_made_anew(comm, monkeypatch, most):
         column.Free()
 
 
+def test_duplicates_of_datatypes_are_freed_with_the_communicator(monkeypatch):
+    monkeypatch.setenv("MPIAGG_NODES", ",".join(["1"] * SIZE))
+    comm, column, made = mpiagg.Comm(MPI.COMM_WORLD, reproducible=True), columns(3, 2), []
+    free = packed.Packed.free
+    monkeypatch.setattr(packed.Packed, "free", lambda copied: (made.append(copied), free(copied)))
+    for _ in range(2):
+        comm.Bcast([np.zeros((3, 2)), 1, column], ROOT)
+    assert not made
+    comm.Free()
+    assert all(part.datatype == MPI.DATATYPE_NULL for copied in made for part in (*copied.before, *copied.after))
+    assert len(made) == 1
+    column.Free()
+
+
 def test_two_threads_do_not_share_a_copy(monkeypatch):
     """The second is refused while the first copies; all ranks go on then."""
     monkeypatch.setenv("MPIAGG_NODES", ",".join(["1"] * SIZE))
