@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable
 from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from mpi4py import MPI
@@ -15,18 +16,22 @@ from mpiagg.collectives.asked import Arrays, Asked, arrays_of
 from mpiagg.collectives.keys import NO_KEY
 from mpiagg.collectives.methods import Method
 from mpiagg.collectives.packed import Packed, packed
-from mpiagg.collectives.requests import Prequest, Request
+from mpiagg.collectives.requests import Line, Prequest, Request
 from mpiagg.plans.background import threads_allowed
 from mpiagg.plans.bound import bind_arrays, plan_of
 from mpiagg.plans.call import Call
 from mpiagg.plans.choices import NATIVE, Memory
 from mpiagg.plans.learning import resolve
-from mpiagg.plans.plan import Plan
+from mpiagg.plans.operation import Operation
+from mpiagg.plans.program import Program
 from mpiagg.plans.recorded import Unread
+from mpiagg.plans.started import KeptPlan, place_of_arrays
 from mpiagg.transport import CHECK, Channel, Keepable
 
 if TYPE_CHECKING:
     from mpiagg.collectives.comm import Comm
+
+_Planned = tuple[Channel, Operation, Arrays, Callable[[Program], Program], Hashable]
 
 Forms = tuple[Callable[..., Any], Callable[..., Any], Callable[..., Any]]
 
@@ -183,20 +188,38 @@ def _keep(call: Any, method: Method, given: tuple[Any, ...]) -> None:
 
 def started(comm: Comm, method: Method, *given: Any) -> MPI.Request:
     """Start a method."""
-    plan = _plan(comm, method, given, Memory.NONE)
-    return method.start(comm, *given) if plan is None else Request(plan)
+    found = _planned(comm, method, given, Memory.NONE)
+    if found is None:
+        return method.start(comm, *given)
+    channel, operation, (x, out), around, key = found
+    tag = channel.tags.of_next_line(operation.signature)
+    line = channel.lines.get(tag)
+    if line is None:
+        line = channel.lines[tag] = Line()
+    if key is None:
+        program = bind_arrays(channel, operation, x, out, tag, memory=Memory.NONE)
+        return Request(plan_of(channel, operation, around(program), None), line)
+    key = key, tag, place_of_arrays(x, out)
+    kept = channel.calls.find(key, lambda: KeptPlan(channel, operation, x, out, tag))
+    return Request(kept.on(x, out), line)
 
 
 def prepared(comm: Comm, method: Method, info: MPI.Info, *given: Any) -> MPI.Prequest:
     """Prepare a method; ranks that share memory wait for one another to set it up."""
-    plan = _plan(comm, method, given, Memory.TOGETHER)
-    return method.init(comm, *given, info) if plan is None else Prequest(plan)
+    found = _planned(comm, method, given, Memory.TOGETHER)
+    if found is None:
+        return method.init(comm, *given, info)
+    channel, operation, (x, out), around, _ = found
+    tag = channel.tags.in_turn(operation.choice.lanes, operation.signature)
+    program = around(bind_arrays(channel, operation, x, out, tag))
+    return Prequest(plan_of(channel, operation, program, None, in_order=False))
 
 
-def _plan(comm: Comm, method: Method, given: tuple[Any, ...], memory: Memory) -> Plan[Any] | None:
-    """Return a plan that carries a method out, if a thread can drive it; None if that is for the MPI library.
+def _planned(comm: Comm, method: Method, given: tuple[Any, ...], memory: Memory) -> _Planned | None:
+    """Return what a plan of a method is made of, if a thread can drive it; None if that is for the MPI library.
 
-    All ranks ask for theirs in the same order.
+    All ranks ask for theirs in the same order. With it comes what puts copies around the plan's program, and a key, if
+    the next call that is like it may have the same plan.
     """
     if not comm or not threads_allowed():
         return None
@@ -208,35 +231,34 @@ def _plan(comm: Comm, method: Method, given: tuple[Any, ...], memory: Memory) ->
         whole = memory, channel.memory.host.leased, method.key(given)
         known = channel.calls.get(whole)
         key = whole
-    arrays: Arrays | None = None
-    copied: Packed | None = None
-    alone = False
-    if known is None:
-        asked, copied = _read(method, channel, given)
+    if known is not None:
+        known.used = True
+        return None if known.given_as_it_is else (channel, known.operation, arrays_of(known.vectors, given), _same, key)
+    asked, copied = _read(method, channel, given)
+    if asked is None:
+        known = Unread(channel, method.name, "")
+    else:
         with_vectors = given if copied is None else copied.given(given)
-        if asked is None:
-            known = Unread(channel, method.name, "")
-        else:
-            vectors, alone = asked.vectors(with_vectors), asked.alone
-            arrays = arrays_of(vectors, with_vectors)
-            known = Call(channel, asked.operation(channel, memory, arrays=arrays, at_once=False))
-            known.vectors = vectors
-            native = known.operation.choice.algorithm == NATIVE and known.dtype == known.operation.reduction.dtype
-            known.given_as_it_is = native and not alone
-        if key is not None and not alone and (copied is None or known.given_as_it_is):
-            channel.calls.find(key, lambda: known)
-    known.used = True
-    if known.given_as_it_is:
-        if copied is not None:
-            copied.free()
-        return None
-    operation = known.operation
-    if arrays is None:
-        arrays = arrays_of(known.vectors, given)
-    tag = channel.tags.in_turn(operation.choice.lanes, operation.signature)
-    program = bind_arrays(channel, operation, *arrays, tag, memory=memory)
-    program = program if copied is None else copied.around(program, given)
-    return plan_of(channel, operation, program, arrays[1], in_order=memory is Memory.NONE)
+        vectors = asked.vectors(with_vectors)
+        arrays = arrays_of(vectors, with_vectors)
+        known = Call(channel, asked.operation(channel, memory, arrays=arrays, at_once=False))
+        known.vectors = vectors
+        native = known.operation.choice.algorithm == NATIVE and known.dtype == known.operation.reduction.dtype
+        known.given_as_it_is = native and not asked.alone
+    if asked is not None and (asked.alone or (copied is not None and not known.given_as_it_is)):
+        key = None
+    if key is not None:
+        channel.calls.find(key, lambda: known)
+    if not known.given_as_it_is:
+        around = _same if copied is None else partial(copied.around, given=given)
+        return channel, known.operation, arrays, around, key
+    if copied is not None:
+        copied.free()
+    return None
+
+
+def _same(program: Program) -> Program:
+    return program
 
 
 # -- the methods that are alike: the buffers, and an operator or a root

@@ -14,10 +14,11 @@ from __future__ import annotations
 import atexit
 import contextlib
 import threading
+from collections import deque
 from collections.abc import Iterable, Sequence
 from functools import cache, partial
 from itertools import cycle
-from typing import TYPE_CHECKING, Any, Final, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal, Protocol
 
 import numpy as np
 from mpi4py import MPI
@@ -35,6 +36,86 @@ _QUIET: Final = partial(np.errstate, all="ignore")
 _EMPTY: Final = (None, 0, MPI.BYTE)
 
 
+class Runnable(Protocol):
+    """What a request runs."""
+
+    def start(self) -> object:
+        """Bring the data in and post the first messages."""
+
+    def test(self) -> bool:
+        """Go as far as possible without waiting, and return whether it is done."""
+
+    def wait(self) -> object:
+        """Wait until it is done."""
+
+    def free(self) -> object:
+        """Give back what it holds."""
+
+
+class Line:
+    """Requests that use the same tags: each starts when the one before it is done.
+
+    What a rank sends for one of them then comes after what it has sent for those before, which MPI keeps in order. A
+    program cannot tell: all ranks start nonblocking calls in one order, and what the last one needs, the first one
+    needs, too.
+    """
+
+    def __init__(self) -> None:
+        self.lock = threading.RLock()
+        """Held by who lets them go on, perhaps for long: a request enters meanwhile."""
+        self._entering = threading.Lock()
+        self._under_way: deque[Request] = deque()
+        self._fault: Exception | None = None
+
+    def enter(self, request: Request) -> None:
+        """Start a request, now or after those that are under way.
+
+        Raises
+        ------
+        PlanError
+            If one before it has failed, or it cannot start.
+        """
+        with self._entering:
+            if self._fault is not None:
+                raise PlanError("a nonblocking call like this has failed before") from self._fault
+            if not self._under_way:
+                request.plan.start()
+            request.running = True  # before others see it
+            self._under_way.append(request)
+
+    def go_on(self, *, wait: bool) -> bool:
+        """Let the first request go on, or wait for it; return whether it is done, and the next one has started.
+
+        Raises
+        ------
+        StallError
+            If a message does not complete within the timeout.
+        Exception
+            What went wrong: with that one, and so with all that come after it.
+        """
+        first = self._under_way[0]
+        try:
+            if wait:
+                first.plan.wait()
+            if not first.plan.test():
+                return False
+            first.done()
+            with self._entering:
+                self._under_way.popleft()
+                if self._under_way:
+                    self._under_way[0].plan.start()
+        except StallError:  # it runs on
+            raise
+        except Exception as error:
+            with self._entering:
+                self._fault = error
+                for request in self._under_way:
+                    request.failed(error)
+                self._under_way.clear()
+            raise
+        return True
+
+
 class Request(MPI.Request):
     """A collective that has been started; its plan is freed when it is done.
 
@@ -42,11 +123,13 @@ class Request(MPI.Request):
     ----------
     plan : Plan
         What to start.
+    line : Line, optional
+        Those that come before.
     """
 
-    def __new__(cls, plan: Plan[Any]) -> Self:
+    def __new__(cls, plan: Runnable, line: Line | None = None) -> Self:
         """Return a request whose handle is a token."""
-        del plan
+        del plan, line
         tag = _tokens().new_tag()
         self = MPI.Request.__new__(cls, cls._new_token(_tokens().comm, tag))
         self._tag = tag
@@ -54,14 +137,20 @@ class Request(MPI.Request):
 
     _tag: int
 
-    def __init__(self, plan: Plan[Any]) -> None:
-        self._plan = plan
+    def __init__(self, plan: Runnable, line: Line | None = None) -> None:
+        self.plan = plan
         self._tokens = _tokens()
-        self._lock = threading.RLock()
+        self._line = Line() if line is None else line
         self._error: Exception | None = None
-        self._running = False
-        self._begin()
+        self.running = False
         self._tokens.add(self._tag, self)
+        try:
+            self._begin()
+        except BaseException:
+            self._tokens.remove(self._tag)
+            with contextlib.suppress(PlanError):
+                plan.free()
+            raise
 
     @staticmethod
     def _new_token(comm: MPI.Intracomm, tag: int) -> MPI.Request:
@@ -69,18 +158,26 @@ class Request(MPI.Request):
 
     def _begin(self) -> None:
         with _QUIET():
-            self._plan.start()
-        self._running = True
+            self._line.enter(self)
 
     def _started(self) -> bool:
         """Whether the plan is to be driven."""
-        return self._running
+        return self.running
+
+    def done(self) -> None:
+        """Let MPI's waits return, now that the plan is done."""
+        self.running = False
+        self._complete()
 
     def _complete(self) -> None:
-        """Let MPI's waits return, now that the plan is done."""
         # The plan goes first: who waits may free the communicator next.
-        self._plan.free()
+        self.plan.free()
         self._tokens.receive(self._tag)
+        self._tokens.remove(self._tag)
+
+    def failed(self, error: Exception) -> None:
+        """Raise an error to whoever waits."""
+        self._error = error
         self._tokens.remove(self._tag)
 
     def drive(self, *, wait: bool) -> None:
@@ -93,33 +190,23 @@ class Request(MPI.Request):
         Exception
             What went wrong with the plan, in whichever thread.
         """
-        with self._lock, _QUIET():
+        with self._line.lock, _QUIET():
             if self._error is not None:
                 raise self._error
-            try:
-                if not self._started():
+            if not self._started():
+                return
+            while self.running:
+                if not self._line.go_on(wait=wait):
                     return
-                if wait:
-                    self._plan.wait()
-                if not self._plan.test():
-                    return
-            except StallError:  # it runs on
-                raise
-            except Exception as error:
-                self._error = error
-                self._tokens.remove(self._tag)
-                raise
-            self._running = False
-            self._complete()
 
     def drive_if_free(self) -> bool:
         """Drive the plan unless another thread does; return whether it runs."""
-        if self._lock.acquire(blocking=False):
+        if self._line.lock.acquire(blocking=False):
             try:
                 self.drive(wait=False)
             finally:
-                self._lock.release()
-        return self._running
+                self._line.lock.release()
+        return self.running
 
     # -- what mpi4py's requests do
 
@@ -221,9 +308,9 @@ class Prequest(Request, MPI.Prequest):
 
     def _started(self) -> bool:
         # MPI.Prequest.Startall starts the token alone: it is on its way, and nobody has received it.
-        if not self._running and self._tokens.comm.Iprobe(0, self._tag):
+        if not self.running and self._tokens.comm.Iprobe(0, self._tag):
             super()._begin()
-        return self._running
+        return self.running
 
     def _complete(self) -> None:
         """Let MPI's waits return, and stay ready for the next start."""
@@ -239,8 +326,8 @@ class Prequest(Request, MPI.Prequest):
         PlanError
             If an error has left it in the middle of a run.
         """
-        with self._lock:
-            if self._running:
+        with self._line.lock:
+            if self.running:
                 raise MPI.Exception(MPI.ERR_REQUEST)
             MPI.Prequest.Start(self)
             try:
@@ -265,8 +352,8 @@ class Prequest(Request, MPI.Prequest):
         PlanError
             If it is running.
         """
-        with self._lock:
-            self._plan.free()
+        with self._line.lock:
+            self.plan.free()
             self._tokens.remove(self._tag)
             MPI.Request.Free(self)
 

@@ -175,7 +175,7 @@ class _Placed(Call):
         # Once ranks map each other's devices, other plans are right, on all of them at the same call.
         mapped = leased, self.channel.memory.device is not None
         x = None if self.operation.source is None else x  # what is no input can be of any layout
-        key = (self, _place_of(x), x is out or _place_of(out), mapped)
+        key = (self, place_of(x), x is out or place_of(out), mapped)
         found: Any = self.channel.calls.get(key)
         if found is None:
             found = self.channel.calls.find(key, partial(_PlanAtAddress, self, x, out))
@@ -210,7 +210,7 @@ class _PlanAtAddress(WithPlan):
         super().__init__(call.channel, call.operation, quiet=call.quiet)
         o, same = call.operation, x is out
         if not own:
-            x, out = (None if part is None else _borrowed(part) for part in (x, out))
+            x, out = (None if part is None else borrowed(part) for part in (x, out))
         program = bind_arrays(call.channel, o, out if same else x, out)
         self._take(plan_of(call.channel, o, program, None))
 
@@ -221,7 +221,7 @@ class _PlanAtAddress(WithPlan):
         self.channel.memory.warn_of_slots()  # which may be an error, and must not leave a run in the middle
 
 
-def _place_of(array: Array | None) -> object:
+def place_of(array: Array | None) -> object:
     """Return where an array lies, and what else its plan depends on."""
     if array.__class__ is np.ndarray:
         known: Any = array
@@ -229,7 +229,8 @@ def _place_of(array: Array | None) -> object:
     return None if array is None else (address(array), array.dtype)
 
 
-def _borrowed(array: Array) -> Array:
+def borrowed(array: Array) -> Array:
+    """Return the memory of a vector as one that does not keep it alive."""
     return device_of(array).borrow(address(array), array.size, array.dtype)
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Iterator
-from typing import Final, Protocol
+from typing import Any, Final, Protocol
 
 from mpi4py import MPI
 
@@ -72,6 +72,8 @@ class Channel(Agreement):
         started at different times, which Open MPI connects by TCP on one node, too.
     calls : Calls
         What calls were resolved into.
+    lines : dict
+        The lines of nonblocking calls, by their tags.
     aware : bool
         Whether the messages of all ranks reach memory of CUDA devices; elsewhere it goes by way of the host.
     memory : NodeMemory
@@ -122,6 +124,7 @@ class Channel(Agreement):
         self.nccl: Nccl | None = None
         self.open: dict[int, Freeable] = {}
         self.calls = Calls()
+        self.lines: dict[int, Any] = {}
         self.one_thread = OneThread()
         upper = MPI.COMM_WORLD.Get_attr(MPI.TAG_UB)
         self.tags = Tags(LEAST if upper is None else int(upper))

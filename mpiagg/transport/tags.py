@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Final
 from zlib import crc32
 
@@ -12,6 +13,9 @@ LEAST: Final = 32767
 
 SIGNATURE_BITS: Final = 20
 """Bits of a signature."""
+
+LINES: Final = 4
+"""How many requests of one signature may be under way at once; the others follow them."""
 
 KINDS: Final = 1024
 """How many signatures tags in turn tell apart, where there are many tags."""
@@ -25,8 +29,9 @@ def signature(words: str) -> int:
 class Tags:
     """The tags of one communicator.
 
-    The lower half is given in turn, to operations that may run at the same time. The upper half is for blocking calls,
-    which follow one another: those of the same operation share theirs. Either way a tag depends on the signature of
+    The lower half is given in turn, to operations that may run at the same time; nonblocking calls of one signature
+    share those of a few lines, in which each waits for the one before. The upper half is for blocking calls, which
+    follow one another: those of the same operation share theirs. Either way a tag depends on the signature of
     its operation, so that ranks which are in different ones wait for each other's messages, instead of taking them for
     their own. How many signatures are told apart depends on how many tags there are: 255 and 1 with the least that MPI
     allows, all and 1023 with MPICH and Open MPI. Plans, on which ranks agree when they are made, are one more.
@@ -41,11 +46,22 @@ class Tags:
         self._half = upper // 2
         self._kinds = KINDS if self._half >= KINDS * LEAST else 1
         self.turns = self._half // self._kinds
-        self.next = MOST_LANES
+        self._first = self.next = MOST_LANES * (1 + LINES)
+        self._started: Counter[int] = Counter()
 
     def shared(self, signature: int) -> int:
         """Return the first of the tags of blocking calls with a signature; there is one for each lane."""
         return self._half + signature % (self._half // MOST_LANES) * MOST_LANES
+
+    def of_next_line(self, signature: int) -> int:
+        """Return the first of the tags of the next line of nonblocking calls with a signature; there is one a lane.
+
+        All ranks get the same, if they start such calls in the same order.
+        """
+        kind = self._kind(signature)
+        line = self._started[kind] % LINES
+        self._started[kind] += 1
+        return MOST_LANES * (1 + line) + kind * self.turns
 
     def in_turn(self, count: int = 1, signature: int | None = None) -> int:
         """Return the first of ``count`` tags, or of two; all ranks get the same, if they ask in the same order.
@@ -55,8 +71,10 @@ class Tags:
         """
         count = max(count, 2)  # vectors of devices take turns on two
         if self.next + count > self.turns:
-            self.next = MOST_LANES
+            self.next = self._first
         first = self.next
         self.next += count
-        kind = 0 if signature is None or self._kinds == 1 else 1 + signature % (self._kinds - 1)
-        return first + kind * self.turns
+        return first + (0 if signature is None else self._kind(signature)) * self.turns
+
+    def _kind(self, signature: int) -> int:
+        return 0 if self._kinds == 1 else 1 + signature % (self._kinds - 1)

@@ -230,17 +230,6 @@ def test_requests_outlive_the_names_of_their_arrays(comm):
     assert (out == 3 * SIZE).all()
 
 
-def test_plans_are_freed_when_they_are_done(comm):
-    from mpiagg.transport import channel_of
-
-    before = len(channel_of(comm).open)
-    for _ in range(3):
-        outs, pending = several(comm)
-        MPI.Request.Waitall(pending)
-        check(outs)
-    assert len(channel_of(comm).open) == before
-
-
 class Broken:
     """A plan that fails when it is tested for the second time."""
 

@@ -12,6 +12,7 @@ from mpi4py import MPI
 import mpiagg
 from mpiagg.schedules import MOST_LANES
 from mpiagg.transport import DEFAULT_TIMEOUT, channel_of, channels, limited, meetings, messages
+from mpiagg.transport.tags import LINES
 from mpiagg.transport.waiting import time_limit
 from mpiagg.watch import OperationLog, Subject
 
@@ -43,14 +44,18 @@ def test_pieces_cover_a_chunk(monkeypatch):
 
 
 def test_tags_follow_one_another_and_come_round(comm):
-    channel = channel_of(comm)
-    assert channel.tags.in_turn() == MOST_LANES
-    assert channel.tags.in_turn(5) == MOST_LANES + 2
-    assert channel.tags.in_turn() == MOST_LANES + 7
+    channel, first = channel_of(comm), MOST_LANES * (1 + LINES)
+    assert channel.tags.in_turn() == first
+    assert channel.tags.in_turn(5) == first + 2
+    assert channel.tags.in_turn() == first + 7
     channel.tags.next = channel.tags.turns - 2
-    first = channel.tags.in_turn(3)
-    assert first == MOST_LANES
-    assert channel.tags.in_turn() == MOST_LANES + 3  # and two at least, for vectors of devices
+    assert channel.tags.in_turn(3) == first
+    assert channel.tags.in_turn() == first + 3  # and two at least, for vectors of devices
+    lines = [channel.tags.of_next_line(7) for _ in range(2 * LINES)]
+    assert lines == 2 * sorted(set(lines[:LINES]))
+    assert set(np.diff(lines[:LINES])) == {MOST_LANES}
+    assert lines[LINES - 1] + MOST_LANES <= channel.tags.in_turn(1, 7)
+    assert channel.tags.of_next_line(8) not in lines
     upper = comm.Get_attr(MPI.TAG_UB)
     assert channel.tags.shared(-1) + MOST_LANES <= upper + 1
 

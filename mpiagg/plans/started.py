@@ -1,0 +1,112 @@
+"""Plans of nonblocking calls that are alike: kept, and run again by the next one."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from mpiagg.arrays import Array
+from mpiagg.plans.bound import STAGED_BYTES, bind_arrays, plan_of
+from mpiagg.plans.calls import borrowed, place_of
+from mpiagg.plans.choices import Memory
+from mpiagg.plans.operation import Operation
+from mpiagg.transport import Channel, Keepable
+
+
+def place_of_arrays(x: Array | None, out: Array | None) -> object:
+    """Return what a kept plan depends on: where long vectors lie, and whether the input is the output."""
+    return x is out, None if _are_short(x, out) else (place_of(x), place_of(out))
+
+
+def _are_short(x: Array | None, out: Array | None) -> bool:
+    return all(part is None or part.nbytes <= STAGED_BYTES for part in (x, out))
+
+
+class KeptPlan(Keepable):
+    """A plan on vectors of its own, if they are short; else on the caller's, which it must not keep alive.
+
+    Parameters
+    ----------
+    channel : Channel
+    operation : Operation
+    x, out : numpy.ndarray or None
+        Vectors on the host.
+    tag : int
+    """
+
+    def __init__(self, channel: Channel, operation: Operation, x: Array | None, out: Array | None, tag: int) -> None:
+        self._staged = _are_short(x, out)
+        bound: list[Array | None] = [
+            None if part is None else np.empty_like(part) if self._staged else borrowed(part) for part in (x, out)
+        ]
+        self._x, self._out = bound[1] if x is out else bound[0], bound[1]
+        self._users = 0
+        self._forgotten = False
+        program = bind_arrays(channel, operation, self._x, self._out, tag, memory=Memory.NONE)
+        self.plan = plan_of(channel, operation, program, None)
+
+    @property
+    def nbytes(self) -> int:
+        """The memory that belongs to it alone."""
+        own = (self._x, self._out) if self._staged else ()
+        return super().nbytes + sum(part.nbytes for part in own if part is not None)
+
+    def on(self, x: Array | None, out: Array | None) -> PlanOnArrays:
+        """Return the plan as one that runs on arrays like those that it was made for, in the same place if long."""
+        self._users += 1
+        return PlanOnArrays(self, x, out)
+
+    def free(self) -> None:
+        """Free the plan, after those who are to run it."""
+        self._forgotten = True
+        if not self._users:
+            super().free()
+
+    def leave(self) -> None:
+        """Be used by one less."""
+        self._users -= 1
+        if self._forgotten:
+            self.free()
+
+    def bring(self, x: Array | None) -> None:
+        """Take what is sent."""
+        if self._staged and x is not None and self._x is not None:
+            self._x[:] = x
+
+    def give(self, out: Array | None) -> None:
+        """Give what has been received."""
+        if self._staged and out is not None and self._out is not None:
+            out[:] = self._out
+
+
+class PlanOnArrays:
+    """One run of a kept plan, on arrays; it has the methods of a plan."""
+
+    def __init__(self, kept: KeptPlan, x: Array | None, out: Array | None) -> None:
+        self._kept = kept
+        self._arrays: tuple[Array | None, Array | None] | None = (x, out)
+        self._plan: Any = kept.plan
+
+    def start(self) -> None:
+        """Bring the data in and post the first messages."""
+        assert self._arrays is not None
+        self._kept.bring(self._arrays[0])
+        self._plan.start()
+
+    def test(self) -> bool:
+        """Go as far as possible without waiting, and return whether the result is there."""
+        if not self._plan.test():
+            return False
+        if self._arrays is not None:
+            self._kept.give(self._arrays[1])
+            self._arrays = None
+        return True
+
+    def wait(self) -> None:
+        """Wait until the plan is done."""
+        self._plan.wait()
+
+    def free(self) -> None:
+        """Let the plan be run by others."""
+        self._kept.leave()
