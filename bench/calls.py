@@ -8,7 +8,7 @@ twenty blocks, in microseconds. Arrays are float32 sums, ``plain`` (NumPy's own,
 memory), ``registered`` (``mpiagg.empty``), or ``mixed``: plain ones on a communicator that has registered memory, too.
 More kinds are for the method alone, with plain arrays in other words: ``typed`` (the datatype is given), ``columns``
 (of a matrix, by a derived datatype), ``apart`` (blocks that do not follow one another) and ``own-op`` (an operator of
-the user's own).
+the user's own); or ``nonblocking`` and ``persistent``: a request is started, and waited for at once.
 With ``--all-algorithms`` every algorithm and the MPI library's own collective take part, by the array functions. With
 ``--changing`` each rank adds 1 to its input before each call, as programs do that have something new to tell: what is
 read then comes from the cache of the core that wrote it. That takes part in the times.
@@ -42,6 +42,7 @@ LEARNING = 200
 BYTES = (8, 1024, 16 * 1024, 64 * 1024, 2**20, 16 * 2**20)
 KINDS = ("plain", "mixed", "registered")
 IN_OTHER_WORDS = ("typed", "columns", "apart", "own-op")
+AS_REQUESTS = ("nonblocking", "persistent")
 """Kinds to be named by ``--kinds``."""
 
 DTYPE = np.float32
@@ -154,7 +155,7 @@ def add(left: Any, right: Any, datatype: MPI.Datatype) -> None:
 def contenders(verb: str, nbytes: int, kind: str, comms: dict[str, Any], *, every: bool) -> tuple[dict[str, Any], Any]:
     """Return the calls of a cell by their names, with plans that are to be freed; and their input, if they have one."""
     ours, theirs = comms.get(kind, comms["plain"]), comms["mpi"]
-    if verb == "Barrier" and kind not in IN_OTHER_WORDS:
+    if verb == "Barrier" and kind in KINDS:
         return {"mpi": theirs.Barrier, "comm": ours.Barrier}, None
     make = partial(registered, ours) if kind == "registered" else plain
     method, function, arguments, out = cell(verb, nbytes, make, ours)
@@ -163,8 +164,8 @@ def contenders(verb: str, nbytes: int, kind: str, comms: dict[str, Any], *, ever
         if others is None:
             return {}, None
         method, function = others, ""
-    found = {"mpi": partial(getattr(theirs, verb), *method), "comm": partial(getattr(ours, verb), *method)}
-    if not function:
+    found = {"mpi": as_called(theirs, verb, kind, method), "comm": as_called(ours, verb, kind, method)}
+    if not function or kind in AS_REQUESTS:
         arrays = [part[0] if isinstance(part, list) else part for part in method]
         return found, next((array for array in arrays if isinstance(array, np.ndarray)), None)
     run = partial(getattr(mpiagg, function), *arguments, out=out, comm=ours)
@@ -173,6 +174,17 @@ def contenders(verb: str, nbytes: int, kind: str, comms: dict[str, Any], *, ever
         return {name: partial(run, algorithm=name) for name in names}, arguments[0]
     plan = getattr(mpiagg, f"{function}_init")(*arguments, out=out, comm=ours)
     return {**found, "function": run, "plan": plan}, arguments[0]
+
+
+def as_called(comm: MPI.Intracomm, verb: str, kind: str, method: tuple[Any, ...]) -> Callable[[], object]:
+    """Return a call of a method, of a kind."""
+    if kind == "nonblocking":
+        start = getattr(comm, "I" + verb.lower())
+        return lambda: start(*method).Wait()
+    if kind == "persistent":
+        request = getattr(comm, verb + "_init")(*method)
+        return lambda: (request.Start(), request.Wait())
+    return partial(getattr(comm, verb), *method)
 
 
 def change_and_call(x: Any, call: Callable[[], object]) -> None:

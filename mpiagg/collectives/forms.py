@@ -195,7 +195,7 @@ def started(comm: Comm, method: Method, *given: Any) -> MPI.Request:
     tag = channel.tags.of_next_line(operation.signature)
     line = channel.lines.get(tag)
     if line is None:
-        line = channel.lines[tag] = Line()
+        line = channel.lines[tag] = Line(channel.log)
     if key is None:
         program = bind_arrays(channel, operation, x, out, tag, memory=Memory.NONE)
         return Request(plan_of(channel, operation, around(program), None), line)

@@ -26,6 +26,7 @@ from mpi4py import MPI
 from mpiagg.errors import PlanError, StallError
 from mpiagg.plans.background import driver
 from mpiagg.plans.plan import Plan
+from mpiagg.watch import OperationLog
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -58,9 +59,15 @@ class Line:
     What a rank sends for one of them then comes after what it has sent for those before, which MPI keeps in order. A
     program cannot tell: all ranks start nonblocking calls in one order, and what the last one needs, the first one
     needs, too.
+
+    Parameters
+    ----------
+    log : OperationLog, optional
+        That of the communicator, which is told if one starts later than others that were called after it.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, log: OperationLog | None = None) -> None:
+        self._log = log
         self.lock = threading.RLock()
         """Held by who lets them go on, perhaps for long: a request enters meanwhile."""
         self._entering = threading.Lock()
@@ -80,6 +87,8 @@ class Line:
                 raise PlanError("a nonblocking call like this has failed before") from self._fault
             if not self._under_way:
                 request.plan.start()
+            elif self._log is not None:
+                self._log.in_order = False
             request.running = True  # before others see it
             self._under_way.append(request)
 
@@ -117,12 +126,12 @@ class Line:
 
 
 class Request(MPI.Request):
-    """A collective that has been started; its plan is freed when it is done.
+    """A collective that has been started.
 
     Parameters
     ----------
-    plan : Plan
-        What to start.
+    plan : Runnable
+        What to start; it is freed when it is done.
     line : Line, optional
         Those that come before.
     """

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from threading import Lock
 from typing import Any
 
 import numpy as np
@@ -43,6 +44,7 @@ class KeptPlan(Keepable):
         self._x, self._out = bound[1] if x is out else bound[0], bound[1]
         self._users = 0
         self._forgotten = False
+        self._counting = Lock()  # threads leave while others come
         program = bind_arrays(channel, operation, self._x, self._out, tag, memory=Memory.NONE)
         self.plan = plan_of(channel, operation, program, None)
 
@@ -54,7 +56,8 @@ class KeptPlan(Keepable):
 
     def on(self, x: Array | None, out: Array | None) -> PlanOnArrays:
         """Return the plan as one that runs on arrays like those that it was made for, in the same place if long."""
-        self._users += 1
+        with self._counting:
+            self._users += 1
         return PlanOnArrays(self, x, out)
 
     def free(self) -> None:
@@ -65,7 +68,8 @@ class KeptPlan(Keepable):
 
     def leave(self) -> None:
         """Be used by one less."""
-        self._users -= 1
+        with self._counting:
+            self._users -= 1
         if self._forgotten:
             self.free()
 
