@@ -16,7 +16,8 @@ from mpiagg.collectives.asked import Arrays, Asked, arrays_of
 from mpiagg.collectives.keys import NO_KEY
 from mpiagg.collectives.methods import Method
 from mpiagg.collectives.packed import Packed, packed
-from mpiagg.collectives.requests import Line, Prequest, Request
+from mpiagg.collectives.request_lines import RequestLine
+from mpiagg.collectives.requests import Prequest, Request
 from mpiagg.plans.background import threads_allowed
 from mpiagg.plans.bound import bind_arrays, plan_of
 from mpiagg.plans.call import Call
@@ -195,7 +196,7 @@ def started(comm: Comm, method: Method, *given: Any) -> MPI.Request:
     tag = channel.tags.of_next_line(operation.signature)
     line = channel.lines.get(tag)
     if line is None:
-        line = channel.lines[tag] = Line(channel.log)
+        line = channel.lines[tag] = RequestLine(channel.log)
     if key is None:
         program = bind_arrays(channel, operation, x, out, tag, memory=Memory.NONE)
         return Request(plan_of(channel, operation, around(program), None), line)

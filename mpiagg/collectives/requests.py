@@ -13,20 +13,18 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import threading
-from collections import deque
 from collections.abc import Iterable, Sequence
 from functools import cache, partial
 from itertools import cycle
-from typing import TYPE_CHECKING, Any, Final, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 import numpy as np
 from mpi4py import MPI
 
-from mpiagg.errors import PlanError, StallError
+from mpiagg.collectives.request_lines import RequestLine, Runnable
+from mpiagg.errors import PlanError
 from mpiagg.plans.background import driver
 from mpiagg.plans.plan import Plan
-from mpiagg.watch import OperationLog
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -37,94 +35,6 @@ _QUIET: Final = partial(np.errstate, all="ignore")
 _EMPTY: Final = (None, 0, MPI.BYTE)
 
 
-class Runnable(Protocol):
-    """What a request runs."""
-
-    def start(self) -> object:
-        """Bring the data in and post the first messages."""
-
-    def test(self) -> bool:
-        """Go as far as possible without waiting, and return whether it is done."""
-
-    def wait(self) -> object:
-        """Wait until it is done."""
-
-    def free(self) -> object:
-        """Give back what it holds."""
-
-
-class Line:
-    """Requests that use the same tags: each starts when the one before it is done.
-
-    What a rank sends for one of them then comes after what it has sent for those before, which MPI keeps in order. A
-    program cannot tell: all ranks start nonblocking calls in one order, and what the last one needs, the first one
-    needs, too.
-
-    Parameters
-    ----------
-    log : OperationLog, optional
-        That of the communicator, which is told if one starts later than others that were called after it.
-    """
-
-    def __init__(self, log: OperationLog | None = None) -> None:
-        self._log = log
-        self.lock = threading.RLock()
-        """Held by who lets them go on, perhaps for long: a request enters meanwhile."""
-        self._entering = threading.Lock()
-        self._under_way: deque[Request] = deque()
-        self._fault: Exception | None = None
-
-    def enter(self, request: Request) -> None:
-        """Start a request, now or after those that are under way.
-
-        Raises
-        ------
-        PlanError
-            If one before it has failed, or it cannot start.
-        """
-        with self._entering:
-            if self._fault is not None:
-                raise PlanError("a nonblocking call like this has failed before") from self._fault
-            if not self._under_way:
-                request.plan.start()
-            elif self._log is not None:
-                self._log.in_order = False
-            request.running = True  # before others see it
-            self._under_way.append(request)
-
-    def go_on(self, *, wait: bool) -> bool:
-        """Let the first request go on, or wait for it; return whether it is done, and the next one has started.
-
-        Raises
-        ------
-        StallError
-            If a message does not complete within the timeout.
-        Exception
-            What went wrong: with that one, and so with all that come after it.
-        """
-        first = self._under_way[0]
-        try:
-            if wait:
-                first.plan.wait()
-            if not first.plan.test():
-                return False
-            first.done()
-            with self._entering:
-                self._under_way.popleft()
-                if self._under_way:
-                    self._under_way[0].plan.start()
-        except StallError:  # it runs on
-            raise
-        except Exception as error:
-            with self._entering:
-                self._fault = error
-                for request in self._under_way:
-                    request.failed(error)
-                self._under_way.clear()
-            raise
-        return True
-
-
 class Request(MPI.Request):
     """A collective that has been started.
 
@@ -132,11 +42,11 @@ class Request(MPI.Request):
     ----------
     plan : Runnable
         What to start; it is freed when it is done.
-    line : Line, optional
+    line : RequestLine, optional
         Those that come before.
     """
 
-    def __new__(cls, plan: Runnable, line: Line | None = None) -> Self:
+    def __new__(cls, plan: Runnable, line: RequestLine | None = None) -> Self:
         """Return a request whose handle is a token."""
         del plan, line
         tag = _tokens().new_tag()
@@ -146,10 +56,10 @@ class Request(MPI.Request):
 
     _tag: int
 
-    def __init__(self, plan: Runnable, line: Line | None = None) -> None:
+    def __init__(self, plan: Runnable, line: RequestLine | None = None) -> None:
         self.plan = plan
         self._tokens = _tokens()
-        self._line = Line() if line is None else line
+        self._line = RequestLine() if line is None else line
         self._error: Exception | None = None
         self.running = False
         self._tokens.add(self._tag, self)
