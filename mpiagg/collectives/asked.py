@@ -67,23 +67,25 @@ class Asked(NamedTuple):
         """That of the arrays."""
         return self.reduction.dtype if self.half is None else self.half
 
-    def vectors(self, given: tuple[Any, ...]) -> ArgumentVectors:
-        """Return how the input and the output are made of a method's arguments.
+    def taken_from(self, given: tuple[Any, ...]) -> tuple[ArgumentVectors, Arrays]:
+        """Return how the input and the output are made of a method's arguments, and those of these arguments.
 
         Raises
         ------
         TypeError
             If they are on two devices.
         """
-        x, out, dtype = self.x, self.out, self.dtype
-        target = None if out is None else ArgumentVector(out, given, dtype, writable=True)
-        source = None if x is None else target if x == out else ArgumentVector(x, given, dtype, writable=False)
-        if source is not None and target is not None and source is not target:
-            here, there = (device_of(vector(given)) for vector in (source, target))
-            if here is not there and target(given).size:
-                raise TypeError(f"the buffers of a call are on one device, not on {here.name} and {there.name}")
-            target = target if here is there else None  # that is None, with a count of 0
-        return source, target
+        target = None if self.out is None else ArgumentVector(self.out, given, self.dtype, writable=True)
+        source = target if self.x == self.out else None
+        if source is None and self.x is not None:
+            source = ArgumentVector(self.x, given, self.dtype, writable=False)
+        x, out = arrays_of((source, target), given)
+        if x is not None and out is not None and device_of(x) is not device_of(out):
+            if out.size:
+                here, there = device_of(x).name, device_of(out).name
+                raise TypeError(f"the buffers of a call are on one device, not on {here} and {there}")
+            target = out = None  # None, with a count of 0
+        return (source, target), (x, out)
 
     def operation(
         self, channel: Channel, memory: Memory = Memory.TOGETHER, *, arrays: Arrays, at_once: bool = True

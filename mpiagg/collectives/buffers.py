@@ -48,10 +48,10 @@ class ArgumentVector:
         Whether it is written to.
     """
 
-    __slots__ = ("_array", "_dtype", "_listed", "_span", "_turned", "_writable", "place")
+    __slots__ = ("_array", "_dtype", "_listed", "_place", "_span", "_turned", "_writable")
 
     def __init__(self, part: ArgumentSpan, given: tuple[Any, ...], dtype: np.dtype[Any], *, writable: bool) -> None:
-        self.place, self._writable, self._dtype = part.place, writable, dtype
+        self._place, self._writable, self._dtype = part.place, writable, dtype
         argument = given[part.place]
         self._listed = isinstance(argument, list | tuple)
         thing = argument[0] if self._listed else argument
@@ -63,7 +63,7 @@ class ArgumentVector:
 
     def __call__(self, given: tuple[Any, ...]) -> Array:
         """Return the vector of arguments."""
-        thing = given[self.place]
+        thing = given[self._place]
         if self._listed:
             thing = thing[0]
         span, dtype = self._span, self._dtype

@@ -27,7 +27,7 @@ from mpiagg.plans.operation import Operation
 from mpiagg.plans.program import Program
 from mpiagg.plans.recorded import Unread
 from mpiagg.plans.started import KeptPlan, place_of_arrays
-from mpiagg.transport import CHECK, Channel, Keepable
+from mpiagg.transport import CHECK, Channel, FreedAfterUse
 
 if TYPE_CHECKING:
     from mpiagg.collectives.comm import Comm
@@ -79,7 +79,7 @@ def _run(call: Any, given: tuple[Any, ...]) -> None:
             call.free()
 
 
-class _OnCopies(Keepable):
+class _OnCopies(FreedAfterUse):
     """A call of a method whose arguments are copied to vectors, unless it is for the MPI library as it came.
 
     Parameters
@@ -93,9 +93,9 @@ class _OnCopies(Keepable):
     """
 
     given_as_it_is = True
-    _running = _forgotten = False
 
     def __init__(self, method: Method, channel: Channel, copied: Packed, given: tuple[Any, ...]) -> None:
+        super().__init__()
         self._method, self._channel, self._copied = method, channel, copied
         self._key: Hashable = None
         with suppress(*NO_KEY):
@@ -113,7 +113,7 @@ class _OnCopies(Keepable):
         """Make the call."""
         channel, copied = self._channel, self._copied
         call: Any = channel.calls.get(self._key)
-        self._running = True
+        self.begin_use()  # with its vectors it may take all room, so that it is forgotten itself
         try:
             if call is None:
                 call = _resolved(self._method, copied.given(given))
@@ -130,15 +130,11 @@ class _OnCopies(Keepable):
                     _run(call, copied.given(given))
                     copied.store(given)
         finally:
-            self._running = False
-            if self._forgotten:
-                self.free()
+            self.end_use()
 
-    def free(self) -> None:
-        """Give back the datatypes, after the call that runs: with its vectors it may have taken all room."""
-        self._forgotten = True
-        if not self._running:
-            self._copied.free()
+    def give_back(self) -> None:
+        """Give back the datatypes."""
+        self._copied.free()
 
 
 def _read(method: Method, channel: Channel, given: tuple[Any, ...]) -> tuple[Asked | None, Packed | None]:
@@ -167,8 +163,7 @@ def _resolved(method: Method, given: tuple[Any, ...]) -> Any:
     elif copied is not None:
         call = _OnCopies(method, channel, copied, given)
     else:
-        vectors = asked.vectors(given)
-        arrays = arrays_of(vectors, given)
+        vectors, arrays = asked.taken_from(given)
         operation = asked.operation(channel, arrays=arrays)
         if CHECK:  # before anything is made that ranks make together
             channel.agree(operation.description)
@@ -240,8 +235,7 @@ def _planned(comm: Comm, method: Method, given: tuple[Any, ...], memory: Memory)
         known = Unread(channel, method.name, "")
     else:
         with_vectors = given if copied is None else copied.given(given)
-        vectors = asked.vectors(with_vectors)
-        arrays = arrays_of(vectors, with_vectors)
+        vectors, arrays = asked.taken_from(with_vectors)
         known = Call(channel, asked.operation(channel, memory, arrays=arrays, at_once=False))
         known.vectors = vectors
         native = known.operation.choice.algorithm == NATIVE and known.dtype == known.operation.reduction.dtype

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from threading import Lock
 from typing import Any
 
 import numpy as np
@@ -12,7 +11,7 @@ from mpiagg.plans.bound import STAGED_BYTES, bind_arrays, plan_of
 from mpiagg.plans.calls import borrowed, place_of
 from mpiagg.plans.choices import Memory
 from mpiagg.plans.operation import Operation
-from mpiagg.transport import Channel, Keepable
+from mpiagg.transport import Channel, FreedAfterUse
 
 
 def place_of_arrays(x: Array | None, out: Array | None) -> object:
@@ -24,7 +23,7 @@ def _are_short(x: Array | None, out: Array | None) -> bool:
     return all(part is None or part.nbytes <= STAGED_BYTES for part in (x, out))
 
 
-class KeptPlan(Keepable):
+class KeptPlan(FreedAfterUse):
     """A plan on vectors of its own, if they are short; else on the caller's, which it must not keep alive.
 
     Parameters
@@ -37,14 +36,12 @@ class KeptPlan(Keepable):
     """
 
     def __init__(self, channel: Channel, operation: Operation, x: Array | None, out: Array | None, tag: int) -> None:
+        super().__init__()
         self._staged = _are_short(x, out)
         bound: list[Array | None] = [
             None if part is None else np.empty_like(part) if self._staged else borrowed(part) for part in (x, out)
         ]
         self._x, self._out = bound[1] if x is out else bound[0], bound[1]
-        self._users = 0
-        self._forgotten = False
-        self._counting = Lock()  # threads leave while others come
         program = bind_arrays(channel, operation, self._x, self._out, tag, memory=Memory.NONE)
         self.plan = plan_of(channel, operation, program, None)
 
@@ -56,22 +53,8 @@ class KeptPlan(Keepable):
 
     def on(self, x: Array | None, out: Array | None) -> PlanOnArrays:
         """Return the plan as one that runs on arrays like those that it was made for, in the same place if long."""
-        with self._counting:
-            self._users += 1
+        self.begin_use()
         return PlanOnArrays(self, x, out)
-
-    def free(self) -> None:
-        """Free the plan, after those who are to run it."""
-        self._forgotten = True
-        if not self._users:
-            super().free()
-
-    def leave(self) -> None:
-        """Be used by one less."""
-        with self._counting:
-            self._users -= 1
-        if self._forgotten:
-            self.free()
 
     def bring(self, x: Array | None) -> None:
         """Take what is sent."""
@@ -113,4 +96,4 @@ class PlanOnArrays:
 
     def free(self) -> None:
         """Let the plan be run by others."""
-        self._kept.leave()
+        self._kept.end_use()

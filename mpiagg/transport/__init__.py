@@ -3,7 +3,7 @@
 from mpiagg.transport.barriers import WRITTEN, NodeBarrier, SignedBarrier, Some
 from mpiagg.transport.channels import channel_of, free_channel_of, meet
 from mpiagg.transport.comparison import cache_of
-from mpiagg.transport.kept import Keepable
+from mpiagg.transport.kept import FreedAfterUse, Keepable
 from mpiagg.transport.meetings import keep_for_good
 from mpiagg.transport.memory import LINE, NOWHERE, READ, Block, Position, Positions, SharedMemory, Window
 from mpiagg.transport.messages import SHARED_TAG, Channel
@@ -31,6 +31,7 @@ __all__ = [
     "WRITTEN",
     "Block",
     "Channel",
+    "FreedAfterUse",
     "Keepable",
     "NodeBarrier",
     "Node",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable
 from contextlib import suppress
+from threading import Lock
 from typing import Any, Final, TypeVar
 
 from mpiagg.errors import PlanError
@@ -42,6 +43,38 @@ class Keepable:
         if self.plan is not None:
             with suppress(PlanError):
                 self.plan.free()
+
+
+class FreedAfterUse(Keepable):
+    """Something that may be forgotten while it is used, by other threads among others: it is given back after that."""
+
+    def __init__(self) -> None:
+        self._users, self._forgotten, self._counting = 0, False, Lock()
+
+    def begin_use(self) -> None:
+        """Be used by one more."""
+        with self._counting:
+            self._users += 1
+
+    def end_use(self) -> None:
+        """Be used by one less."""
+        with self._counting:
+            self._users -= 1
+            last = self._forgotten and not self._users
+        if last:
+            self.give_back()
+
+    def free(self) -> None:
+        """Give back what it holds, now or when it is not used any more."""
+        with self._counting:
+            self._forgotten = True
+            unused = not self._users
+        if unused:
+            self.give_back()
+
+    def give_back(self) -> None:
+        """Give back what it holds."""
+        super().free()
 
 
 Kept = TypeVar("Kept", bound=Keepable)

@@ -59,6 +59,16 @@ def test_the_next_one_runs_the_plan_of_one_before(comm):
         assert len(channel_of(comm).open) == min(turn + 1, LINES)
 
 
+def test_plans_with_copies_are_freed_when_they_are_done(comm):
+    column = MPI.DOUBLE.Create_vector(3, 1, 2).Commit()
+    before = len(channel_of(comm).open)
+    for _ in range(3):
+        pending = [comm.Ibcast([np.zeros((3, 2)), 1, column]) for _ in range(5)]
+        MPI.Request.Waitall(pending)
+    assert len(channel_of(comm).open) == before
+    column.Free()
+
+
 def test_long_arrays_may_lie_elsewhere_each_time(comm):
     """Some lie where others did, on each rank in another order."""
     rooms = [np.empty((2, 20_000)) for _ in range(3)]
