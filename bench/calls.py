@@ -11,14 +11,18 @@ More kinds are for the method alone, with plain arrays in other words: ``typed``
 the user's own); or ``nonblocking`` and ``persistent``: a request is started, and waited for at once.
 With ``--all-algorithms`` every algorithm and the MPI library's own collective take part, by the array functions. With
 ``--changing`` each rank adds 1 to its input before each call, as programs do that have something new to tell: what is
-read then comes from the cache of the core that wrote it. That takes part in the times.
+read then comes from the cache of the core that wrote it. That takes part in the times. With ``--beside N`` so many
+other processes compute on the machine all the while.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Callable
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -215,8 +219,31 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=1.5, help="for each cell")
     parser.add_argument("--all-algorithms", action="store_true")
     parser.add_argument("--changing", action="store_true")
+    parser.add_argument("--beside", type=int, default=0, metavar="N", help="other processes that compute meanwhile")
     asked = parser.parse_args()
     world = MPI.COMM_WORLD
+    with computing(0 if world.rank else asked.beside):
+        rows = measure(world, asked)
+    if world.rank == 0 and asked.output:
+        saved = {"machine": machine.facts(), "ranks": world.size, "dtype": np.dtype(DTYPE).name, "beside": asked.beside}
+        asked.output.write_text(json.dumps({**saved, "rows": rows}, indent=1) + "\n")
+
+
+@contextmanager
+def computing(processes: int) -> Iterator[None]:
+    """Have so many other processes compute."""
+    command = [sys.executable, "-S", "-c", "while True: pass"]
+    others = [subprocess.Popen(command) for _ in range(processes)]  # noqa: S603 - our own Python
+    try:
+        yield
+    finally:
+        for other in others:
+            other.kill()
+            other.wait()
+
+
+def measure(world: MPI.Intracomm, asked: argparse.Namespace) -> list[dict[str, Any]]:
+    """Return a row for each cell, which rank 0 has printed."""
     comms = {"mpi": world.Dup(), **{kind: mpiagg.Comm(world) for kind in KINDS}}
     keep = registered(comms["mixed"], 1)
     pace = Pace(iterations=200_000, warmup=20, seconds=asked.seconds)
@@ -240,9 +267,7 @@ def main() -> None:
                     times = "  ".join(f"{name} {us:10.2f}" for name, us in row["us"].items())
                     print(f"{verb:21}{nbytes:>9} {kind:10}  {times}", flush=True)
     del keep
-    if world.rank == 0 and asked.output:
-        saved = {"machine": machine.facts(), "ranks": world.size, "dtype": np.dtype(DTYPE).name, "rows": rows}
-        asked.output.write_text(json.dumps(saved, indent=1) + "\n")
+    return rows
 
 
 if __name__ == "__main__":

@@ -1,5 +1,6 @@
 """Which tests run where: only the ranks of MPI jobs run those in mpi, mpi_torch, mpi_jax and most of those in gpu."""
 
+import os
 import tracemalloc
 from importlib.util import find_spec
 from pathlib import Path
@@ -21,6 +22,11 @@ RANKS_TESTS = {
         for name in ("collectives", "training", "torch_groups", "torch_horovod", "torch_modules")
     ),
 }
+
+# Jobs of more ranks than cores run beside one another here: where the MPI libraries wait, they shall sleep. By a yield
+# they would give the core to whoever computes for milliseconds.
+os.environ.setdefault("MPIR_CVAR_ENABLE_HEAVY_YIELD", "1")
+os.environ.setdefault("OMPI_MCA_threads_pthreads_yield_strategy", "nanosleep")
 
 # The tests in gpu need no plugin: the machine with a GPU may have no more than pytest and what mpiagg needs.
 if find_spec("hypothesis") is not None:

@@ -1,6 +1,6 @@
 """Waits yield the core, and find out whether others want it."""
 
-from itertools import count
+from itertools import count, pairwise
 
 import pytest
 
@@ -28,11 +28,42 @@ def test_who_shares_its_core_sleeps_sooner(monkeypatch, shared, yields):
             self.shared = shared
 
     monkeypatch.setattr(waiting, "CORE", Known())
-    monkeypatch.setattr(waiting.os, "sched_yield", lambda: calls.update({"yield": calls["yield"] + 1}))
     monkeypatch.setattr(waiting.time, "sleep", lambda _: calls.update(sleep=calls["sleep"] + 1))
     tests = count()
     waiting.wait_patiently(lambda: next(tests) == yields + 3, lambda: "nothing")
     assert calls == {"yield": yields + 1, "sleep": 3}
+
+
+def test_who_shares_its_core_with_one_that_computes_sleeps_instead_of_yielding(monkeypatch):
+    clock, done = [1.0], []
+
+    def take(seconds, what):
+        clock[0] += seconds
+        done.append(what)
+
+    yield_takes = 2 * waiting.SLOW_YIELD
+    monkeypatch.setattr(waiting.time, "perf_counter", lambda: clock[0])
+    monkeypatch.setattr(waiting.os, "sched_yield", lambda: take(yield_takes, "yield"))
+    monkeypatch.setattr(waiting.time, "sleep", lambda _: take(1e-3, "sleep"))
+    core = waiting.Core()
+    for _ in range(1000):
+        core.give_way()
+    yields = [place for place, what in enumerate(done) if what == "yield"]
+    sleeps = [later - place - 1 for place, later in pairwise(yields)]
+    assert sleeps[:4] == pytest.approx([5, 10, 20, 40], abs=1)
+    assert set(sleeps[5:]) <= {100, 101}
+    assert core.shared
+
+    yield_takes = waiting.QUICK_YIELD / 2
+    while done[-2:] != ["yield", "yield"]:
+        core.give_way()
+    assert not core.shared
+    yield_takes = 2 * waiting.SLOW_YIELD
+    del done[:]
+    for _ in range(10):
+        core.give_way()
+    assert done[:5] == ["yield", *["sleep"] * 4]
+    assert done.count("yield") == 2
 
 
 def test_a_wait_in_vain_says_for_what():

@@ -14,7 +14,7 @@ from mpiagg.errors import StallError
 from mpiagg.watch import Subject
 
 YIELDS: Final = 1000
-"""How often a wait yields the core before it starts to sleep."""
+"""How often a wait gives way before it sleeps ever longer."""
 
 YIELDS_IN_A_CROWD: Final = 200
 """The same where others want the core, too: those who wait take turns with those who work."""
@@ -22,6 +22,17 @@ YIELDS_IN_A_CROWD: Final = 200
 QUICK_YIELD: Final = 1.5e-6
 """Seconds that a yield takes at most where nobody else wants the core: a call of the kernel's is 0.3 to 0.7 us, two
 switches from one process to another with what the other does are 3."""
+
+SLOW_YIELD: Final = 3e-4
+"""Seconds that a yield takes at least where somebody computes on the core: a kernel lets him go on for 1 to 4 ms, where
+one who has slept gets the core back at once. Ranks that all wait are back sooner."""
+
+SHORTEST_SLEEP: Final = 2e-6
+"""Seconds that a rank asks to sleep in place of a slow yield; it takes some 55 us, by the kernel's timer slack."""
+
+FIRST_PAUSE, LONGEST_PAUSE = 5e-3, 0.1
+"""Seconds after a slow yield until a rank yields again, to see whether somebody still computes: twice as many each time
+that he does, since such a try takes as long as the slow yield."""
 
 LONGEST_SLEEP: Final = 1e-3
 """Seconds that it sleeps at most between two tests."""
@@ -115,12 +126,23 @@ class Core:
 
     def __init__(self) -> None:
         self.shared = False
+        self._pause = FIRST_PAUSE
+        self._next_yield = 0.0
 
     def give_way(self) -> None:
-        """Yield the core, and learn whether somebody else wanted it."""
+        """Yield the core, and learn whether somebody else wanted it; where he computes, sleep instead for a while."""
         before = time.perf_counter()
+        if before < self._next_yield:
+            time.sleep(SHORTEST_SLEEP)
+            return
         os.sched_yield()
-        self.shared = time.perf_counter() - before > QUICK_YIELD
+        now = time.perf_counter()
+        self.shared = now - before > QUICK_YIELD
+        if now - before < SLOW_YIELD:
+            self._pause = FIRST_PAUSE
+        else:
+            self._next_yield = now + self._pause
+            self._pause = min(2 * self._pause, LONGEST_PAUSE)
 
 
 CORE: Final = Core()
@@ -133,7 +155,7 @@ def wait_patiently(
     *,
     subject: Subject | None = None,
 ) -> None:
-    """Test until it succeeds, yielding the core between tests at first, then sleeping ever longer.
+    """Test until it succeeds, giving way to others between tests at first, then sleeping ever longer.
 
     Parameters
     ----------
@@ -142,7 +164,7 @@ def wait_patiently(
     awaited : callable
         Returns what is waited for at present, which says what it is as a string; another object is progress.
     timeout : float
-        Seconds to wait without progress, from when the yielding ends.
+        Seconds to wait without progress, from when the sleeps grow.
     subject : Subject, optional
         What is waited in, for those who watch over it.
 
@@ -157,7 +179,7 @@ def wait_patiently(
     for _ in range(YIELDS_IN_A_CROWD if CORE.shared else YIELDS):
         if test():
             return
-        os.sched_yield()
+        CORE.give_way()
     if subject is not None:
         subject.waits, subject.thread = awaited, threading.get_ident()
     try:
