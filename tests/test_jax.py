@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from jobs import run_job
+from thorough import slow
 
 from mpiagg.launch import start as launch
 
@@ -15,7 +16,7 @@ PAGE = Path(__file__).parents[1] / "docs" / "jax.md"
 pytestmark = pytest.mark.skipif(find_spec("jax") is None, reason="JAX, an extra, is not installed")
 
 
-@pytest.mark.parametrize("ranks", [1, 2, 3, 4])
+@pytest.mark.parametrize("ranks", [1, 3, *slow(2, 4)])
 def test_all_ranks_pass(tmp_path, ranks):
     if complaints := run_job(tmp_path, ranks, TESTS).complaints():
         pytest.fail(complaints, pytrace=False)
