@@ -12,9 +12,9 @@ from pathlib import Path
 from mpiagg.launch.start import command, environment
 
 HERE = Path(__file__).parent
-JOB_SECONDS = 1200
+JOB_SECONDS = 1800
 """What a job may take; the launcher ends it then, and we do where the launcher fails to. It is there to catch hangs: on
-two slow cores with other work beside it a job of four ranks has taken more than 300."""
+two slow cores with other work beside it a job of four ranks has taken more than 1100."""
 MARK = "MPIAGG_TEST_JOB"
 """The environment variable by which the processes of a job are known, wherever a launcher has put them."""
 

@@ -7,47 +7,35 @@ from pathlib import Path
 
 import pytest
 from jobs import MARK, all_gone, end_processes, run_job
-from thorough import thorough
+from thorough import slow, thorough
 
 from mpiagg.launch.start import mpi_vendor
 
 HERE = Path(__file__).parent
 
 
-SMALL_JOBS_ONLY = (
-    *("aggregation_errors", "awareness", "checkpoints", "comm_buffers", "comm_fuzz", "ddp_errors", "ddp_finite"),
-    *("ddp_interface", "ddp_join", "ddp_shared", "decoupled_momentum", "device_aggregation", "device_collectives"),
-    *("device_nccl", "device_sharded", "device_slots", "errors", "fuzz", "gossip_overlap", "leaks", "local_sgd"),
-    *("loop", "low_precision_errors", "memory", "muloco", "placement", "power_sgd_state", "requests", "sparse_loco"),
-    *("sparsified_state", "streaming"),
-)
-"""Tests of what does not depend on how many ranks there are, beyond four."""
-
 CORE = (
     *("collectives", "comm", "barriers", "in_step", "nodes", "plan", "sharded", "shared", "sharing", "transport"),
     "wire",
 )
-"""Tests of the algorithms, and of what carries them."""
+"""Tests of the algorithms, and of what carries them: all that jobs of many ranks run."""
 
 STAND_INS = tuple(path.stem.removeprefix("test_") for path in (HERE / "mpi").glob("test_device_*.py"))
-"""Tests of devices that the CPU stands in for, which no MPI library touches."""
+"""Tests of devices that the CPU stands in for: they need no second MPI library."""
 
-WHOLE = None
-JOBS = {2: CORE, 4: WHOLE, 8: CORE} if mpi_vendor() == "Open MPI" else {1: WHOLE, 2: WHOLE, 3: WHOLE, 5: CORE}
-"""What jobs of so many ranks run. They take long: each number is with one MPI library or the other, and many ranks run
-the core alone."""
+OPEN_MPI = mpi_vendor() == "Open MPI"
+FEW, MORE, MOST = ((2,), (4,), (8,)) if OPEN_MPI else ((1, 2), (3, 5), (4,))
+"""How many ranks the jobs have. They take long on few cores: so ``MOST`` are left to the slow lane."""
 
 
-@pytest.mark.parametrize("ranks", [*(n for n in JOBS if n <= 2), *thorough(*(n for n in JOBS if n > 2))])
+@pytest.mark.parametrize("ranks", [*FEW, *thorough(*MORE), *slow(*MOST)])
 def test_all_ranks_pass(tmp_path, ranks):
     folder = HERE / "mpi"
-    assert all((folder / f"test_{name}.py").exists() for name in (*SMALL_JOBS_ONLY, *CORE))
+    assert all((folder / f"test_{name}.py").exists() for name in CORE)
     names = {path.stem.removeprefix("test_") for path in folder.glob("test_*.py")}
-    core, many = JOBS[ranks], ranks > 4
-    left_out = (names - set(core) if core else set()) | (set(SMALL_JOBS_ONLY) if many else set())
-    left_out |= set(STAND_INS) if mpi_vendor() == "Open MPI" else set()
+    left_out = names - set(CORE) if ranks > (2 if OPEN_MPI else 4) else set(STAND_INS) if OPEN_MPI else set()
     paths = [folder / f"test_{name}.py" for name in sorted(left_out)]
-    job = run_job(tmp_path, ranks, folder, leave_out=paths, only="not few_ranks" if many else "")
+    job = run_job(tmp_path, ranks, folder, leave_out=paths, only="not few_ranks" if ranks > 4 else "")
     if complaints := job.complaints():
         pytest.fail(complaints, pytrace=False)
 
