@@ -36,7 +36,7 @@ def listener(asked):
 
 
 def test_a_question_is_answered(listener, asked):
-    assert listener.peer.ask({"ask": "state", "é": 1}) == {"got": {"ask": "state", "é": 1}}
+    assert listener.peer.ask({"ask": "state", "é": 1}, patience=60) == {"got": {"ask": "state", "é": 1}}
     assert asked == [{"ask": "state", "é": 1}]
 
 
@@ -59,7 +59,7 @@ def test_what_is_no_question_is_dropped(listener, asked, sent):
         connection.shutdown(socket.SHUT_WR)
         assert connection.recv(1) == b""
     assert not asked
-    assert listener.peer.ask({}) == {"got": {}}  # it still listens
+    assert listener.peer.ask({}, patience=60) == {"got": {}}  # it still listens
 
 
 def overheard(listener):
@@ -183,7 +183,7 @@ def test_it_listens_where_it_is_told():
     here = Listener(dict, lambda: None, 1, "127.0.0.1")
     assert here.socket.getsockname()[0] == "127.0.0.1"
     assert here.peer.addresses == ()
-    assert here.peer.ask({}) == {}
+    assert here.peer.ask({}, patience=60) == {}
     here.close()
 
 
