@@ -19,6 +19,9 @@ How well the fastest three algorithms are ranked is said for each collective, la
 none of them is predicted to be slower than another that takes over 10 % longer. What is predicted to be the same within
 2 %, as many are that fill the links, is no ranking.
 
+With ``--before DIRECTORY``, where files of the same names have earlier measurements, these stand in for predictions in
+the same ranking: how well times rank that were measured is as well as a prediction can.
+
 NAME.json, with every prediction, and NAME.png are saved, by default as ``bench/results/prediction-<library>``.
 """
 
@@ -216,6 +219,18 @@ def predict(saved: Saved, place: Place) -> list[Prediction]:
     ]
 
 
+def earlier(saved: Saved, before: Saved) -> list[Prediction]:
+    """Return the times of an earlier measurement as predictions of a later one; none of the same one."""
+    collective, layout, _ = saved.case
+    if before.times == saved.times:
+        return []
+    return [
+        Prediction(collective.value, str(layout), size, name, 1e6 * before.times[name, size], 1e6 * seconds)
+        for (name, size), seconds in saved.times.items()
+        if (name, size) in before.times
+    ]
+
+
 def medians(predictions: Iterable[Prediction], what: Callable[[Prediction], str]) -> dict[str, float]:
     """Return the median of the absolute errors in percent, of each kind of predictions."""
     by_kind: dict[str, list[float]] = defaultdict(list)
@@ -293,8 +308,9 @@ def draw(predictions: Sequence[Prediction], title: str, path: Path) -> None:
 @click.option("--node-alpha", default="4.6us", show_default=True, help="Latency within a node.")
 @click.option("--node-overhead", default="1us", show_default=True, help="What such a message costs a processor.")
 @click.option("--node-bandwidth", default="13GB/s", show_default=True, help="Of a rank within its node.")
+@click.option("--before", type=click.Path(exists=True, file_okay=False, path_type=Path), help="Earlier measurements.")
 @click.option("--output", type=click.Path(path_type=Path), help="Without its ending.")
-def main(*, files: tuple[Path, ...], output: Path | None, **options: Any) -> None:
+def main(*, files: tuple[Path, ...], before: Path | None, output: Path | None, **options: Any) -> None:
     """Predict the times of files, and save and tell how far that is from the measurements."""
     saved = [read(file) for file in files]
     if len({one.library for one in saved}) > 1:
@@ -313,7 +329,7 @@ def main(*, files: tuple[Path, ...], output: Path | None, **options: Any) -> Non
     print(table(predictions))
     stem = output or Path(__file__).parent / "results" / f"prediction-{saved[0].library}"
     right, cases = ranking(predictions)
-    found = {
+    found: dict[str, Any] = {
         "files": [file.name for file in files],
         "clusters": {str(layout): asdict(place.cluster) for layout, place in places.items()},
         "cores": options["cores"],
@@ -325,6 +341,18 @@ def main(*, files: tuple[Path, ...], output: Path | None, **options: Any) -> Non
         "fastest_three": {"predicted": right, "cases": cases},
         "rows": [{**asdict(prediction), "error": prediction.error} for prediction in predictions],
     }
+    if before is not None:
+        pairs = [(one, before / file.name) for one, file in zip(saved, files, strict=True)]
+        again = [each for one, old in pairs if old.exists() for each in earlier(one, read(old))]
+        if not again:
+            raise click.ClickException(f"no file in {before} has other times than these")
+        right, cases = ranking(again)
+        print(f"earlier measurements rank them in {right} of {cases} cases")
+        found["ranked_by_earlier_measurements"] = {
+            "right": right,
+            "cases": cases,
+            "median_absolute_error": medians(again, lambda _: "all")["all"],
+        }
     stem.with_name(f"{stem.name}.json").write_text(json.dumps(found, indent=1) + "\n")
     draw(predictions, f"{saved[0].library}, {len(predictions)} times", stem.with_name(f"{stem.name}.png"))
 

@@ -120,6 +120,28 @@ def test_a_wrong_ranking_is_stated(prediction):
     assert prediction.ranking(case((1, 10), (2, 12), (3, 14))) == (0, 0)
 
 
+def test_earlier_measurements_are_ranked_likewise(prediction, tmp_path):
+    """Times in proportion rank all as they are; not if the slowest was the fastest, at one of four sizes."""
+    saved = made_up(prediction, [1] * 4, cores=None)
+    before = tmp_path / "before"
+    before.mkdir()
+    options = [*OPTIONS, "--before", str(before)]
+    slower = {**saved, "rows": [{**row, "time_us": 2 * row["time_us"]} for row in saved["rows"]]}
+    of_ring = next(row for row in slower["rows"] if (row["size"], row["algorithm"]) == (64, "ring"))
+    for changed, right in ((False, 4), (True, 3)):
+        if changed:
+            of_ring["time_us"] = 1.0
+        (before / "measured-0.json").write_text(json.dumps(slower))
+        done = run(prediction, tmp_path, saved, options=options)
+        assert f"earlier measurements rank them in {right} of 4 cases" in done.output
+        told = json.loads((tmp_path / "told.json").read_text())["ranked_by_earlier_measurements"]
+        assert (told["right"], told["cases"]) == (right, 4)
+        assert told["median_absolute_error"] == pytest.approx(100)
+    (before / "measured-0.json").write_text(json.dumps(saved))
+    done = run(prediction, tmp_path, saved, options=options)
+    assert "no file" in done.output
+
+
 def test_reduction_is_measured(prediction):
     assert 0 < prediction.measure_gamma("float32", seconds=0) < 1e-6
 
