@@ -43,7 +43,7 @@ from mpiagg.launch.job import OutputFile
 TOP: Final = Path(__file__).parents[1]
 RESULTS: Final = Path(__file__).parent / "results"
 TASKS: Final = ("characters", "digits")
-STEPS: Final = {"characters": 1200, "characters-16": 1200, "digits": 400}
+STEPS: Final = {"characters": 1200, "characters-16": 1200, "characters-long": 2400, "digits": 400}
 """With four ranks; more ranks take as many examples in fewer steps."""
 
 POINTS: Final = 20
@@ -68,6 +68,10 @@ MORE: Final = {
         lambda comm, _: mpiagg.SparseLoCo(comm, period=3, fragments=3, ratio=1 / 20),
         "weights, a third of them in turn, by the largest 5 % of what they have moved in 3 steps, in 2 bits",
     ),
+    "sparse-loco-decay-0.9": Aggregator(
+        lambda comm, _: mpiagg.SparseLoCo(comm, period=3, fragments=3, ratio=1 / 20, decay=0.9),
+        "the same, and what is kept counts less at the next time",
+    ),
 }
 """Aggregators that the demo has not."""
 
@@ -75,6 +79,8 @@ MADE: Final = {**AGGREGATORS, **MORE}
 LEARNING_RATES: Final = {
     ("characters", "sparse-loco-fragments"): 9e-3,
     ("characters-16", "sparse-loco-fragments"): 12e-3,
+    ("characters-long", "sparse-loco-fragments"): 12e-3,
+    ("characters-long", "sparse-loco-decay-0.9"): 12e-3,
 }
 """Where it is not that of the task."""
 

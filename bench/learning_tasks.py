@@ -168,8 +168,11 @@ def characters(
     momentum: float = 0.9,
     learning_rate: float = 4e-3,
     batch: int = WINDOWS,
+    tested: int = TESTED,
 ) -> Task:
     """Return the language model, with a rank's part of the text and so many windows of it in its share of a batch.
+
+    It is tested on so many others.
 
     The learning rate grows for a twentieth of the steps, and falls to zero until the last.
     """
@@ -180,7 +183,7 @@ def characters(
     held_out = np.arange(len(blocks)) % HELD_OUT == 0
     own = _share(blocks[~held_out], np.zeros(int((~held_out).sum())), split, rank, size)
     test_inputs, test_targets = windows(blocks[held_out])
-    chosen = np.random.default_rng(seed).permutation(len(test_inputs))[:TESTED]
+    chosen = np.random.default_rng(seed).permutation(len(test_inputs))[:tested]
     torch.manual_seed(seed)
     module = CharacterModel()
     betas = float(momentum), 0.999
@@ -239,5 +242,6 @@ def _share(examples: npt.NDArray[Any], kinds: npt.NDArray[Any], split: str, rank
 TASKS: Final = {
     "characters": characters,
     "characters-16": partial(characters, batch=16, learning_rate=6e-3),
+    "characters-long": partial(characters, batch=16, learning_rate=6e-3, tested=512),
     "digits": digits,
 }
