@@ -31,7 +31,7 @@ import json
 import math
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from functools import cache
@@ -205,29 +205,16 @@ def measure_gamma(dtype: str, seconds: float = 0.5) -> float:
 
 def predict(saved: Saved, place: Place) -> list[Prediction]:
     """Return the prediction for every measured time that the model can price."""
-    collective, layout, _ = saved.case
-    return [
-        Prediction(
-            collective.value,
-            str(layout),
-            size,
-            name,
-            1e6 * seconds_of(name, saved.case, size, place),
-            1e6 * seconds,
-        )
-        for (name, size), seconds in saved.times.items()
-    ]
+    return beside(saved, {(name, size): seconds_of(name, saved.case, size, place) for name, size in saved.times})
 
 
-def earlier(saved: Saved, before: Saved) -> list[Prediction]:
-    """Return the times of an earlier measurement as predictions of a later one; none of the same one."""
+def beside(saved: Saved, times: Mapping[tuple[str, int], float]) -> list[Prediction]:
+    """Return other times of each algorithm at each size, in seconds, as predictions of those that were measured."""
     collective, layout, _ = saved.case
-    if before.times == saved.times:
-        return []
     return [
-        Prediction(collective.value, str(layout), size, name, 1e6 * before.times[name, size], 1e6 * seconds)
+        Prediction(collective.value, str(layout), size, name, 1e6 * times[name, size], 1e6 * seconds)
         for (name, size), seconds in saved.times.items()
-        if (name, size) in before.times
+        if (name, size) in times
     ]
 
 
@@ -343,7 +330,8 @@ def main(*, files: tuple[Path, ...], before: Path | None, output: Path | None, *
     }
     if before is not None:
         pairs = [(one, before / file.name) for one, file in zip(saved, files, strict=True)]
-        again = [each for one, old in pairs if old.exists() for each in earlier(one, read(old))]
+        others = [(one, read(old).times) for one, old in pairs if old.exists()]
+        again = [each for one, times in others if times != one.times for each in beside(one, times)]
         if not again:
             raise click.ClickException(f"no file in {before} has other times than these")
         right, cases = ranking(again)
