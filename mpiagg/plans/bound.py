@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from typing import Final
@@ -19,10 +20,14 @@ from mpiagg.plans.operation import Operation
 from mpiagg.plans.plan import Plan, Result
 from mpiagg.plans.program import Copying, Program
 from mpiagg.plans.staging import by_way_of_host, from_host, to_host
+from mpiagg.schedules import Action, Collective
 from mpiagg.transport import SHARED_TAG, Channel
 
 STAGED_BYTES: Final = 32 * 2**10
 """Vectors up to this length are copied into a plan's own buffer, which costs less than a plan for each address."""
+
+_ONE_WAY: Final = (Collective.REDUCE, Collective.EXSCAN)
+"""Collectives in which some ranks only send vectors, or only receive them."""
 
 
 def prepare(
@@ -77,7 +82,7 @@ def bind_arrays(
     copying = partial(_copying, channel, o, x, out, together=together)
     if together and serves(channel, o, device):
         return _bind_on_node(OnNode(channel, o, x, out, copying, tag))
-    copied = copying()
+    copied = _with_fewer_copies(o, x, copying) if o.collective in _ONE_WAY else copying()
     return copied.around(bind_operation(channel, o, copied.buffer, tag, memory=memory))
 
 
@@ -160,6 +165,17 @@ def _copying(channel: Channel, operation: Operation, x: Array | None, out: Array
     if mapped is None and out is not None and o.target is not None:
         store = partial(device.convert, out, buffer[o.target].reshape(out.shape))
     return Copying(buffer, load, store, buffer.nbytes if mapped is None else 0)
+
+
+def _with_fewer_copies(operation: Operation, x: Array | None, copying: Callable[[], Copying]) -> Copying:
+    """Return the vector that messages work on: the input itself where it is only sent; nor is one copied in vain."""
+    o = operation
+    if x is None or o.choice.wire is not None or o.choice.algorithm in (NATIVE, NCCL):
+        return copying()
+    actions = {step.action for a_round in o.schedule() for step in a_round}
+    if actions == {Action.SEND} and o.target is None and x.dtype == o.reduction.dtype and (sent := flat(x)) is not None:
+        return Copying(sent, None, None)
+    return copying()._replace(load=None) if actions == {Action.RECEIVE} else copying()
 
 
 def _as_buffer(channel: Channel, operation: Operation, out: Array | None) -> Array | None:

@@ -87,7 +87,7 @@ def test_errors_leave_nothing_open(comm):
 
 @pytest.mark.parametrize("kind", ["mpi4py's", "ours"])
 def test_communicators(world, size, kind):
-    times = 1000 if size <= 2 else 150
+    times = 400 if size <= 2 else 150
 
     def duplicate_and_free():
         comm = world.Dup() if kind == "mpi4py's" else mpiagg.Comm(world)

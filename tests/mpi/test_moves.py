@@ -129,6 +129,28 @@ def test_an_exclusive_scan_combines_no_more_than_its_results(comm, rank, size, a
     assert (result is None) if rank == 0 else np.all(result == sum(before[:rank] if size > 1 else []))
 
 
+def test_an_input_that_is_only_sent_is_sent_from_where_it_lies(comm, rank, size):
+    x, out = np.full(100_000, rank + 1.0), np.zeros(100_000)
+    x.flags.writeable = False
+    with (
+        mpiagg.exscan_init(x, out=out, comm=comm, algorithm="ring") as scan,
+        mpiagg.reduce_init(x, out=out, comm=comm, algorithm="tree", root=0) as reduce,
+    ):
+        scratch = scan.nbytes, reduce.nbytes
+        for factor in (1, 2):  # it is read anew
+            x.flags.writeable = True
+            x[:] = factor * (rank + 1)
+            x.flags.writeable = False
+            scan()
+            assert rank == 0 or np.all(out == factor * rank * (rank + 1) / 2)
+            reduce()
+            assert rank > 0 or np.all(out == factor * size * (size + 1) / 2)
+    if size > 1 and rank == 0:
+        assert scratch[0] == 0
+    if rank and rank == size - 1:  # a leaf of the tree
+        assert scratch[1] == 0
+
+
 def test_scans_by_our_algorithms_have_the_bits_of_their_schedules(comm, rank, size, bits):
     rng = np.random.default_rng(3)
     vectors = (rng.standard_normal((size, 1000)) * 10.0 ** rng.integers(-8, 8, (size, 1000))).astype(np.float32)

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from thorough import thorough
 
 from mpiagg.errors import ScheduleError
 from mpiagg.schedules import (
@@ -163,7 +164,7 @@ def settings_of(draw, most=20):
 
 
 @pytest.mark.parametrize(("name", "collective"), SERVED)
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=8, deadline=None)
 @given(setting=settings_of(), chunk_bytes=st.floats(0, 100), data=st.data())
 def test_all_ranks_at_once_are_the_walk(name, collective, setting, chunk_bytes, data):
     layout, cluster = setting
@@ -174,7 +175,7 @@ def test_all_ranks_at_once_are_the_walk(name, collective, setting, chunk_bytes, 
         assert clocks(*arguments, root=root, together=together) == expected
 
 
-@pytest.mark.parametrize("size", [32, 33, 64])
+@pytest.mark.parametrize("size", [33, *thorough(32, 64)])
 @pytest.mark.parametrize(("name", "collective"), SERVED)
 def test_all_ranks_at_once_are_the_walk_for_more_ranks(name, collective, size):
     layout = Layout.by_name([rank // 6 if size == 33 else rank % 8 for rank in range(size)])
@@ -412,11 +413,14 @@ def messages_of_schedules(programs):
     return found
 
 
+SMALL = [Layout.of(sizes) for sizes in ([1], [2], [3], [4], [7], [2, 2], [2, 3, 1])]
+LARGER = [Layout.of(sizes) for sizes in ([8], [13], [3, 1], [3, 3, 3], [5, 2, 2])]
+SCATTERED = [Layout.by_name(names) for names in ([rank % 3 for rank in range(9)], [0, 1, 1, 0, 2, 1, 0])]
+
+
+@pytest.mark.parametrize("layouts", [SMALL, *thorough(LARGER + SCATTERED)], ids=["small", "larger"])
 @pytest.mark.parametrize(("name", "collective"), SERVED)
-def test_runs_for_many_ranks_are_the_schedules_of_each(name, collective):
-    layouts = [Layout.of([n]) for n in (1, 2, 3, 4, 7, 8, 13)]
-    layouts += [Layout.of(sizes) for sizes in ([2, 2], [3, 3, 3], [3, 1], [2, 3, 1], [5, 2, 2])]
-    layouts += [Layout.by_name([rank % 3 for rank in range(9)]), Layout.by_name([0, 1, 1, 0, 2, 1, 0])]
+def test_runs_for_many_ranks_are_the_schedules_of_each(name, collective, layouts):
     for layout in layouts:
         for root in sorted({0, layout.size // 2, layout.size - 1}) if collective.rooted else [0]:
             expected = messages_of_schedules(schedules(name, collective, layout, root))
