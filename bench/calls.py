@@ -8,7 +8,9 @@ twenty blocks, in microseconds. Arrays are float32 sums, ``plain`` (NumPy's own,
 memory), ``registered`` (``mpiagg.empty``), or ``mixed``: plain ones on a communicator that has registered memory, too.
 More kinds are for the method alone, with plain arrays in other words: ``typed`` (the datatype is given), ``columns``
 (of a matrix, by a derived datatype), ``apart`` (blocks that do not follow one another) and ``own-op`` (an operator of
-the user's own); or ``nonblocking`` and ``persistent``: a request is started, and waited for at once.
+the user's own); or ``nonblocking`` and ``persistent``: a request is started, and waited for at once. With ``many``
+and ``lengths`` each call has another array than the last, one of 300 after the other, as the gradients of a large model
+are: of one length, or of as many lengths, each an element longer than the one before.
 With ``--all-algorithms`` every algorithm and the MPI library's own collective take part, by the array functions. With
 ``--changing`` each rank adds 1 to its input before each call, as programs do that have something new to tell: what is
 read then comes from the cache of the core that wrote it. That takes part in the times. With ``--beside N`` so many
@@ -24,6 +26,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
+from itertools import cycle
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -47,7 +50,11 @@ BYTES = (8, 1024, 16 * 1024, 64 * 1024, 2**20, 16 * 2**20)
 KINDS = ("plain", "mixed", "registered")
 IN_OTHER_WORDS = ("typed", "columns", "apart", "own-op")
 AS_REQUESTS = ("nonblocking", "persistent")
+ONE_AFTER_ANOTHER = ("many", "lengths")
 """Kinds to be named by ``--kinds``."""
+
+MANY = 300
+"""How many arrays there are of such a kind: more than calls are kept for."""
 
 DTYPE = np.float32
 
@@ -169,6 +176,15 @@ def contenders(verb: str, nbytes: int, kind: str, comms: dict[str, Any], *, ever
             return {}, None
         method, function = others, ""
     found = {"mpi": as_called(theirs, verb, kind, method), "comm": as_called(ours, verb, kind, method)}
+    if kind in ONE_AFTER_ANOTHER:
+        more = DTYPE().itemsize * ours.size if kind == "lengths" else 0
+        cells = [cell(verb, nbytes + more * turn, make, ours) for turn in range(MANY)]
+        named = {"mpi": getattr(theirs, verb), "comm": getattr(ours, verb)}
+        found = {name: in_turn([partial(call, *each.method) for each in cells]) for name, call in named.items()}
+        if function:
+            call = partial(getattr(mpiagg, function), comm=ours)
+            found["function"] = in_turn([partial(call, *each.arguments, out=each.out) for each in cells])
+        return found, None
     if not function or kind in AS_REQUESTS:
         arrays = [part[0] if isinstance(part, list) else part for part in method]
         return found, next((array for array in arrays if isinstance(array, np.ndarray)), None)
@@ -189,6 +205,16 @@ def as_called(comm: MPI.Intracomm, verb: str, kind: str, method: tuple[Any, ...]
         request = getattr(comm, verb + "_init")(*method)
         return lambda: (request.Start(), request.Wait())
     return partial(getattr(comm, verb), *method)
+
+
+def in_turn(calls: list[Callable[[], object]]) -> Callable[[], object]:
+    """Return a call that makes the next of several calls each time."""
+    turns = cycle(calls)
+
+    def call() -> None:
+        next(turns)()
+
+    return call
 
 
 def change_and_call(x: Any, call: Callable[[], object]) -> None:

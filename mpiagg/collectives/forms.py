@@ -26,7 +26,7 @@ from mpiagg.plans.learning import resolve
 from mpiagg.plans.operation import Operation
 from mpiagg.plans.program import Program
 from mpiagg.plans.recorded import Unread
-from mpiagg.plans.started import KeptPlan, place_of_arrays
+from mpiagg.plans.started import kept_plan
 from mpiagg.transport import CHECK, Channel, FreedAfterUse
 
 if TYPE_CHECKING:
@@ -195,9 +195,7 @@ def started(comm: Comm, method: Method, *given: Any) -> MPI.Request:
     if key is None:
         program = bind_arrays(channel, operation, x, out, tag, memory=Memory.NONE)
         return Request(plan_of(channel, operation, around(program), None), line)
-    key = key, tag, place_of_arrays(x, out)
-    kept = channel.calls.find(key, lambda: KeptPlan(channel, operation, x, out, tag))
-    return Request(kept.on(x, out), line)
+    return Request(kept_plan(channel, operation, x, out, key, tag).on(x, out), line)
 
 
 def prepared(comm: Comm, method: Method, info: MPI.Info, *given: Any) -> MPI.Prequest:

@@ -26,6 +26,9 @@ from mpiagg.transport import SHARED_TAG, Channel
 STAGED_BYTES: Final = 32 * 2**10
 """Vectors up to this length are copied into a plan's own buffer, which costs less than a plan for each address."""
 
+COPIED_BYTES: Final = 2 * 2**20
+"""Vectors up to this length are copied so while their address is new, which costs less than a plan that runs once."""
+
 _ONE_WAY: Final = (Collective.REDUCE, Collective.EXSCAN)
 """Collectives in which some ranks only send vectors, or only receive them."""
 

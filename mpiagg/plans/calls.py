@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -13,7 +13,7 @@ from mpi4py import MPI
 from mpiagg.arrays import HOST, Accelerator, Array, address, device_of
 from mpiagg.errors import PlanError
 from mpiagg.plans.block_exchange import BlockExchange, memory_for_calls, serves_blocks
-from mpiagg.plans.bound import STAGED_BYTES, bind_arrays, goes_by_host, pinned, plan_of
+from mpiagg.plans.bound import COPIED_BYTES, STAGED_BYTES, bind_arrays, goes_by_host, pinned, plan_of
 from mpiagg.plans.call import Call, WithPlan, in_errstate
 from mpiagg.plans.choices import NATIVE, Memory
 from mpiagg.plans.native import KNOWN_TO_MPI, call_native, native_caller
@@ -21,7 +21,7 @@ from mpiagg.plans.one_shot import OneShot, serves_at_once
 from mpiagg.plans.operation import Operation
 from mpiagg.plans.recorded import Recorded
 from mpiagg.plans.staging import from_host, to_host
-from mpiagg.transport import DEFAULT_TIMEOUT, Block, Channel, SignedBarrier
+from mpiagg.transport import DEFAULT_TIMEOUT, NOWHERE, Block, Channel, SignedBarrier
 from mpiagg.watch import END
 
 
@@ -154,7 +154,7 @@ class _Copied(Call):
 
 
 class _Placed(Call):
-    """Vectors that are worked on where they lie; there is a plan for each place."""
+    """Vectors that are worked on where they lie; there is a plan for each place to which they come again."""
 
     def __init__(
         self, channel: Channel, operation: Operation, x: Array | None, out: Array | None, *, quiet: bool = False
@@ -178,9 +178,22 @@ class _Placed(Call):
         key = (self, place_of(x), x is out or place_of(out), mapped)
         found: Any = self.channel.calls.get(key)
         if found is None:
-            found = self.channel.calls.find(key, partial(_PlanAtAddress, self, x, out))
+            found = self._found_anew(key, x, out)
         found.used = True
-        found.run(None, None, timeout)
+        found.run(x, out, timeout)
+
+    def _found_anew(self, key: Hashable, x: Array | None, out: Array | None) -> Call:
+        """Return what carries the call out for a place that has no plan: there will be one when it comes again."""
+        calls, copies = self.channel.calls, self.operation.nbytes <= COPIED_BYTES
+        if copies and not self._are_shared(x, out) and not calls.asked_before(key):
+            return calls.find((self, None), partial(_Copied, self.channel, self.operation, x, out, quiet=self.quiet))
+        return calls.find(key, partial(_PlanAtAddress, self, x, out))
+
+    def _are_shared(self, *arrays: Array | None) -> bool:
+        """Whether an array is on a device, or in memory that ranks share."""
+        given, memory = [each for each in arrays if each is not None], self.channel.memory.host
+        on_device = any(device_of(each) is not HOST for each in given)
+        return on_device or (memory.leased and any(memory.position(each) != NOWHERE for each in given))
 
     @property
     def given_as_it_is(self) -> bool:  # type: ignore[override]  # which is for all time elsewhere
@@ -196,7 +209,7 @@ class _Placed(Call):
         """Free the plans for its places, if it cannot be found again, and so neither can they."""
         kept = self.channel.calls
         for key in [key for key in kept if isinstance(key, tuple) and key[0] is self] if self.once else []:
-            kept.pop(key).free()
+            kept.forget(key).free()
 
 
 class _PlanAtAddress(WithPlan):

@@ -77,7 +77,7 @@ class _Learning(Call):
             for key, kept in list(channel.calls.items()):
                 other = kept.operation.tried if isinstance(kept, _Learning) else None
                 if other is not None and learner.kind(other, registered=False) == calls_like_it:
-                    channel.calls.pop(key).free()  # the next one like it is resolved by what was learned
+                    channel.calls.forget(key).free()  # the next one like it is resolved by what was learned
 
     def _are_registered(self, *arrays: Array | None) -> bool:
         memory = self.channel.memory.host

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 
 from mpi4py import MPI
 
@@ -162,9 +162,9 @@ class Operation:
         """The algorithm, which is not the MPI library's own."""
         return algorithm(self.choice.algorithm)
 
-    def schedule(self) -> list[Round]:
+    def schedule(self) -> tuple[Round, ...]:
         """Return what this rank does."""
-        return self.entry.schedule(self.collective, self.rank, self.layout, self.root)
+        return _schedule(self.entry, self.collective, self.rank, self.layout, self.root)
 
     @property
     def sent_bytes(self) -> int:
@@ -199,3 +199,9 @@ class Operation:
 def even_counts(length: int, size: int) -> tuple[int, ...]:
     """Return the lengths of ``size`` even parts of ``length`` elements."""
     return tuple(stop - start for start, stop in ranges(even_cuts(length, size)))
+
+
+@lru_cache(maxsize=32)
+def _schedule(entry: Algorithm, collective: Collective, rank: int, layout: Layout, root: int) -> tuple[Round, ...]:
+    """Return a rank's schedule, which calls of all lengths have."""
+    return tuple(entry.schedule(collective, rank, layout, root))

@@ -2,29 +2,34 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from typing import Any
 
 import numpy as np
 
 from mpiagg.arrays import Array
-from mpiagg.plans.bound import STAGED_BYTES, bind_arrays, plan_of
+from mpiagg.plans.bound import COPIED_BYTES, STAGED_BYTES, bind_arrays, plan_of
 from mpiagg.plans.calls import borrowed, place_of
 from mpiagg.plans.choices import Memory
 from mpiagg.plans.operation import Operation
 from mpiagg.transport import Channel, FreedAfterUse
 
 
-def place_of_arrays(x: Array | None, out: Array | None) -> object:
-    """Return what a kept plan depends on: where long vectors lie, and whether the input is the output."""
-    return x is out, None if _are_short(x, out) else (place_of(x), place_of(out))
-
-
-def _are_short(x: Array | None, out: Array | None) -> bool:
-    return all(part is None or part.nbytes <= STAGED_BYTES for part in (x, out))
+def kept_plan(  # noqa: PLR0917 - what a plan is made of
+    channel: Channel, operation: Operation, x: Array | None, out: Array | None, key: Hashable, tag: int
+) -> KeptPlan:
+    """Return a plan for arrays like these; where they are long and come again, for those in their place."""
+    calls, parts = channel.calls, [part for part in (x, out) if part is not None]
+    copied = key, tag, x is out, None
+    placed = key, tag, x is out, (place_of(x), place_of(out))
+    longest = max((part.nbytes for part in parts), default=0)
+    if longest <= STAGED_BYTES or (placed not in calls and longest <= COPIED_BYTES and not calls.asked_before(placed)):
+        return calls.find(copied, lambda: KeptPlan(channel, operation, x, out, tag, copied=True))
+    return calls.find(placed, lambda: KeptPlan(channel, operation, x, out, tag, copied=False))
 
 
 class KeptPlan(FreedAfterUse):
-    """A plan on vectors of its own, if they are short; else on the caller's, which it must not keep alive.
+    """A plan on vectors of its own, to which data is copied, or on the caller's, which it must not keep alive.
 
     Parameters
     ----------
@@ -33,13 +38,16 @@ class KeptPlan(FreedAfterUse):
     x, out : numpy.ndarray or None
         Vectors on the host.
     tag : int
+    copied : bool
     """
 
-    def __init__(self, channel: Channel, operation: Operation, x: Array | None, out: Array | None, tag: int) -> None:
+    def __init__(
+        self, channel: Channel, operation: Operation, x: Array | None, out: Array | None, tag: int, *, copied: bool
+    ) -> None:
         super().__init__()
-        self._staged = _are_short(x, out)
+        self._copied = copied
         bound: list[Array | None] = [
-            None if part is None else np.empty_like(part) if self._staged else borrowed(part) for part in (x, out)
+            None if part is None else np.empty_like(part) if self._copied else borrowed(part) for part in (x, out)
         ]
         self._x, self._out = bound[1] if x is out else bound[0], bound[1]
         program = bind_arrays(channel, operation, self._x, self._out, tag, memory=Memory.NONE)
@@ -48,7 +56,7 @@ class KeptPlan(FreedAfterUse):
     @property
     def nbytes(self) -> int:
         """The memory that belongs to it alone."""
-        own = (self._x, self._out) if self._staged else ()
+        own = (self._x, self._out) if self._copied else ()
         return super().nbytes + sum(part.nbytes for part in own if part is not None)
 
     def on(self, x: Array | None, out: Array | None) -> PlanOnArrays:
@@ -58,12 +66,12 @@ class KeptPlan(FreedAfterUse):
 
     def bring(self, x: Array | None) -> None:
         """Take what is sent."""
-        if self._staged and x is not None and self._x is not None:
+        if self._copied and x is not None and self._x is not None:
             self._x[:] = x
 
     def give(self, out: Array | None) -> None:
         """Give what has been received."""
-        if self._staged and out is not None and self._out is not None:
+        if self._copied and out is not None and self._out is not None:
             out[:] = self._out
 
 

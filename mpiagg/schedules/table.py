@@ -41,7 +41,7 @@ NodeAware = Callable[[int, Layout], Iterator[Round]]
 """A schedule that goes by the layout of the nodes: ``f(rank, layout)`` yields the rounds of one rank, for root 0."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Algorithm:
     """A named way to carry out one or more collectives.
 

@@ -87,26 +87,53 @@ class Calls(dict[Hashable, Keepable]):
     they were last passed over, the oldest first (the CLOCK rule).
     """
 
+    def __init__(self) -> None:
+        super().__init__()
+        self._nbytes = 0
+        self._asked: set[Hashable] = set()
+
     def find(self, key: Hashable, make: Callable[[], Kept]) -> Kept:
         """Return what is kept for a key, or make it."""
         found = self.get(key)
         if found is None:
-            found = self[key] = make()
+            found = make()
+            self._keep(key, found)
             self._make_room(key)
         found.used = True
         return found  # type: ignore[return-value]  # a key stands for one kind of call
 
+    def forget(self, key: Hashable) -> Keepable:
+        """Return what is kept for a key, and keep it no longer."""
+        call = self.pop(key)
+        self._nbytes -= call.nbytes
+        return call
+
+    def asked_before(self, key: Hashable) -> bool:
+        """Return whether this has been asked of a key before, which it is taken for that it will come again."""
+        if key in self._asked:
+            self._asked.remove(key)
+            return True
+        if len(self._asked) >= MOST:
+            self._asked.clear()
+        self._asked.add(key)
+        return False
+
+    def _keep(self, key: Hashable, call: Keepable) -> None:
+        self[key] = call
+        self._nbytes += call.nbytes
+
     def _make_room(self, newest: Hashable) -> None:
-        while len(self) > 1 and (len(self) > MOST or sum(call.nbytes for call in self.values()) > MOST_BYTES):
+        while len(self) > 1 and (len(self) > MOST or self._nbytes > MOST_BYTES):
             oldest = next(iter(self))
-            call = self.pop(oldest)
+            call = self.forget(oldest)
             if call.used or oldest == newest:
                 call.used = False
-                self[oldest] = call
+                self._keep(oldest, call)
             else:
                 call.free()
 
     def free(self) -> None:
         """Free all of them."""
+        self._asked.clear()
         while self:
-            self.popitem()[1].free()
+            self.forget(next(iter(self))).free()
