@@ -154,7 +154,7 @@ class _Copied(Call):
 
 
 class _Placed(Call):
-    """Vectors that are worked on where they lie; there is a plan for each place to which they come again."""
+    """Vectors that are worked on where they lie, by a plan for each place; while places are new they are copied."""
 
     def __init__(
         self, channel: Channel, operation: Operation, x: Array | None, out: Array | None, *, quiet: bool = False
@@ -165,6 +165,7 @@ class _Placed(Call):
         # On other ranks the same call may be one that is copied, under the words of the whole choice.
         words = operation.description
         self._native = None if other is None else _Native(channel, other, x, out, quiet=quiet, words=words)
+        self._is_new = True
 
     def run(self, x: Array | None, out: Array | None, timeout: float = DEFAULT_TIMEOUT) -> None:
         """Carry the operation out; see :meth:`Call.run`."""
@@ -183,11 +184,12 @@ class _Placed(Call):
         found.run(x, out, timeout)
 
     def _found_anew(self, key: Hashable, x: Array | None, out: Array | None) -> Call:
-        """Return what carries the call out for a place that has no plan: there will be one when it comes again."""
-        calls, copies = self.channel.calls, self.operation.nbytes <= COPIED_BYTES
-        if copies and not self._are_shared(x, out) and not calls.asked_before(key):
-            return calls.find((self, None), partial(_Copied, self.channel, self.operation, x, out, quiet=self.quiet))
-        return calls.find(key, partial(_PlanAtAddress, self, x, out))
+        """Return what carries the call out where there is no plan: the first place has one, others when they come again."""
+        calls, is_new = self.channel.calls, self._is_new
+        self._is_new = False
+        if is_new or self.operation.nbytes > COPIED_BYTES or self._are_shared(x, out) or calls.asked_before(key):
+            return calls.find(key, partial(_PlanAtAddress, self, x, out))
+        return calls.find((self, None), partial(_Copied, self.channel, self.operation, x, out, quiet=self.quiet))
 
     def _are_shared(self, *arrays: Array | None) -> bool:
         """Whether an array is on a device, or in memory that ranks share."""

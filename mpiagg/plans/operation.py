@@ -166,7 +166,7 @@ class Operation:
         """Return what this rank does."""
         return _schedule(self.entry, self.collective, self.rank, self.layout, self.root)
 
-    @property
+    @cached_property
     def sent_bytes(self) -> int:
         """How many bytes this rank hands to others; 0 where the MPI library's own collective does it."""
         if self.choice.algorithm == NATIVE:
