@@ -166,8 +166,8 @@ def add(left: Any, right: Any, datatype: MPI.Datatype) -> None:
 def contenders(verb: str, nbytes: int, kind: str, comms: dict[str, Any], *, every: bool) -> tuple[dict[str, Any], Any]:
     """Return the calls of a cell by their names, with plans that are to be freed; and their input, if they have one."""
     ours, theirs = comms.get(kind, comms["plain"]), comms["mpi"]
-    if verb == "Barrier" and kind in KINDS:
-        return {"mpi": theirs.Barrier, "comm": ours.Barrier}, None
+    if verb == "Barrier":
+        return ({"mpi": theirs.Barrier, "comm": ours.Barrier} if kind in KINDS else {}), None
     make = partial(registered, ours) if kind == "registered" else plain
     method, function, arguments, out = cell(verb, nbytes, make, ours)
     if kind in IN_OTHER_WORDS:

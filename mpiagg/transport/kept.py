@@ -109,7 +109,7 @@ class Calls(dict[Hashable, Keepable]):
         return call
 
     def asked_before(self, key: Hashable) -> bool:
-        """Return whether this has been asked of a key before, which it is taken for that it will come again."""
+        """Return whether this has been asked of a key before: what has come twice is taken to come again."""
         if key in self._asked:
             self._asked.remove(key)
             return True

@@ -65,6 +65,14 @@ def test_memory_is_bounded_but_for_the_newest(calls):
     assert not calls
 
 
+def test_keys_are_known_from_the_last_ones_that_were_asked_for(calls):
+    assert not calls.asked_before("key")
+    assert calls.asked_before("key")
+    assert not calls.asked_before("key")  # it got what was asked for, and lost it since
+    assert not any(calls.asked_before(number) for number in range(4))
+    assert not calls.asked_before("key")  # that is too long ago
+
+
 @given(st.lists(st.tuples(st.integers(0, 9), st.integers(0, 60), st.booleans()), max_size=60 if ALONE else 5))
 def test_limits_hold_and_what_goes_is_freed_once(asked):
     freed, made, calls = [], [], kept.Calls()
