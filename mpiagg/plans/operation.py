@@ -96,9 +96,8 @@ class Operation:
         subject.data = self.data
         return subject
 
-    @property
     def data(self) -> Data:
-        """What goes in and comes out on this rank, as it is recorded."""
+        """Return what goes in and comes out on this rank, as it is recorded."""
         dtype = self.reduction.dtype if self.form is None else self.form.dtype
         sent, received = (
             None if part is None or self.ragged else part.stop - part.start for part in (self.source, self.target)

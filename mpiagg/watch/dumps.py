@@ -109,7 +109,7 @@ def _operation(entry: Entry, names: dict[int | None, str]) -> dict[str, Any]:
         "thread": names.get(subject.thread, "MainThread"),
         "rounds": _rounds(subject, entry[STAMPS] or ()),
         "caller": _caller(subject, entry[ORDER]),
-        "data": subject.data and subject.data._asdict(),
+        "data": subject.data and subject.data()._asdict(),
     }
 
 

@@ -175,8 +175,8 @@ class Subject:
         The thread that waits.
     unleavable : float
         Seconds that it may last, where it is a call of the MPI library's from which no error can be raised; else 0.
-    data : Data or None
-        What goes in and comes out, where that is known.
+    data : callable or None
+        Returns what goes in and comes out, where that is known.
     """
 
     __slots__ = ("collective", "data", "log", "nbytes", "rounds", "thread", "unleavable", "waits", "what")
@@ -187,7 +187,7 @@ class Subject:
         self.waits: Callable[[], object] | None = None
         self.thread = 0
         self.unleavable = 0.0
-        self.data: Data | None = None
+        self.data: Callable[[], Data] | None = None
 
 
 class Recorder:
