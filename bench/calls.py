@@ -168,6 +168,8 @@ def contenders(verb: str, nbytes: int, kind: str, comms: dict[str, Any], *, ever
     ours, theirs = comms.get(kind, comms["plain"]), comms["mpi"]
     if verb == "Barrier":
         return ({"mpi": theirs.Barrier, "comm": ours.Barrier} if kind in KINDS else {}), None
+    if kind in ONE_AFTER_ANOTHER:
+        return one_after_another(verb, nbytes, kind, theirs, ours), None
     make = partial(registered, ours) if kind == "registered" else plain
     method, function, arguments, out = cell(verb, nbytes, make, ours)
     if kind in IN_OTHER_WORDS:
@@ -176,15 +178,6 @@ def contenders(verb: str, nbytes: int, kind: str, comms: dict[str, Any], *, ever
             return {}, None
         method, function = others, ""
     found = {"mpi": as_called(theirs, verb, kind, method), "comm": as_called(ours, verb, kind, method)}
-    if kind in ONE_AFTER_ANOTHER:
-        more = DTYPE().itemsize * ours.size if kind == "lengths" else 0
-        cells = [cell(verb, nbytes + more * turn, make, ours) for turn in range(MANY)]
-        named = {"mpi": getattr(theirs, verb), "comm": getattr(ours, verb)}
-        found = {name: in_turn([partial(call, *each.method) for each in cells]) for name, call in named.items()}
-        if function:
-            call = partial(getattr(mpiagg, function), comm=ours)
-            found["function"] = in_turn([partial(call, *each.arguments, out=each.out) for each in cells])
-        return found, None
     if not function or kind in AS_REQUESTS:
         arrays = [part[0] if isinstance(part, list) else part for part in method]
         return found, next((array for array in arrays if isinstance(array, np.ndarray)), None)
@@ -205,6 +198,22 @@ def as_called(comm: MPI.Intracomm, verb: str, kind: str, method: tuple[Any, ...]
         request = getattr(comm, verb + "_init")(*method)
         return lambda: (request.Start(), request.Wait())
     return partial(getattr(comm, verb), *method)
+
+
+def one_after_another(
+    verb: str, nbytes: int, kind: str, theirs: MPI.Intracomm, ours: MPI.Intracomm
+) -> dict[str, Callable[[], object]]:
+    """Return the calls of a cell by their names, each of which has another array than the last."""
+    more = DTYPE().itemsize * ours.size if kind == "lengths" else 0
+    cells = [cell(verb, nbytes + more * turn, plain, ours) for turn in range(MANY)]
+    found = {
+        name: in_turn([as_called(comm, verb, kind, each.method) for each in cells])
+        for name, comm in (("mpi", theirs), ("comm", ours))
+    }
+    if cells[0].function:
+        run = partial(getattr(mpiagg, cells[0].function), comm=ours)
+        found["function"] = in_turn([partial(run, *each.arguments, out=each.out) for each in cells])
+    return found
 
 
 def in_turn(calls: list[Callable[[], object]]) -> Callable[[], object]:

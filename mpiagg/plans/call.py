@@ -95,8 +95,7 @@ class Call(Keepable):
 class WithPlan(Call):
     """A call that has a plan of its own."""
 
-    def _take(self, plan: Plan[Any], nbytes: int = 0) -> None:
-        plan.nbytes += nbytes
+    def _take(self, plan: Plan[Any]) -> None:
         self.plan = plan
         self._go = self._freely(plan)
 

@@ -198,7 +198,7 @@ class _Placed(Call):
         return on_device or (memory.leased and any(memory.position(each) != NOWHERE for each in given))
 
     @property
-    def given_as_it_is(self) -> bool:  # type: ignore[override]  # which is for all time elsewhere
+    def given_as_it_is(self) -> bool:  # type: ignore[override]  # others have one that never changes
         """Whether no arrays can lie in memory that ranks share, so that the MPI library's own is taken."""
         return self._native is not None and not self.channel.memory.host.leased
 

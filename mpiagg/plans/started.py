@@ -19,13 +19,12 @@ def kept_plan(  # noqa: PLR0917 - what a plan is made of
     channel: Channel, operation: Operation, x: Array | None, out: Array | None, key: Hashable, tag: int
 ) -> KeptPlan:
     """Return a plan for arrays like these; where they are long and come again, for those in their place."""
-    calls, parts = channel.calls, [part for part in (x, out) if part is not None]
-    copied = key, tag, x is out, None
-    placed = key, tag, x is out, (place_of(x), place_of(out))
-    longest = max((part.nbytes for part in parts), default=0)
-    if longest <= STAGED_BYTES or (placed not in calls and longest <= COPIED_BYTES and not calls.asked_before(placed)):
-        return calls.find(copied, lambda: KeptPlan(channel, operation, x, out, tag, copied=True))
-    return calls.find(placed, lambda: KeptPlan(channel, operation, x, out, tag, copied=False))
+    calls, longest = channel.calls, max((part.nbytes for part in (x, out) if part is not None), default=0)
+    if longest > STAGED_BYTES:
+        placed = key, tag, x is out, place_of(x), place_of(out)
+        if placed in calls or longest > COPIED_BYTES or calls.asked_before(placed):
+            return calls.find(placed, lambda: KeptPlan(channel, operation, x, out, tag, copied=False))
+    return calls.find((key, tag, x is out), lambda: KeptPlan(channel, operation, x, out, tag, copied=True))
 
 
 class KeptPlan(FreedAfterUse):

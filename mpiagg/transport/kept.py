@@ -35,7 +35,7 @@ class Keepable:
 
     @property
     def nbytes(self) -> int:
-        """The memory that belongs to it alone."""
+        """The memory that belongs to it alone, as much at all times."""
         return 0 if self.plan is None else int(self.plan.nbytes)
 
     def free(self) -> None:

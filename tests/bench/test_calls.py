@@ -1,7 +1,6 @@
 """``bench/calls.py``: every kind of call is made, and has its times."""
 
 import json
-import os
 from pathlib import Path
 
 import pytest
@@ -19,7 +18,7 @@ def measured(tmp_path, *options):
     """Return the names of the times of all cells, by verb, bytes and kind."""
     saved = tmp_path / "calls.json"
     arguments = ["-m", "mpi4py", "bench/calls.py", "-o", str(saved), "--seconds", "0.01", *options]
-    env = {**os.environ, "PYTHONPATH": str(TOP), "MPIAGG_RECORD_DIR": str(tmp_path)}
+    env = launch.environment({"PYTHONPATH": str(TOP), "MPIAGG_RECORD_DIR": str(tmp_path)})
     ended = launch.run_within(120, 2, arguments, env, cwd=TOP)
     assert ended.status == 0, ended.printed
     told = json.loads(saved.read_text())

@@ -1,4 +1,4 @@
-"""Arrays elsewhere at each call, as those are that programs make anew: they are copied until they come again."""
+"""Arrays in new places at each call, as programs make them: they are copied until they come again."""
 
 import numpy as np
 import pytest
