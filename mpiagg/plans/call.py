@@ -81,7 +81,7 @@ class Call(Keepable):
         """
         raise NotImplementedError
 
-    def _freely(self, plan: Plan[Any]) -> Callable[[], object]:
+    def freely(self, plan: Plan[Any]) -> Callable[[], object]:
         """Return what runs a plan, without NumPy's warnings if they are not wanted."""
         if not self.quiet or self.operation.reduction.dtype.kind not in "fc":
             return plan
@@ -97,7 +97,7 @@ class WithPlan(Call):
 
     def _take(self, plan: Plan[Any]) -> None:
         self.plan = plan
-        self._go = self._freely(plan)
+        self._go = self.freely(plan)
 
     def _run(self, timeout: float) -> None:
         if not self.channel.log.blocking[END]:

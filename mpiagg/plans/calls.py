@@ -16,12 +16,14 @@ from mpiagg.plans.block_exchange import BlockExchange, memory_for_calls, serves_
 from mpiagg.plans.bound import COPIED_BYTES, STAGED_BYTES, bind_arrays, goes_by_host, pinned, plan_of
 from mpiagg.plans.call import Call, WithPlan, in_errstate
 from mpiagg.plans.choices import NATIVE, Memory
+from mpiagg.plans.mailboxes import Mailed, goes_by_mail, lanes_of
 from mpiagg.plans.native import KNOWN_TO_MPI, call_native, native_caller
 from mpiagg.plans.one_shot import OneShot, serves_at_once
 from mpiagg.plans.operation import Operation
 from mpiagg.plans.recorded import Recorded
 from mpiagg.plans.staging import from_host, to_host
-from mpiagg.transport import DEFAULT_TIMEOUT, NOWHERE, Block, Channel, SignedBarrier
+from mpiagg.tables import ANNOUNCED
+from mpiagg.transport import DEFAULT_TIMEOUT, NOWHERE, Block, Channel, FreedAfterUse, SignedBarrier
 from mpiagg.watch import END
 
 
@@ -39,12 +41,13 @@ def resolve(channel: Channel, operation: Operation, x: Array | None, out: Array 
         o = replace(o, choice=o.choice.in_other_memory)
     if o.choice.algorithm == NATIVE and as_they_are and not by_host:
         return _Native(channel, o, x, out, quiet=quiet)
-    if device is HOST and as_they_are and serves_at_once(channel, o) and channel.memory.for_calls() is not None:
-        return _Short(channel, o, quiet=quiet)
+    by_mail = device is HOST and as_they_are and goes_by_mail(channel, o) and channel.memory.for_calls() is not None
+    if by_mail and o.nbytes <= ANNOUNCED:
+        return _Mailed(channel, o, quiet=quiet)
     short = o.nbytes <= STAGED_BYTES or o.choice.algorithm == NATIVE or not as_they_are
     if not flat or by_host or (device is HOST and short):
         return _Copied(channel, o, x, out, quiet=quiet)
-    return _Placed(channel, o, x, out, quiet=quiet)
+    return _Placed(channel, o, x, out, by_mail=by_mail, quiet=quiet)
 
 
 class _Native(Call, Recorded):
@@ -77,25 +80,54 @@ class _Native(Call, Recorded):
         self.record(call, given)
 
 
-class _Short(WithPlan):
-    """Vectors so short that every rank takes all it needs from mailboxes, to the caller's array, after one barrier."""
+class _Mailed(Call):
+    """Vectors that every rank copies to mailboxes, and takes from there to the caller's array, wherever that lies."""
 
     def __init__(self, channel: Channel, operation: Operation, *, quiet: bool) -> None:
         super().__init__(channel, operation, quiet=quiet)
-        self._one_shot = OneShot(channel, operation)
-        self._take(plan_of(channel, operation, self._one_shot.program(), None))
+        found = channel.memory.for_calls()
+        assert found is not None
+        o, at_once, lanes = operation, serves_at_once(channel, operation), lanes_of(operation, found[1])
+        reduction = o.reduction.name, o.reduction.dtype, o.reduction.divisor
+        key = _ByMail, o.collective, o.root, o.choice, reduction, at_once, lanes, quiet
+        # Its plan serves other lengths, too.
+        self._by_mail = channel.calls.find(key, partial(_ByMail, self, *found, at_once=at_once))
+        self._by_mail.begin_use()
+        self._parts: Any = self._by_mail.mail.parts_of(operation)
+        self._subject = operation.subject(channel.log)
+        self._subject.rounds = self._by_mail.plan.subject.rounds
 
     def run(self, x: Array | None, out: Array | None, timeout: float = DEFAULT_TIMEOUT) -> None:
         """Carry the operation out; see :meth:`Call.run`."""
-        one_shot, plan, log = self._one_shot, self.plan, self.channel.log
+        by_mail, log = self._by_mail, self.channel.log
+        mail, plan = by_mail.mail, by_mail.plan
         if not log.blocking[END]:
             log.check_thread()  # which may read what is written here
-        one_shot.x, one_shot.out = x, out
-        plan.timeout = timeout  # type: ignore[union-attr]  # there is one
-        self._go()
-        if one_shot.x is not x or one_shot.out is not out:
+        mail.x, mail.out, mail.parts = x, out, self._parts
+        plan.timeout, plan.subject = timeout, self._subject
+        by_mail.go()
+        if mail.x is not x or mail.out is not out:
             raise PlanError(f"{self.operation.label}: two threads came to it at the same moment")
-        one_shot.x = one_shot.out = None  # which are the caller's to keep
+        mail.x = mail.out = None  # which are the caller's to keep
+
+    def free(self) -> None:
+        """Let go of the plan."""
+        self._by_mail.end_use()
+
+
+class _ByMail(FreedAfterUse):
+    """The plan of all calls through mailboxes that are alike but for their lengths."""
+
+    def __init__(self, call: _Mailed, barrier: SignedBarrier, block: Block, *, at_once: bool) -> None:
+        super().__init__()
+        channel, o = call.channel, call.operation
+        self.mail: OneShot | Mailed = (
+            OneShot(o, channel.node.place, barrier, block)
+            if at_once
+            else Mailed(channel.node, o, barrier, block, room=channel.memory.room)
+        )
+        self.plan = plan_of(channel, o, self.mail.program(), None)
+        self.go = call.freely(self.plan)
 
 
 class _Copied(Call):
@@ -154,24 +186,40 @@ class _Copied(Call):
 
 
 class _Placed(Call):
-    """Vectors that are worked on where they lie, by a plan for each place; while places are new they are copied."""
+    """Vectors that are worked on where they lie, by a plan for each place; while places are new they are copied.
+
+    While there is no memory that ranks map, they go through mailboxes or to the MPI library, where that is chosen.
+    """
 
     def __init__(
-        self, channel: Channel, operation: Operation, x: Array | None, out: Array | None, *, quiet: bool = False
+        self,
+        channel: Channel,
+        operation: Operation,
+        x: Array | None,
+        out: Array | None,
+        *,
+        by_mail: bool = False,
+        quiet: bool = False,
     ) -> None:
         super().__init__(channel, operation, quiet=quiet)
         choice = operation.choice
-        other = replace(operation, choice=choice.in_other_memory) if choice.unregistered == NATIVE else None
-        # On other ranks the same call may be one that is copied, under the words of the whole choice.
-        words = operation.description
-        self._native = None if other is None else _Native(channel, other, x, out, quiet=quiet, words=words)
+        self._unmapped: _Mailed | _Native | None = _Mailed(channel, operation, quiet=quiet) if by_mail else None
+        if choice.unregistered == NATIVE:
+            other = replace(operation, choice=choice.in_other_memory)
+            # On other ranks the same call may be one that is copied, under the words of the whole choice.
+            self._unmapped = _Native(channel, other, x, out, quiet=quiet, words=operation.description)
         self._is_new = True
+
+    @property
+    def nbytes(self) -> int:
+        """The memory that belongs to it alone."""
+        return 0 if self._unmapped is None else self._unmapped.nbytes
 
     def run(self, x: Array | None, out: Array | None, timeout: float = DEFAULT_TIMEOUT) -> None:
         """Carry the operation out; see :meth:`Call.run`."""
         leased = self.channel.memory.host.leased
-        if self._native is not None and not leased:
-            self._native.run(x, out, timeout)
+        if self._unmapped is not None and not leased:
+            self._unmapped.run(x, out, timeout)
             return
         # Once ranks map each other's devices, other plans are right, on all of them at the same call.
         mapped = leased, self.channel.memory.device is not None
@@ -200,15 +248,17 @@ class _Placed(Call):
     @property
     def given_as_it_is(self) -> bool:  # type: ignore[override]  # others have one that never changes
         """Whether no arrays can lie in memory that ranks share, so that the MPI library's own is taken."""
-        return self._native is not None and not self.channel.memory.host.leased
+        return isinstance(self._unmapped, _Native) and not self.channel.memory.host.leased
 
     def record(self, call: Callable[..., object], given: tuple[Any, ...]) -> None:
         """Make a call of the MPI library's own."""
-        assert self._native is not None
-        self._native.record(call, given)
+        assert isinstance(self._unmapped, _Native)
+        self._unmapped.record(call, given)
 
     def free(self) -> None:
-        """Free the plans for its places, if it cannot be found again, and so neither can they."""
+        """Free what it runs, and the plans for its places if it cannot be found again, and so neither can they."""
+        if self._unmapped is not None:
+            self._unmapped.free()
         kept = self.channel.calls
         for key in [key for key in kept if isinstance(key, tuple) and key[0] is self] if self.once else []:
             kept.forget(key).free()

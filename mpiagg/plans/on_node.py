@@ -8,22 +8,21 @@ from functools import partial
 
 from mpiagg.arrays import Accelerator, Array, accelerator_of, convert, device_of
 from mpiagg.plans.binding import Lane, bind, scratch_length
-from mpiagg.plans.choices import NATIVE, NCCL, SEGMENT, SHARED, Case, Choice, Memory, choose
+from mpiagg.plans.choices import NATIVE, NCCL, SHARED, Case, Memory, choose
 from mpiagg.plans.endpoints import Asking
+from mpiagg.plans.mailboxes import Mailed, goes_by_mail, segment_of
 from mpiagg.plans.moves import bind_moves
 from mpiagg.plans.native import bind_native, called_at_once
-from mpiagg.plans.one_shot import ONE_SHOT, at_once, box_of
+from mpiagg.plans.one_shot import ONE_SHOT, at_once
 from mpiagg.plans.operation import Operation
 from mpiagg.plans.owners import READ_SEGMENT, exchange_work, owner_work, rounds_by_reading, stages
 from mpiagg.plans.places import AnnouncedProgram, Places, told_by_all
 from mpiagg.plans.program import Arrival, Callback, Copying, Deferred, Program, in_turn
 from mpiagg.plans.sharing import (
     InTurn,
-    Mailboxes,
     NodeTask,
     Vectors,
     barrier_round,
-    mailbox_rounds,
     rounds_in_place,
 )
 from mpiagg.plans.slots import by_slots, slot_rounds, slots_for
@@ -93,18 +92,13 @@ class OnNode:
         self.together = tag != SHARED_TAG
         self.tag = tag if self.together else channel.tags.shared(o.signature)
         self.node, self.device = channel.node, accelerator_of(x if out is None else out)
-        # Of a chunk for each rank, two elements at least go through memory at a time.
-        self.segment = max(o.choice.segment or SEGMENT, 2 * o.size * o.reduction.dtype.itemsize)
+        self.segment = segment_of(o)
         # Barriers, and blocks for them, are in the host's memory; the vectors may be in a device's.
         shared = channel.memory.host if self.device is None else channel.memory.known(self.device)
         # Within one node there is nothing but what its ranks share; across nodes there are messages.
         self.all_here = self.node.size == o.size
         unregistered = o.choice.unregistered if self.all_here else None  # other nodes have other memory
-        exchange = o.collective is Collective.ALLTOALL  # whose chunks, of all ranks, no mailbox has room for
-        # Short vectors are written for one another wherever they lie.
-        self.at_once = at_once(o) if self.all_here and self.device is None else None
-        written = unregistered is None or self.at_once is not None
-        self.mailed = self.all_here and written and self.device is None and not exchange
+        self.mailed = self.device is None and goes_by_mail(channel, o)
         self.messages = o
         if unregistered is not None:
             case = Case(o.collective, o.nbytes, o.layout, Memory.NONE)
@@ -150,7 +144,7 @@ class OnNode:
         o, memory, busy = self.operation, self.channel.memory.host, self.channel.busy
         positions = told_by_all(memory, self._positions)
         mapped = self.places.reached(positions)
-        by_one_barrier = self.at_once is not None and o.collective is Collective.ALLREDUCE and o.nbytes <= ONE_SHOT
+        by_one_barrier = at_once(o) is not None and o.collective is Collective.ALLREDUCE and o.nbytes <= ONE_SHOT
         by_mail = self.mailed and (by_one_barrier or not mapped)
         ask_for = partial(slots_for, self.channel, self.operation, self.device, positions, together=True)
         slots = None if by_mail or mapped else ask_for()
@@ -256,6 +250,14 @@ class OnNode:
     def _copying(self, *, brought: bool) -> Copying:
         return self.copying._replace(load=None) if brought else self.copying
 
+    def _in_pieces(self, *, brought: bool) -> tuple[tuple[Array | None, Array | None], Copying | None]:
+        """Return the input and the output as vectors, which are in a buffer where the arrays cannot be that."""
+        if (vectors := self.places.in_pieces(brought=brought)) is not None:
+            return vectors, None
+        o, made = self.operation, self._copying(brought=brought)
+        x, out = (None if part is None else made.buffer[part] for part in (o.source, o.target))
+        return (x, out), made
+
     def by_messages(self, *, brought: bool = False) -> Program:
         """Return the program that sends messages within the node, too; ``brought`` if the input is in the buffer."""
         o = self.messages
@@ -288,34 +290,16 @@ class OnNode:
         return min(enough, -(-self.segment // LINE) * LINE)
 
     def by_mail(self, barrier: NodeBarrier, block: Block, *, brought: bool = False) -> Program:
-        """Return the program that copies through mailboxes, a segment after the other."""
-        o, made = self.operation, self._copying(brought=brought)
-        if self.at_once is not None:
-            o = replace(o, choice=Choice(self.at_once))
-        # The boxes lie in the same places for all who share the block, so that nobody writes where another still reads.
-        box = box_of(block)
-        room = min(box, self.segment) // made.buffer.itemsize
-        if o.length > room:
-            room -= o.size  # where each rank's chunk is cut, each part may have an element more than the others
-        lanes = o.lanes(max(1, -(-o.length // max(1, room))))
-        first, second = (
-            {rank: part[start : start + box] for rank, part in zip(self.node.ranks, block.parts, strict=True)}
-            for start in (LINE, LINE + box)
-        )
-        mailboxes = Mailboxes(barrier, (first[o.rank], second[o.rank]), (first, second))
-        task = NodeTask(made.buffer, lanes, o.reduction)
-        rounds = mailbox_rounds(o.schedule(), task, mailboxes, self.operation.label)
-        return made.around(Program(tuple(rounds), (), 0))
+        """Return the program that copies through mailboxes."""
+        vectors, made = self._in_pieces(brought=brought)
+        program = Mailed(self.node, self.operation, barrier, block, vectors).program()
+        return program if made is None else made.around(program)
 
     def through_slots(self, barrier: NodeBarrier, slots: Block, *, brought: bool = False) -> Program:
         """Return the program that copies to slots in memory of devices, and from there, a piece after the other."""
         o, asking = self.operation, self.asking
         assert asking is not None
-        vectors, made = self.places.in_pieces(brought=brought), None
-        if vectors is None:
-            made = self._copying(brought=brought)
-            x, out = (None if part is None else made.buffer[part] for part in (o.source, o.target))
-            vectors = x, out
+        vectors, made = self._in_pieces(brought=brought)
         memory, work = (
             dict(zip(self.node.ranks, slots.parts, strict=True)),
             partial(self._work, o.schedule(), self._owned),

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any, Final
+from collections.abc import Callable
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 
@@ -12,7 +13,7 @@ from mpiagg.plans.operation import Operation
 from mpiagg.plans.program import Arrival, BoundRound, Program
 from mpiagg.schedules import Collective
 from mpiagg.tables import ANNOUNCED
-from mpiagg.transport import LINE, Block, Channel
+from mpiagg.transport import LINE, Block, Channel, SignedBarrier
 
 ONE_SHOT: Final = 4 * 2**10
 """Bytes up to which every rank reduces everything by itself in an all-reduction: one barrier then, and two for longer
@@ -48,85 +49,115 @@ class OneShot:
 
     Parameters
     ----------
-    channel : Channel
-        Whose memory for calls there must be.
     operation : Operation
+        Of any length.
+    place : int
+        This rank's among those of the node.
+    barrier : SignedBarrier
+        Where they meet.
+    block : Block
+        Which has the mailboxes.
 
     Attributes
     ----------
     x, out : numpy.ndarray or None
         The next input, and where the result goes: contiguous; None where this rank has none.
+    parts : Parts
+        The parts of the mailboxes that the vectors take.
     """
 
     x: Any = None
     out: Any = None
+    parts: Parts
 
-    def __init__(self, channel: Channel, operation: Operation) -> None:
-        found = channel.memory.for_calls()
-        assert found is not None
-        self._barrier, block = found
-        o, self._operation = operation, operation
-        dtype, box = o.reduction.dtype, box_of(block)
-        boxes = [[part[start : start + o.nbytes].view(dtype) for part in block.parts] for start in (LINE, LINE + box)]
-        place, ranks = channel.node.place, range(o.size)
-        # A memory view writes in a third of NumPy's time. Of several equal dtypes it takes the usual one.
-        quick = dtype.char in "?bhilqBHILQfd"
-        usual = np.dtype(dtype.str)
-        own = [pair[place][o.source or slice(0)] for pair in boxes]
-        self._own: list[Any] = [each.view(usual).data if quick else each for each in own]
+    def __init__(self, operation: Operation, place: int, barrier: SignedBarrier, block: Block) -> None:
+        self._place, self._barrier, self._block = place, barrier, block
+        o, self._label = operation, operation.label
+        self._combine = o.reduction.combine
+        self._finish = o.reduction.finish if o.reduction.divisor is not None else None
+        self._take: Callable[[Array, Any], None] = self._receive
         if o.collective.reduces:
-            first = o.root if o.collective is Collective.REDUCE else 0  # from whom on the sum goes
-            turn = [*ranks[first:], *ranks[:first]]
-            parts = [[pair[rank][o.target or slice(0)] for rank in turn] for pair in boxes]
-            self._boxes = [(each[0], each[1], each[2:]) for each in parts]
-            self._combine = o.reduction.combine
-            self._finish = o.reduction.finish if o.reduction.divisor is not None else None
             self._take = self._reduce
         elif o.collective is Collective.ALLGATHER:
-            chunks = [slice(*each) for each in ranges(cuts_of(o.counts))]
-            self._chunks = [[(chunk, pair[rank][chunk]) for rank, chunk in enumerate(chunks)] for pair in boxes]
             self._take = self._gather
-        else:
-            self._sent = [pair[o.root] for pair in boxes]
-            self._take = self._receive
-        self._signature = o.signature
 
     def program(self) -> Program:
         """Return the program."""
-        arrival = Arrival(self._operation.label, 0, self._barrier)
+        arrival = Arrival(self._label, 0, self._barrier)
         return Program((BoundRound((self._write,), (self._barrier.passed,), (self._read,), (arrival,)),), (), 0)
 
+    def parts_of(self, operation: Operation) -> Parts:
+        """Return the parts of the mailboxes that vectors of an operation's length take."""
+        o, dtype, box = operation, operation.reduction.dtype, box_of(self._block)
+        boxes = [
+            [part[start : start + o.nbytes].view(dtype) for part in self._block.parts] for start in (LINE, LINE + box)
+        ]
+        # A memory view writes in a third of NumPy's time. Of several equal dtypes it takes the usual one.
+        quick = dtype.char in "?bhilqBHILQfd"
+        own = [pair[self._place][o.source or slice(0)] for pair in boxes]
+        written: list[Any] = [each.view(np.dtype(dtype.str)).data if quick else each for each in own]
+        read: list[Any]
+        if o.collective.reduces:
+            first = o.root if o.collective is Collective.REDUCE else 0  # from whom on the sum goes
+            turn = [*range(first, o.size), *range(first)]
+            folds = [[pair[rank][o.target or slice(0)] for rank in turn] for pair in boxes]
+            read = [(each[0], each[1], each[2:]) for each in folds]
+        elif o.collective is Collective.ALLGATHER:
+            chunks = [slice(*each) for each in ranges(cuts_of(o.counts))]
+            read = [[(chunk, pair[rank][chunk]) for rank, chunk in enumerate(chunks)] for pair in boxes]
+        else:
+            read = [pair[o.root] for pair in boxes]
+        return Parts(written, read, o.signature)
+
     def _write(self) -> None:
-        x, barrier = self.x, self._barrier
+        x, barrier, parts = self.x, self._barrier, self.parts
         if x is not None:
-            box = self._own[barrier.count & 1]
+            box = parts.written[barrier.count & 1]
             try:
                 box[:] = x if x.ndim == 1 else x.reshape(-1)
             except ValueError:  # a memory view of another of several equal dtypes
                 np.copyto(np.asarray(box), x.reshape(-1))
-        barrier.enter_and_come(self._signature)
+        barrier.enter_and_come(parts.signature)
 
     def _read(self) -> None:
         out, barrier = self.out, self._barrier
         if out is not None:
-            self._take(out if out.ndim == 1 else out.reshape(-1), (barrier.count - 1) & 1)
+            self._take(out if out.ndim == 1 else out.reshape(-1), self.parts.read[(barrier.count - 1) & 1])
         barrier.leave()
 
-    def _reduce(self, out: Array, turn: int) -> None:
-        first, second, others = self._boxes[turn]
+    def _reduce(self, out: Array, boxes: tuple[Array, Array, list[Array]]) -> None:
+        first, second, others = boxes
         self._combine(first, second, out)
         for other in others:
             self._combine(out, other, out)
         if self._finish is not None:
             self._finish(out)
 
-    def _gather(self, out: Array, turn: int) -> None:
-        for chunk, box in self._chunks[turn]:
+    def _gather(self, out: Array, boxes: list[tuple[slice, Array]]) -> None:
+        for chunk, box in boxes:
             out[chunk] = box
 
-    def _receive(self, out: Array, turn: int) -> None:
+    def _receive(self, out: Array, box: Array) -> None:
         if self.x is not self.out:  # the root's, which is there
-            out[:] = self._sent[turn]
+            out[:] = box
+
+
+class Parts(NamedTuple):
+    """The parts of mailboxes that vectors of one length take.
+
+    Attributes
+    ----------
+    written : list
+        Of this rank's two mailboxes, to which it writes.
+    read : list
+        What it reads from, with one and with the other.
+    signature : int
+        That of the operation.
+    """
+
+    written: list[Any]
+    read: list[Any]
+    signature: int
 
 
 def box_of(block: Block) -> int:

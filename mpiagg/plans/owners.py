@@ -150,7 +150,7 @@ def _block_work(
         operands.append((step, value, target, other))
         if step.action is not Action.HOLD:
             value, fresh = target, False
-    calls = calls_of(operands, reduction, scratch)
+    calls = calls_of(operands, reduction, scratch.aside, scratch.read)
     return [*calls, partial(np.copyto, target, value)] if fresh and target is not None else calls
 
 

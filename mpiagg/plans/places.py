@@ -123,14 +123,14 @@ class Places:
     def in_pieces(self, *, brought: bool) -> tuple[Array | None, Array | None] | None:
         """Return the input and the output as vectors for who reads and writes them piece by piece.
 
-        None, where they lie in each other's way, or are no vectors of one dtype; ``brought`` if the input has been
-        brought to where others read it.
+        None, where they lie in each other's way, or are no vectors of one dtype, or the operation needs one vector;
+        ``brought`` if the input has been brought to where others read it.
         """
         o, (x, out) = self._operation, self.given
         x = self.source if brought else x
         missing = (x is None and o.source is not None) or (out is None and o.target is not None)
         clash = x is not None and out is not None and (x.dtype != out.dtype or not _stay_apart(o, x, out))
-        return None if missing or clash else (x, out)
+        return None if missing or clash or self._in_place else (x, out)
 
     def reached(self, positions: Sequence[Positions]) -> bool:
         """Whether all vectors that other ranks must reach lie where they do: in memory that they map, or read."""

@@ -76,6 +76,9 @@ class Plan(Generic[Result]):
     >>> plan.free()
     """
 
+    subject: Subject
+    """What it is, for those who watch over it; who lets it do several things says before a run which it does."""
+
     lasts = False
     """Whether it can be used when its communicator is freed, as MPI's persistent requests can."""
 
@@ -103,7 +106,7 @@ class Plan(Generic[Result]):
         if self._stream is not None:
             self._stream.follow()  # what has been done so far to memory of the program's own
             self._rounds += (BoundRound((), (self._stream.done,), (), (Computing(label),)),)
-        self._subject = Subject(channel.log, label) if subject is None else subject
+        self.subject = Subject(channel.log, label) if subject is None else subject
         channel.log.in_order &= in_order
         self._begin = process().recorder.begin
         self._entry: Entry = []
@@ -141,7 +144,7 @@ class Plan(Generic[Result]):
         """
         if not self._idle:
             raise self._refused()
-        entry = self._entry = self._begin(self._subject, True)
+        entry = self._entry = self._begin(self.subject, True)
         self._idle = False
         try:
             self._run(self)
@@ -163,7 +166,7 @@ class Plan(Generic[Result]):
         if not self._idle:
             raise self._refused()
         self._idle = False
-        self._entry = self._begin(self._subject, False)
+        self._entry = self._begin(self.subject, False)
         self._running = run(self._rounds) if self._stream is None else run_in(self._stream, self._rounds)
         self.test()
 
@@ -255,7 +258,7 @@ class Plan(Generic[Result]):
         self._wait(progressing)
 
     def _wait(self, test: Callable[[], bool]) -> None:
-        wait_patiently(test, self._awaited_now, self.timeout, subject=self._subject)
+        wait_patiently(test, self._awaited_now, self.timeout, subject=self.subject)
 
     def _fail(self, error: BaseException) -> None:
         """Be unusable from now on: messages may be under way. Without any, it can simply run again.
@@ -287,7 +290,7 @@ class Plan(Generic[Result]):
             else:
                 names.append("packing" if place in (0, len(rounds) - 1) else "round without messages")
             yield BoundRound((mark, *starts, mark), tests, (mark, *reductions, mark), awaited)
-        self._subject.rounds = tuple(names)
+        self.subject.rounds = tuple(names)
 
     def _awaited_now(self) -> Wait | None:
         return self._awaited.now if self._awaited is not None else None
@@ -301,7 +304,7 @@ class Plan(Generic[Result]):
             If another thread is in an operation of the communicator, which may be this plan.
         """
         self._channel.log.check_thread()
-        failed(self._begin(self._subject, False))
+        failed(self._begin(self.subject, False))
         return self._unusable()
 
     def _unusable(self) -> Error:

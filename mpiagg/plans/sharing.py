@@ -1,15 +1,15 @@
 """Schedules carried out through memory that the ranks of a node share, instead of messages.
 
 Where all vectors lie in such memory, or can be read where they lie, the rank that owns a chunk does all the work on it
-(``owners``). Where they do not, the ranks put what they send into mailboxes, and take what they receive from there.
-Either way the schedule says what is combined, and in which order, so the bits are those of messages.
+(``owners``). Where they do not, the ranks put what they send into mailboxes, and take what they receive from there
+(``mailboxes``). Either way the schedule says what is combined, and in which order, so the bits are those of messages.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
-from itertools import accumulate, chain, groupby, pairwise
+from itertools import chain, groupby, pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -84,82 +84,6 @@ class Vectors(NamedTuple):
     apart: bool = False
 
 
-class Mailboxes(NamedTuple):
-    """The mailboxes of the ranks of a node: two for each, used in turn from barrier to barrier.
-
-    While the others may still read from one, a rank writes into the other. It comes back to the first after one more
-    barrier, to which all have come only when they had read.
-
-    Attributes
-    ----------
-    barrier : NodeBarrier
-        Where they meet.
-    own : pair of numpy.ndarray
-        The mailboxes of this rank, as bytes.
-    boxes : pair of mappings
-        The mailboxes of all ranks.
-    """
-
-    barrier: NodeBarrier
-    own: tuple[Array, Array]
-    boxes: tuple[Mapping[int, Array], Mapping[int, Array]]
-
-
-def mailbox_rounds(rounds: Sequence[Round], task: NodeTask, mailboxes: Mailboxes, label: str) -> Iterator[BoundRound]:
-    """Yield the rounds that carry a schedule out through mailboxes, lane after lane.
-
-    All ranks of the schedule are on this node, and have as many rounds with messages.
-    """
-    exchanges = _exchanges(rounds)
-    scratch = scratch_of(chain(*rounds), task.lanes, task.vector.size, task.vector)
-    for lane in task.lanes:
-        for number, steps in enumerate(exchanges):
-            mailbox_round = _MailboxRound(steps, lane, task, mailboxes, scratch)
-            arrival = Arrival(label, number, mailboxes.barrier)
-            yield BoundRound((mailbox_round.write,), (mailboxes.barrier.passed,), (mailbox_round.read,), (arrival,))
-
-
-class _MailboxRound:
-    """What a rank writes into its mailbox, and what it does with what it finds in the others', for one round and lane.
-
-    The chunks of a lane lie one after the other in a mailbox, each in its place, whether or not the others are sent.
-    """
-
-    def __init__(
-        self, steps: Sequence[Step], lane: Lane, task: NodeTask, mailboxes: Mailboxes, scratch: BlockScratch
-    ) -> None:
-        self._barrier, buffer = mailboxes.barrier, task.vector
-        places = [0, *accumulate((stop - start) * buffer.itemsize for start, stop in lane)]
-        sent = _sent(steps)
-        done = [step for step in steps if step.action is not Action.SEND]
-
-        def writes(box: Array) -> list[tuple[memoryview, memoryview]]:
-            chunks = ((box[places[c] : places[c + 1]], buffer[slice(*lane[c])].view(np.uint8)) for c in sorted(sent))
-            return [(target.data, source.data) for target, source in chunks if source.size]
-
-        def reads(boxes: Mapping[int, Array]) -> list[Callback]:
-            def operands(step: Step) -> Operands:
-                own = buffer[slice(*run_of(lane, step))]
-                box = boxes.get(step.peer, mailboxes.own[0])
-                return step, own, own, box[places[step.chunk] : places[step.chunk + step.count]].view(buffer.dtype)
-
-            return calls_of(map(operands, done), task.reduction, scratch)
-
-        self._writes = (writes(mailboxes.own[0]), writes(mailboxes.own[1]))
-        self._reads = (reads(mailboxes.boxes[0]), reads(mailboxes.boxes[1]))
-
-    def write(self) -> None:
-        """Write, and come to the barrier."""
-        for target, source in self._writes[self._barrier.count & 1]:
-            target[:] = source
-        self._barrier.come()
-
-    def read(self) -> None:
-        """Read what all have written before they came to the barrier that is now passed."""
-        for call in self._reads[(self._barrier.count - 1) & 1]:
-            call()
-
-
 def rounds_in_place(  # noqa: PLR0917 - what there is to be said of them
     rounds: Sequence[Round], task: NodeTask, vectors: Vectors, barrier: NodeBarrier, segment: int, label: str
 ) -> Iterator[BoundRound]:
@@ -191,10 +115,10 @@ def rounds_in_place(  # noqa: PLR0917 - what there is to be said of them
     """
     length = max(1, segment // task.reduction.dtype.itemsize)
     scratch = scratch_of(chain(*rounds), task.lanes, length, task.vector)
-    exchanges, readers = _exchanges(rounds), set[int]()
+    exchanges, readers = exchanges_of(rounds), set[int]()
     for number, steps in enumerate(exchanges):
         done = [step for step in steps if step.action is not Action.SEND]
-        if _sent(steps) & _chunks(done):
+        if sent_chunks(steps) & _chunks(done):
             raise AssertionError("a rank changes what others read in the same round")
         calls: list[Callback] = []
         for lane in task.lanes:
@@ -208,7 +132,7 @@ def rounds_in_place(  # noqa: PLR0917 - what there is to be said of them
                         vectors.targets[step.peer].block(*block) if step.action.receives else own for step in same_run
                     )
                     operands = ((step, own, own, other) for step, other in zip(same_run, others, strict=True))
-                    calls += calls_of(operands, task.reduction, scratch)
+                    calls += calls_of(operands, task.reduction, scratch.aside)
         sources = {step.peer for step in done if step.action.receives}
         met = barrier.among(sources | readers) if number else barrier
         yield barrier_round(met, label, number, InTurn(calls))
@@ -216,7 +140,7 @@ def rounds_in_place(  # noqa: PLR0917 - what there is to be said of them
     yield barrier_round(barrier, label, len(exchanges))
 
 
-def _exchanges(rounds: Sequence[Round]) -> list[list[Step]]:
+def exchanges_of(rounds: Sequence[Round]) -> list[list[Step]]:
     """Return the steps of each round with messages, and of what comes after it without any."""
     exchanges: list[list[Step]] = []
     for a_round in rounds:
@@ -226,7 +150,7 @@ def _exchanges(rounds: Sequence[Round]) -> list[list[Step]]:
     return exchanges
 
 
-def _sent(steps: Iterable[Step]) -> set[int]:
+def sent_chunks(steps: Iterable[Step]) -> set[int]:
     """Return the chunks that are sent."""
     return _chunks(step for step in steps if step.action is Action.SEND)
 
@@ -268,6 +192,10 @@ class BlockScratch(NamedTuple):
     held: Array
     read: Array
 
+    def aside(self, value: Array) -> Array:
+        """Return the room for what is held aside of a value."""
+        return self.held[: value.size]
+
 
 def scratch_of(
     steps: Iterable[Step], lanes: Sequence[Lane], most: int, buffer: Array, *, read: bool = False
@@ -279,40 +207,61 @@ def scratch_of(
     return BlockScratch(device.empty(length, buffer.dtype), device.empty(most if read else 0, buffer.dtype))
 
 
-Operands = tuple[Step, Array, Array, Any]
+Operands = tuple[Step, Any, Any, Any]
 """A step, our values, where what it makes of them goes, and the values of its peer: in reach, or to be read."""
 
 
-def calls_of(operands: Iterable[Operands], reduction: Reduction, scratch: BlockScratch) -> list[Callback]:
-    """Return the calls that carry out steps."""
+def calls_of(
+    operands: Iterable[Operands],
+    reduction: Reduction,
+    aside: Callable[[Any], Any],
+    read: Array | None = None,
+    call_of: Callable[..., Callback] = partial,
+) -> list[Callback]:
+    """Return the calls that carry out steps.
+
+    Parameters
+    ----------
+    operands : iterable of Operands
+    reduction : Reduction
+    aside : callable
+        Returns the room for what is held aside of a value.
+    read : numpy.ndarray or None, optional
+        Room for what is read from another process, if anything is.
+    call_of : callable, optional
+        Returns the call of a function with arrays.
+    """
     calls: list[Callback] = []
-    held: Array | None = None
+    held: Any = None
     for step, value, target, other in operands:
         if not value.size:
             continue
         if step.action is Action.FINISH:
             if reduction.divisor is not None:
-                calls.append(partial(reduction.finish, target))
+                calls.append(call_of(reduction.finish, target))
         elif step.action is Action.SEND:
-            calls.append(partial(np.copyto, other, value))
+            calls.append(call_of(np.copyto, other, value))
         elif step.action is Action.RECEIVE:
-            calls.append(copy_of(np.copyto, target, other))
+            calls.append(copy_of(np.copyto, target, other, call_of))
         else:
             received = other
             if isinstance(other, OtherMemory):
-                room = scratch.held if held is None and step.action is Action.HOLD else scratch.read
-                received = room[: value.size]
+                holds = held is None and step.action is Action.HOLD
+                assert read is not None
+                received = aside(value) if holds else read[: value.size]
                 calls.append(other.reading(received))
             if held is not None:
-                calls.append(partial(reduction.combine, held, received, scratch.held[: value.size]))
-                received = scratch.held[: value.size]
+                calls.append(call_of(reduction.combine, held, received, aside(value)))
+                received = aside(value)
             held = received if step.action is Action.HOLD else None
             if step.action is Action.REDUCE:
                 left, right = (received, value) if step.received_first else (value, received)
-                calls.append(partial(reduction.combine, left, right, target))
+                calls.append(call_of(reduction.combine, left, right, target))
     return calls
 
 
-def copy_of(copy: Callable[[Array, Array], None], target: Array, other: Any) -> Callback:
+def copy_of(
+    copy: Callable[[Array, Array], None], target: Any, other: Any, call_of: Callable[..., Callback] = partial
+) -> Callback:
     """Return the call that brings a peer's values to a vector of ours: it copies them where they are in reach."""
-    return other.reading(target) if isinstance(other, OtherMemory) else partial(copy, target, other)
+    return other.reading(target) if isinstance(other, OtherMemory) else call_of(copy, target, other)

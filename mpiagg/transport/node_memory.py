@@ -7,7 +7,9 @@ from collections.abc import Callable
 from typing import Final, Protocol
 from weakref import WeakSet
 
-from mpiagg.arrays import HOST, Accelerator, Device
+import numpy as np
+
+from mpiagg.arrays import HOST, Accelerator, Array, Device
 from mpiagg.errors import DeviceError, Error
 from mpiagg.tables import SEGMENT
 from mpiagg.transport.barriers import WRITTEN, Signatures, SignedBarrier
@@ -60,6 +62,7 @@ class NodeMemory:
         self._slots_for_calls: Block | None = None
         self.users: WeakSet[User] = WeakSet()
         self.exchanges_by_mpi = 0
+        self._room = HOST.empty(0, np.uint8)
         self._no_slots: str | None = None
         self._untold = False
 
@@ -79,6 +82,12 @@ class NodeMemory:
                 self._signatures = Signatures(written, self._node.place)
                 self._for_calls = SignedBarrier(block, self._node.place, self._node.ranks, self._disagreement), block
         return self._for_calls
+
+    def room(self, nbytes: int) -> Array:
+        """Return at least so many bytes of this rank's own for a blocking call; others have them after that."""
+        if nbytes > self._room.nbytes:
+            self._room = HOST.empty(1 << (nbytes - 1).bit_length(), np.uint8)
+        return self._room
 
     def read(self) -> bool:
         """Whether ranks of the node may read each other's other memory; the first call is collective on the node."""

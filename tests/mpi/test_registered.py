@@ -15,7 +15,7 @@ from support import fill_recorder, refused
 
 import mpiagg
 from mpiagg.arrays import address
-from mpiagg.plans import sharing
+from mpiagg.plans import mailboxes
 from mpiagg.transport import LINE, NOWHERE, SharedMemory, channel_of
 
 pytestmark = pytest.mark.mpi
@@ -143,7 +143,7 @@ def copied(monkeypatch):
     def refuse(message):
         raise AssertionError(message)
 
-    monkeypatch.setattr(sharing._MailboxRound, "write", refuse)
+    monkeypatch.setattr(mailboxes._MailboxRound, "write", refuse)
     monkeypatch.setattr(np, "copyto", copyto)
     return lengths
 
