@@ -14,8 +14,9 @@ from operator import setitem
 from typing import Any, NamedTuple
 
 import numpy as np
+from mpi4py import MPI
 
-from mpiagg.arrays import HOST, Array, address, flat, overlap
+from mpiagg.arrays import HOST, Array, flat
 from mpiagg.plans.binding import Lane
 from mpiagg.plans.choices import NATIVE, NCCL, SEGMENT, Choice
 from mpiagg.plans.one_shot import at_once, box_of
@@ -139,7 +140,7 @@ class Mailed:
         if bound is not None:
             self._cut = o.lanes(self._lanes)
             self.vectors[_ASIDE] = scratch_of(chain(*o.schedule()), self._cut, o.length, nothing).held
-            self._in_place = _lies_in_place(*bound, _between(o))
+            self._settle(*bound, _between(o))
 
     def program(self) -> Program:
         """Return the program."""
@@ -169,9 +170,7 @@ class Mailed:
     def _begin(self) -> None:
         x, out = (part if part is None or part.ndim == 1 else flat(part) for part in (self.x, self.out))
         self.vectors[_X], self.vectors[_OUT] = x, out
-        self._in_place = _lies_in_place(x, out, self.parts.between)
-        if not (self._in_place or x is None or out is None) and overlap(x, out):
-            self.vectors[_X] = x.copy()  # or what arrives would be written over what is still to be sent
+        self._settle(x, out, self.parts.between)
         if self.parts.longest > self._longest:
             dtype = self.operation.reduction.dtype
             assert self._room is not None
@@ -180,6 +179,15 @@ class Mailed:
             whole = room[: 2 * self._longest * dtype.itemsize].view(dtype)
             self.vectors[_SCRATCH : _ASIDE + 1] = whole[: self._longest], whole[self._longest :]
         self.barrier.enter(self.parts.signature)
+
+    def _settle(self, x: Array | None, out: Array | None, between: int) -> None:
+        """Find out whether the input lies in the output where it would be copied to, or in the way."""
+        if x is None or out is None:
+            return
+        apart = 0 if x is out else MPI.Get_address(x) - MPI.Get_address(out)  # in a tenth of the time that NumPy takes
+        self._in_place = apart == between * x.itemsize
+        if not self._in_place and -x.nbytes < apart < out.nbytes:
+            self.vectors[_X] = x.copy()  # or what arrives would be written over what is still to be sent
 
     def _end(self) -> None:
         self.barrier.leave()
@@ -350,10 +358,3 @@ def _between(operation: Operation) -> int:
     """Return how many elements lie between the place of the output and that of the input."""
     source, target = operation.source, operation.target
     return 0 if source is None or target is None else source.start - target.start
-
-
-def _lies_in_place(x: Array | None, out: Array | None, between: int) -> bool:
-    """Whether the input lies in the output where it would be copied to."""
-    if x is None or out is None:
-        return False
-    return not between if x is out else bool(address(x) - address(out) == between * x.itemsize)
