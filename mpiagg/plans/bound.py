@@ -153,8 +153,7 @@ def _bind_on_node(parts: OnNode) -> Program:
 def _as_they_are(o: Operation, x: Array | None, out: Array | None) -> tuple[Array | None, Array | None] | None:
     """Return the arrays as the MPI library takes them, or None where they must be copied."""
     found = [None if part is None or part.dtype != o.reduction.dtype else flat(part) for part in (x, out)]
-    missing = (found[0] is None and o.source is not None) or (found[1] is None and o.target is not None)
-    return None if missing else (found[0], found[1])
+    return None if o.lacks(*found) else (found[0], found[1])
 
 
 def _copying(channel: Channel, operation: Operation, x: Array | None, out: Array | None, *, together: bool) -> Copying:

@@ -16,7 +16,7 @@ from mpiagg.plans.block_exchange import BlockExchange, memory_for_calls, serves_
 from mpiagg.plans.bound import COPIED_BYTES, STAGED_BYTES, bind_arrays, goes_by_host, pinned, plan_of
 from mpiagg.plans.call import Call, WithPlan, in_errstate
 from mpiagg.plans.choices import NATIVE, Memory
-from mpiagg.plans.mailboxes import Mailed, goes_by_mail, lanes_of
+from mpiagg.plans.mailboxes import MailedCalls, goes_by_mail, lanes_of
 from mpiagg.plans.native import KNOWN_TO_MPI, call_native, native_caller
 from mpiagg.plans.one_shot import OneShot, serves_at_once
 from mpiagg.plans.operation import Operation
@@ -41,7 +41,8 @@ def resolve(channel: Channel, operation: Operation, x: Array | None, out: Array 
         o = replace(o, choice=o.choice.in_other_memory)
     if o.choice.algorithm == NATIVE and as_they_are and not by_host:
         return _Native(channel, o, x, out, quiet=quiet)
-    by_mail = device is HOST and as_they_are and goes_by_mail(channel, o) and channel.memory.for_calls() is not None
+    by_mail = device is HOST and as_they_are and not o.lacks(x, out) and goes_by_mail(channel, o)
+    by_mail = by_mail and channel.memory.for_calls() is not None
     if by_mail and o.nbytes <= ANNOUNCED:
         return _Mailed(channel, o, quiet=quiet)
     short = o.nbytes <= STAGED_BYTES or o.choice.algorithm == NATIVE or not as_they_are
@@ -121,10 +122,10 @@ class _ByMail(FreedAfterUse):
     def __init__(self, call: _Mailed, barrier: SignedBarrier, block: Block, *, at_once: bool) -> None:
         super().__init__()
         channel, o = call.channel, call.operation
-        self.mail: OneShot | Mailed = (
+        self.mail: OneShot | MailedCalls = (
             OneShot(o, channel.node.place, barrier, block)
             if at_once
-            else Mailed(channel.node, o, barrier, block, room=channel.memory.room)
+            else MailedCalls(o, barrier, block, channel.memory.room)
         )
         self.plan = plan_of(channel, o, self.mail.program(), None)
         self.go = call.freely(self.plan)

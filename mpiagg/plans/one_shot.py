@@ -62,13 +62,13 @@ class OneShot:
     ----------
     x, out : numpy.ndarray or None
         The next input, and where the result goes: contiguous; None where this rank has none.
-    parts : Parts
+    parts : OneShotParts
         The parts of the mailboxes that the vectors take.
     """
 
     x: Any = None
     out: Any = None
-    parts: Parts
+    parts: OneShotParts
 
     def __init__(self, operation: Operation, place: int, barrier: SignedBarrier, block: Block) -> None:
         self._place, self._barrier, self._block = place, barrier, block
@@ -86,7 +86,7 @@ class OneShot:
         arrival = Arrival(self._label, 0, self._barrier)
         return Program((BoundRound((self._write,), (self._barrier.passed,), (self._read,), (arrival,)),), (), 0)
 
-    def parts_of(self, operation: Operation) -> Parts:
+    def parts_of(self, operation: Operation) -> OneShotParts:
         """Return the parts of the mailboxes that vectors of an operation's length take."""
         o, dtype, box = operation, operation.reduction.dtype, box_of(self._block)
         boxes = [
@@ -107,7 +107,7 @@ class OneShot:
             read = [[(chunk, pair[rank][chunk]) for rank, chunk in enumerate(chunks)] for pair in boxes]
         else:
             read = [pair[o.root] for pair in boxes]
-        return Parts(written, read, o.signature)
+        return OneShotParts(written, read, o.signature)
 
     def _write(self) -> None:
         x, barrier, parts = self.x, self._barrier, self.parts
@@ -142,7 +142,7 @@ class OneShot:
             out[:] = box
 
 
-class Parts(NamedTuple):
+class OneShotParts(NamedTuple):
     """The parts of mailboxes that vectors of one length take.
 
     Attributes

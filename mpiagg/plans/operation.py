@@ -124,6 +124,10 @@ class Operation:
             return None
         return slice(sum(self.counts) if self.received else 0, self.length)
 
+    def lacks(self, x: object, out: object) -> bool:
+        """Return whether an input or an output is None though this rank has one: a root's may stay where it is."""
+        return (x is None and self.source is not None) or (out is None and self.target is not None)
+
     @cached_property
     def own_chunk(self) -> slice:
         """Where this rank's chunk lies, where every rank has one."""

@@ -128,9 +128,8 @@ class Places:
         """
         o, (x, out) = self._operation, self.given
         x = self.source if brought else x
-        missing = (x is None and o.source is not None) or (out is None and o.target is not None)
         clash = x is not None and out is not None and (x.dtype != out.dtype or not _stay_apart(o, x, out))
-        return None if missing or clash or self._in_place else (x, out)
+        return None if o.lacks(x, out) or clash or self._in_place else (x, out)
 
     def reached(self, positions: Sequence[Positions]) -> bool:
         """Whether all vectors that other ranks must reach lie where they do: in memory that they map, or read."""
