@@ -16,7 +16,7 @@ from mpiagg.plans.block_exchange import BlockExchange, memory_for_calls, serves_
 from mpiagg.plans.bound import COPIED_BYTES, STAGED_BYTES, bind_arrays, goes_by_host, pinned, plan_of
 from mpiagg.plans.call import Call, WithPlan, in_errstate
 from mpiagg.plans.choices import NATIVE, Memory
-from mpiagg.plans.mailboxes import MailedCalls, goes_by_mail, lanes_of
+from mpiagg.plans.mailboxes import Mailed, goes_by_mail, lanes_of
 from mpiagg.plans.native import KNOWN_TO_MPI, call_native, native_caller
 from mpiagg.plans.one_shot import OneShot, serves_at_once
 from mpiagg.plans.operation import Operation
@@ -44,7 +44,7 @@ def resolve(channel: Channel, operation: Operation, x: Array | None, out: Array 
     by_mail = device is HOST and as_they_are and not o.lacks(x, out) and goes_by_mail(channel, o)
     by_mail = by_mail and channel.memory.for_calls() is not None
     if by_mail and o.nbytes <= ANNOUNCED:
-        return _Mailed(channel, o, quiet=quiet)
+        return _ByMail(channel, o, quiet=quiet)
     short = o.nbytes <= STAGED_BYTES or o.choice.algorithm == NATIVE or not as_they_are
     if not flat or by_host or (device is HOST and short):
         return _Copied(channel, o, x, out, quiet=quiet)
@@ -81,7 +81,7 @@ class _Native(Call, Recorded):
         self.record(call, given)
 
 
-class _Mailed(Call):
+class _ByMail(Call):
     """Vectors that every rank copies to mailboxes, and takes from there to the caller's array, wherever that lies."""
 
     def __init__(self, channel: Channel, operation: Operation, *, quiet: bool) -> None:
@@ -90,42 +90,42 @@ class _Mailed(Call):
         assert found is not None
         o, at_once, lanes = operation, serves_at_once(channel, operation), lanes_of(operation, found[1])
         reduction = o.reduction.name, o.reduction.dtype, o.reduction.divisor
-        key = _ByMail, o.collective, o.root, o.choice, reduction, at_once, lanes, quiet
+        key = _MailPlan, o.collective, o.root, o.choice, reduction, at_once, lanes, quiet
         # Its plan serves other lengths, too.
-        self._by_mail = channel.calls.find(key, partial(_ByMail, self, *found, at_once=at_once))
-        self._by_mail.begin_use()
-        self._parts: Any = self._by_mail.mail.parts_of(operation)
+        self._mail_plan = channel.calls.find(key, partial(_MailPlan, self, *found, at_once=at_once))
+        self._mail_plan.begin_use()
+        self._parts: Any = self._mail_plan.mail.parts_of(operation)
         self._subject = operation.subject(channel.log)
-        self._subject.rounds = self._by_mail.plan.subject.rounds
+        self._subject.rounds = self._mail_plan.plan.subject.rounds
 
     def run(self, x: Array | None, out: Array | None, timeout: float = DEFAULT_TIMEOUT) -> None:
         """Carry the operation out; see :meth:`Call.run`."""
-        by_mail, log = self._by_mail, self.channel.log
-        mail, plan = by_mail.mail, by_mail.plan
+        mail_plan, log = self._mail_plan, self.channel.log
+        mail, plan = mail_plan.mail, mail_plan.plan
         if not log.blocking[END]:
             log.check_thread()  # which may read what is written here
         mail.x, mail.out, mail.parts = x, out, self._parts
         plan.timeout, plan.subject = timeout, self._subject
-        by_mail.go()
+        mail_plan.go()
         if mail.x is not x or mail.out is not out:
             raise PlanError(f"{self.operation.label}: two threads came to it at the same moment")
         mail.x = mail.out = None  # which are the caller's to keep
 
     def free(self) -> None:
         """Let go of the plan."""
-        self._by_mail.end_use()
+        self._mail_plan.end_use()
 
 
-class _ByMail(FreedAfterUse):
+class _MailPlan(FreedAfterUse):
     """The plan of all calls through mailboxes that are alike but for their lengths."""
 
-    def __init__(self, call: _Mailed, barrier: SignedBarrier, block: Block, *, at_once: bool) -> None:
+    def __init__(self, call: _ByMail, barrier: SignedBarrier, block: Block, *, at_once: bool) -> None:
         super().__init__()
         channel, o = call.channel, call.operation
-        self.mail: OneShot | MailedCalls = (
+        self.mail: OneShot | Mailed = (
             OneShot(o, channel.node.place, barrier, block)
             if at_once
-            else MailedCalls(o, barrier, block, channel.memory.room)
+            else Mailed(o, barrier, block, channel.memory.room)
         )
         self.plan = plan_of(channel, o, self.mail.program(), None)
         self.go = call.freely(self.plan)
@@ -204,7 +204,7 @@ class _Placed(Call):
     ) -> None:
         super().__init__(channel, operation, quiet=quiet)
         choice = operation.choice
-        self._unmapped: _Mailed | _Native | None = _Mailed(channel, operation, quiet=quiet) if by_mail else None
+        self._unmapped: _ByMail | _Native | None = _ByMail(channel, operation, quiet=quiet) if by_mail else None
         if choice.unregistered == NATIVE:
             other = replace(operation, choice=choice.in_other_memory)
             # On other ranks the same call may be one that is copied, under the words of the whole choice.

@@ -10,7 +10,7 @@ from mpiagg.arrays import Accelerator, Array, accelerator_of, convert, device_of
 from mpiagg.plans.binding import Lane, bind, scratch_length
 from mpiagg.plans.choices import NATIVE, NCCL, SHARED, Case, Memory, choose
 from mpiagg.plans.endpoints import Asking
-from mpiagg.plans.mailboxes import MailedPlan, goes_by_mail, segment_of
+from mpiagg.plans.mailboxes import Mailed, goes_by_mail, segment_of
 from mpiagg.plans.moves import bind_moves
 from mpiagg.plans.native import bind_native, called_at_once
 from mpiagg.plans.one_shot import ONE_SHOT, at_once
@@ -292,7 +292,7 @@ class OnNode:
     def by_mail(self, barrier: NodeBarrier, block: Block, *, brought: bool = False) -> Program:
         """Return the program that copies through mailboxes."""
         vectors, made = self._in_pieces(brought=brought)
-        program = MailedPlan(self.operation, barrier, block, *vectors).program()
+        program = Mailed(self.operation, barrier, block).bound_to(*vectors)
         return program if made is None else made.around(program)
 
     def through_slots(self, barrier: NodeBarrier, slots: Block, *, brought: bool = False) -> Program:

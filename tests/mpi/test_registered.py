@@ -140,10 +140,10 @@ def copied(monkeypatch):
         lengths.append(target.nbytes)
         original(target, source)
 
-    def refuse(message):
-        raise AssertionError(message)
+    def refuse(box, value):
+        raise AssertionError((box, value))
 
-    monkeypatch.setattr(mailboxes._MailboxRound, "write", refuse)
+    monkeypatch.setattr(mailboxes, "_write", refuse)
     monkeypatch.setattr(np, "copyto", copyto)
     return lengths
 
@@ -168,13 +168,14 @@ def test_values_go_from_vector_to_vector(comm, rank, size, copied, collective):
                 assert sum(copied) == pushed
 
 
-def test_a_plan_has_a_barrier_and_two_mailboxes_of_a_segment_at_most(comm, size):
+def test_a_plan_has_a_barrier_two_mailboxes_of_a_segment_at_most_and_room_for_a_chunk(comm, size):
     from mpiagg.plans.choices import SEGMENT
 
     for length in (1, 1000, SEGMENT // 4, SEGMENT, 4 * SEGMENT):
         x = np.ones(length, np.float32)
         with mpiagg.allreduce_init(x, out=x, comm=comm, algorithm="shared") as plan:
-            assert plan.nbytes <= (LINE + 2 * max(LINE, min(2 * x.nbytes, SEGMENT)) if size > 1 else 0)
+            segment, chunk = min(2 * x.nbytes, SEGMENT), 4 * -(-min(length, SEGMENT // 4) // size)
+            assert plan.nbytes <= (LINE + 2 * max(LINE, segment) + (chunk if size > 2 else 0) if size > 1 else 0)
 
 
 @pytest.mark.parametrize("kind", ["plan", "call"])
