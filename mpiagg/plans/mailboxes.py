@@ -213,7 +213,7 @@ class Mailed:
             chunks, exchanges = _Chunks(o, lane), exchanges_of(o.schedule())
             for number, steps in enumerate(exchanges):
                 later = partial(self._later, turn)
-                starts = [self._call_of(_write, *map(later, pair)) for pair in chunks.sent(steps)]
+                starts = [self._write_of(*map(later, pair)) for pair in chunks.sent(steps)]
                 done = chunks.operands(steps)
                 operands = ((step, later(value), later(target), later(other)) for step, value, target, other in done)
                 reads = calls_of(operands, o.reduction, partial(self._aside, turn), call_of=self._call_of)
@@ -241,6 +241,19 @@ class Mailed:
         if len(operands) == 1:
             return lambda: function(take(self._arrays))
         return lambda: function(*take(self._arrays))
+
+    def _write_of(self, box: _Later, value: _Later) -> Callback:
+        """Return the call that copies to a mailbox."""
+        to, what = box.number, value.number
+
+        def write() -> None:
+            arrays = self._arrays
+            try:
+                arrays[to][:] = arrays[what]
+            except ValueError:  # a memory view of another of several equal dtypes
+                np.copyto(np.asarray(arrays[to]), arrays[what])
+
+        return write
 
     def _deliver(self, copy: Callback) -> None:
         """Copy a part of the input to the output, if it is not there."""
@@ -323,11 +336,3 @@ def _distance(x: Array, out: Array) -> int:
 def _parts(parts: MailedParts, *given: Array | None) -> list[Any]:
     """Return the parts of an input and an output."""
     return [given[vector][part] for vector, part in parts.given]  # type: ignore[index]  # who has parts has both
-
-
-def _write(box: Any, value: Array) -> None:
-    """Copy to a mailbox."""
-    try:
-        box[:] = value
-    except ValueError:  # a memory view of another of several equal dtypes
-        np.copyto(np.asarray(box), value)

@@ -5,6 +5,7 @@ import os
 import re
 import tracemalloc
 import warnings
+from functools import partial
 from itertools import product
 from pathlib import Path
 
@@ -140,10 +141,10 @@ def copied(monkeypatch):
         lengths.append(target.nbytes)
         original(target, source)
 
-    def refuse(box, value):
-        raise AssertionError((box, value))
+    def refuse(*given):
+        raise AssertionError(given)
 
-    monkeypatch.setattr(mailboxes, "_write", refuse)
+    monkeypatch.setattr(mailboxes.Mailed, "_write_of", lambda *given: partial(refuse, *given))
     monkeypatch.setattr(np, "copyto", copyto)
     return lengths
 
