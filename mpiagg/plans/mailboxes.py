@@ -29,7 +29,7 @@ _X, _OUT, _SCRATCH, _ASIDE, _BOXES = range(5)
 """The vectors of an operation: the input, the output, two of the program's own, and from there on the mailboxes."""
 
 
-class Elements(NamedTuple):
+class MailedChunks(NamedTuple):
     """Some chunks of a lane in one of the vectors."""
 
     vector: int
@@ -38,16 +38,14 @@ class Elements(NamedTuple):
     chunks: int = 1
 
     def within(self, operation: Operation, lanes: Sequence[Lane]) -> slice:
-        """Return where they lie in the vector."""
+        """Return where they lie in the vector; in mailboxes and scratch, the chunks of a lane follow one another."""
         start, stop = run_of(lanes[self.lane], receive(-1, self.chunk, self.chunks))
-        if self.vector == _ASIDE:
-            return slice(0, stop - start)
-        if self.vector >= _BOXES:
-            before = start - sum(end - begin for begin, end in lanes[self.lane][: self.chunk])
-        else:
-            part = {_X: operation.source, _OUT: operation.target}.get(self.vector)
-            before = 0 if part is None else part.start
-        return slice(start - before, stop - before)
+        first = 0 if self.vector == _ASIDE else sum(end - begin for begin, end in lanes[self.lane][: self.chunk])
+        if self.vector in (_X, _OUT):
+            part = operation.source if self.vector == _X else operation.target
+            assert part is not None  # or it would have no chunks there
+            first = start - part.start
+        return slice(first, first + stop - start)
 
 
 def goes_by_mail(channel: Channel, operation: Operation) -> bool:
@@ -104,7 +102,7 @@ class Mailed:
 
     A rank has two mailboxes, which are used in turn from barrier to barrier. While the others may still read from one,
     it writes into the other. It comes back to the first after one more barrier, to which all have come only when they
-    had read. The chunks of a lane lie one after the other in a mailbox, each in its place, whether or not it is sent.
+    had read.
 
     Parameters
     ----------
@@ -139,20 +137,19 @@ class Mailed:
             [part[start : start + whole].view(self._dtype) for part in block.parts] for start in (LINE, LINE + box)
         ]
         self._room = partial(HOST.empty, dtype=np.uint8) if room is None else room
-        self._given: dict[Elements, int] = {}
-        self._own: dict[tuple[Elements, int], int] = {}
-        self._rounds = tuple(self._bound())
+        self._given: dict[MailedChunks, int] = {}
+        self._own: dict[tuple[MailedChunks, int], int] = {}
         self._arrays: list[Any] = []
         self._in_place = False
 
     def program(self) -> Program:
         """Return the program of calls, before each of which ``x``, ``out`` and ``parts`` are set."""
         begin, end = (BoundRound((each,), (), (), ()) for each in (self._begin, self._end))
-        return Program((begin, *self._rounds, end), (), 0)
+        return Program((begin, *self._rounds(), end), (), 0)
 
     def bound_to(self, x: Array | None, out: Array | None) -> Program:
         """Return the program between two vectors; they overlap only if the input lies in its place in the output."""
-        parts = self.parts_of(self._operation)
+        rounds, parts = tuple(self._rounds()), self.parts_of(self._operation)
         self._in_place = x is not None and out is not None and _distance(x, out) == parts.between
         given = _parts(parts, x, out)
         arrays = [[*given, *own] for own in parts.own]
@@ -160,7 +157,7 @@ class Mailed:
         def begin() -> None:
             self._arrays = arrays[self._barrier.count & 1]
 
-        return Program((BoundRound((begin,), (), (), ()), *self._rounds), (), parts.nbytes)
+        return Program((BoundRound((begin,), (), (), ()), *rounds), (), parts.nbytes)
 
     def parts_of(self, operation: Operation) -> MailedParts:
         """Return the parts of vectors of an operation's length."""
@@ -206,7 +203,7 @@ class Mailed:
 
     # -- how rounds are bound
 
-    def _bound(self) -> Iterator[BoundRound]:
+    def _rounds(self) -> Iterator[BoundRound]:
         """Yield the rounds, lane after lane."""
         o, barrier, turn = self._operation, self._barrier, 0
         for lane in range(self._lanes):
@@ -225,15 +222,15 @@ class Mailed:
                 yield BoundRound((*starts, barrier.come), (barrier.passed,), tuple(reads), awaited)
                 turn ^= 1
 
-    def _later(self, turn: int, elements: Elements) -> _Later:
+    def _later(self, turn: int, chunks: MailedChunks) -> _Later:
         """Return the number of some elements in the round of a turn: from the end, if they are not the caller's."""
-        if elements.vector in (_X, _OUT):
-            return _Later(elements, self._given.setdefault(elements, len(self._given)))
-        return _Later(elements, -1 - self._own.setdefault((elements, turn), len(self._own)))
+        if chunks.vector in (_X, _OUT):
+            return _Later(chunks, self._given.setdefault(chunks, len(self._given)))
+        return _Later(chunks, -1 - self._own.setdefault((chunks, turn), len(self._own)))
 
     def _aside(self, turn: int, value: _Later) -> _Later:
         """Return the room for what is held aside of a value."""
-        return self._later(turn, value.elements._replace(vector=_ASIDE))
+        return self._later(turn, value.chunks._replace(vector=_ASIDE))
 
     def _call_of(self, function: Callable[..., object], *operands: _Later) -> Callback:
         """Return the call of a function with what its operands are when it is made."""
@@ -270,7 +267,7 @@ class _Chunks:
         self._lie = {} if o.source is None else dict.fromkeys(o.had, _X)
         self._promised = range(0) if o.target is None else o.promised
 
-    def sent(self, steps: Iterable[Step]) -> list[tuple[Elements, Elements]]:
+    def sent(self, steps: Iterable[Step]) -> list[tuple[MailedChunks, MailedChunks]]:
         """Return where in this rank's mailbox the chunks go that are sent, and where they are."""
         sent = sorted(sent_chunks(steps))
         return [(self._in(self._own_box, chunk), self._in(self._lie[chunk], chunk)) for chunk in sent]
@@ -296,20 +293,20 @@ class _Chunks:
             other = self._in(_BOXES + step.peer, step.chunk, step.count) if step.action.receives else target
             yield step, target._replace(vector=source), target, other
 
-    def delivered(self) -> Iterator[tuple[Elements, Elements]]:
+    def delivered(self) -> Iterator[tuple[MailedChunks, MailedChunks]]:
         """Yield where in the output the promised chunks go that are not there, and where they are."""
         for chunk in self._promised:
             if self._lie[chunk] != _OUT:
                 yield self._in(_OUT, chunk), self._in(self._lie[chunk], chunk)
 
-    def _in(self, vector: int, chunk: int, count: int = 1) -> Elements:
-        return Elements(vector, self._lane, chunk, count)
+    def _in(self, vector: int, chunk: int, count: int = 1) -> MailedChunks:
+        return MailedChunks(vector, self._lane, chunk, count)
 
 
 class _Later(NamedTuple):
     """Some elements that are known when a program runs: their number among all of them."""
 
-    elements: Elements
+    chunks: MailedChunks
     number: int
     size: int = -1  # so that they are not taken for none
 
