@@ -89,14 +89,12 @@ class _ByMail(Call):
         found = channel.memory.for_calls()
         assert found is not None
         o, at_once, lanes = operation, serves_at_once(channel, operation), lanes_of(operation, found[1])
-        reduction = o.reduction.name, o.reduction.dtype, o.reduction.divisor
-        key = _MailPlan, o.collective, o.root, o.choice, reduction, at_once, lanes, quiet
-        # Its plan serves other lengths, too.
+        key = _MailPlan, o.collective, o.root, o.choice, o.reduction, at_once, lanes, quiet
         self._mail_plan = channel.calls.find(key, partial(_MailPlan, self, *found, at_once=at_once))
-        self._mail_plan.begin_use()
         self._parts: Any = self._mail_plan.mail.parts_of(operation)
         self._subject = operation.subject(channel.log)
         self._subject.rounds = self._mail_plan.plan.subject.rounds
+        self._mail_plan.begin_use()
 
     def run(self, x: Array | None, out: Array | None, timeout: float = DEFAULT_TIMEOUT) -> None:
         """Carry the operation out; see :meth:`Call.run`."""
@@ -106,7 +104,11 @@ class _ByMail(Call):
             log.check_thread()  # which may read what is written here
         mail.x, mail.out, mail.parts = x, out, self._parts
         plan.timeout, plan.subject = timeout, self._subject
-        mail_plan.go()
+        try:
+            mail_plan.go()
+        except BaseException:
+            mail.forget()
+            raise
         if mail.x is not x or mail.out is not out:
             raise PlanError(f"{self.operation.label}: two threads came to it at the same moment")
         mail.x = mail.out = None  # which are the caller's to keep
@@ -117,7 +119,7 @@ class _ByMail(Call):
 
 
 class _MailPlan(FreedAfterUse):
-    """The plan of all calls through mailboxes that are alike but for their lengths."""
+    """The plan of calls through mailboxes that are alike but for their lengths, if these are cut alike."""
 
     def __init__(self, call: _ByMail, barrier: SignedBarrier, block: Block, *, at_once: bool) -> None:
         super().__init__()
@@ -204,17 +206,14 @@ class _Placed(Call):
     ) -> None:
         super().__init__(channel, operation, quiet=quiet)
         choice = operation.choice
-        self._unmapped: _ByMail | _Native | None = _ByMail(channel, operation, quiet=quiet) if by_mail else None
+        self._unmapped: _ByMail | _Native | None = None
+        if by_mail and not channel.memory.host.leased:
+            self._unmapped = _ByMail(channel, operation, quiet=quiet)
         if choice.unregistered == NATIVE:
             other = replace(operation, choice=choice.in_other_memory)
             # On other ranks the same call may be one that is copied, under the words of the whole choice.
             self._unmapped = _Native(channel, other, x, out, quiet=quiet, words=operation.description)
         self._is_new = True
-
-    @property
-    def nbytes(self) -> int:
-        """The memory that belongs to it alone."""
-        return 0 if self._unmapped is None else self._unmapped.nbytes
 
     def run(self, x: Array | None, out: Array | None, timeout: float = DEFAULT_TIMEOUT) -> None:
         """Carry the operation out; see :meth:`Call.run`."""

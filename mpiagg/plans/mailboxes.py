@@ -15,10 +15,10 @@ from typing import Any, NamedTuple
 import numpy as np
 from mpi4py import MPI
 
-from mpiagg.arrays import HOST, Array, flat
+from mpiagg.arrays import HOST, Array
 from mpiagg.plans.binding import Lane
 from mpiagg.plans.choices import NATIVE, NCCL, SEGMENT, Choice
-from mpiagg.plans.one_shot import at_once, box_of
+from mpiagg.plans.one_shot import as_vector, as_written, at_once, box_of
 from mpiagg.plans.operation import Operation
 from mpiagg.plans.program import Arrival, BoundRound, Callback, Program
 from mpiagg.plans.sharing import Operands, calls_of, exchanges_of, run_of, sent_chunks
@@ -136,7 +136,7 @@ class Mailed:
         self._boxes = [
             [part[start : start + whole].view(self._dtype) for part in block.parts] for start in (LINE, LINE + box)
         ]
-        self._room = partial(HOST.empty, dtype=np.uint8) if room is None else room
+        self._room = room
         self._given: dict[MailedChunks, int] = {}
         self._own: dict[tuple[MailedChunks, int], int] = {}
         self._arrays: list[Any] = []
@@ -144,12 +144,14 @@ class Mailed:
 
     def program(self) -> Program:
         """Return the program of calls, before each of which ``x``, ``out`` and ``parts`` are set."""
-        begin, end = (BoundRound((each,), (), (), ()) for each in (self._begin, self._end))
-        return Program((begin, *self._rounds(), end), (), 0)
+        first, *others = self._rounds()
+        *before, last = first._replace(starts=(self._begin, *first.starts)), *others
+        return Program((*before, last._replace(reductions=(*last.reductions, self._end))), (), 0)
 
     def bound_to(self, x: Array | None, out: Array | None) -> Program:
         """Return the program between two vectors; they overlap only if the input lies in its place in the output."""
-        rounds, parts = tuple(self._rounds()), self.parts_of(self._operation)
+        first, *others = self._rounds()
+        parts = self.parts_of(self._operation)
         self._in_place = x is not None and out is not None and _distance(x, out) == parts.between
         given = _parts(parts, x, out)
         arrays = [[*given, *own] for own in parts.own]
@@ -157,7 +159,8 @@ class Mailed:
         def begin() -> None:
             self._arrays = arrays[self._barrier.count & 1]
 
-        return Program((BoundRound((begin,), (), (), ()), *rounds), (), parts.nbytes)
+        first = first._replace(starts=(begin, *first.starts))
+        return Program((first, *others), (), parts.nbytes if self._room is None else 0)
 
     def parts_of(self, operation: Operation) -> MailedParts:
         """Return the parts of vectors of an operation's length."""
@@ -165,29 +168,35 @@ class Mailed:
         lanes = o.lanes(self._lanes)
         given = [(each.vector, each.within(o, lanes)) for each in self._given]
         own = [(each.vector, turn, each.within(o, lanes)) for each, turn in reversed(self._own)]
-        scratch, aside = (
-            max((part.stop for vector, _, part in own if vector == which), default=0) for which in (_SCRATCH, _ASIDE)
+        starts = [part.start for vector, _, part in own if vector == _SCRATCH]
+        before, scratch, aside = (
+            min(starts, default=0),
+            *(
+                max((part.stop for vector, _, part in own if vector == which), default=0)
+                for which in (_SCRATCH, _ASIDE)
+            ),
         )
-        nbytes = (scratch + aside) * dtype.itemsize
-        room = self._room(nbytes)[:nbytes].view(dtype)
-        # A memory view is written to in a third of NumPy's time. Of several equal dtypes it takes the usual one.
-        quick, usual, written = dtype.char in "?bhilqBHILQfd", np.dtype(dtype.str), _BOXES + o.rank
+        nbytes = (scratch - before + aside) * dtype.itemsize
+        room = (HOST.empty(nbytes, np.uint8) if self._room is None else self._room(nbytes))[:nbytes].view(dtype)
+        written = _BOXES + o.rank
 
         def found(first: int, vector: int, turn: int, part: slice) -> Any:
-            if vector < _BOXES:
-                return (room[:scratch] if vector == _SCRATCH else room[scratch:])[part]
+            if vector == _SCRATCH:
+                return room[part.start - before : part.stop - before]
+            if vector == _ASIDE:
+                return room[scratch - before :][part]
             box = self._boxes[first ^ turn][vector - _BOXES][part]
-            return box.view(usual).data if vector == written and quick else box
+            return as_written(box) if vector == written else box
 
         arrays = [found(0, *each) for each in own], [found(1, *each) for each in own]
         return MailedParts(given, arrays, nbytes, _between(o) * dtype.itemsize, operation.signature)
 
     def _begin(self) -> None:
         x, out, parts = self.x, self.out, self.parts
-        if x is not None and x.ndim != 1:
-            x = flat(x)
-        if out is not None and out.ndim != 1:
-            out = flat(out)
+        if x is not None and not (x.__class__ is np.ndarray and x.ndim == 1):
+            x = as_vector(x)
+        if out is not None and not (out.__class__ is np.ndarray and out.ndim == 1):
+            out = as_vector(out)
         if x is not None and out is not None:
             distance = _distance(x, out)
             self._in_place = distance == parts.between
@@ -199,7 +208,12 @@ class Mailed:
 
     def _end(self) -> None:
         self._barrier.leave()
-        self._arrays = []  # some are the caller's to keep
+        self._arrays = []
+
+    def forget(self) -> None:
+        """Let go of the caller's arrays."""
+        self.x = self.out = None
+        self._arrays = []
 
     # -- how rounds are bound
 

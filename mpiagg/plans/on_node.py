@@ -292,7 +292,8 @@ class OnNode:
     def by_mail(self, barrier: NodeBarrier, block: Block, *, brought: bool = False) -> Program:
         """Return the program that copies through mailboxes."""
         vectors, made = self._in_pieces(brought=brought)
-        program = Mailed(self.operation, barrier, block).bound_to(*vectors)
+        room = None if self.together else self.channel.memory.room  # blocking calls follow one another
+        program = Mailed(self.operation, barrier, block, room).bound_to(*vectors)
         return program if made is None else made.around(program)
 
     def through_slots(self, barrier: NodeBarrier, slots: Block, *, brought: bool = False) -> Program:

@@ -92,10 +92,7 @@ class OneShot:
         boxes = [
             [part[start : start + o.nbytes].view(dtype) for part in self._block.parts] for start in (LINE, LINE + box)
         ]
-        # A memory view writes in a third of NumPy's time. Of several equal dtypes it takes the usual one.
-        quick = dtype.char in "?bhilqBHILQfd"
-        own = [pair[self._place][o.source or slice(0)] for pair in boxes]
-        written: list[Any] = [each.view(np.dtype(dtype.str)).data if quick else each for each in own]
+        written = [as_written(pair[self._place][o.source or slice(0)]) for pair in boxes]
         read: list[Any]
         if o.collective.reduces:
             first = o.root if o.collective is Collective.REDUCE else 0  # from whom on the sum goes
@@ -112,18 +109,23 @@ class OneShot:
     def _write(self) -> None:
         x, barrier, parts = self.x, self._barrier, self.parts
         if x is not None:
-            box = parts.written[barrier.count & 1]
+            x, box = x if x.__class__ is np.ndarray and x.ndim == 1 else as_vector(x), parts.written[barrier.count & 1]
             try:
-                box[:] = x if x.ndim == 1 else x.reshape(-1)
+                box[:] = x
             except ValueError:  # a memory view of another of several equal dtypes
-                np.copyto(np.asarray(box), x.reshape(-1))
+                np.copyto(np.asarray(box), x)
         barrier.enter_and_come(parts.signature)
 
     def _read(self) -> None:
         out, barrier = self.out, self._barrier
         if out is not None:
-            self._take(out if out.ndim == 1 else out.reshape(-1), self.parts.read[(barrier.count - 1) & 1])
+            out = out if out.__class__ is np.ndarray and out.ndim == 1 else as_vector(out)
+            self._take(out, self.parts.read[(barrier.count - 1) & 1])
         barrier.leave()
+
+    def forget(self) -> None:
+        """Let go of the caller's arrays."""
+        self.x = self.out = None
 
     def _reduce(self, out: Array, boxes: tuple[Array, Array, list[Array]]) -> None:
         first, second, others = boxes
@@ -158,6 +160,19 @@ class OneShotParts(NamedTuple):
     written: list[Any]
     read: list[Any]
     signature: int
+
+
+def as_vector(array: Array) -> Array:
+    """Return the elements of a contiguous array as NumPy's own vector, whatever class of arrays it is."""
+    return np.asarray(array).reshape(-1)
+
+
+def as_written(box: Array) -> Any:
+    """Return a part of a mailbox as what is written to in a third of NumPy's time, if there is that for its dtype.
+
+    Of several equal dtypes a memory view takes the usual one.
+    """
+    return box.view(np.dtype(box.dtype.str)).data if box.dtype.char in "?bhilqBHILQfd" else box
 
 
 def box_of(block: Block) -> int:

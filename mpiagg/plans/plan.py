@@ -107,6 +107,7 @@ class Plan(Generic[Result]):
             self._stream.follow()  # what has been done so far to memory of the program's own
             self._rounds += (BoundRound((), (self._stream.done,), (), (Computing(label),)),)
         self.subject = Subject(channel.log, label) if subject is None else subject
+        self._is_called = in_order
         channel.log.in_order &= in_order
         self._begin = process().recorder.begin
         self._entry: Entry = []
@@ -316,7 +317,8 @@ class Plan(Generic[Result]):
         if self._freed:
             return PlanError(f"{self.label}: the plan is freed")
         if self._running is None:
-            return PlanError(f"{self.label}: an error has left the plan in the middle of its run")
+            what = "an earlier call on this communicator" if self._is_called else "the plan"
+            return PlanError(f"{self.label}: an error has left {what} in the middle of its run")
         return PlanError(f"{self.label}: the plan is running; wait for it first")
 
     # -- giving back

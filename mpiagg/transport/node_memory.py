@@ -84,7 +84,7 @@ class NodeMemory:
         return self._for_calls
 
     def room(self, nbytes: int) -> Array:
-        """Return at least so many bytes of this rank's own for a blocking call; others have them after that."""
+        """Return at least so many bytes of this rank's own for blocking calls, each of which may write there."""
         if nbytes > self._room.nbytes:
             self._room = HOST.empty(1 << (nbytes - 1).bit_length(), np.uint8)
         return self._room

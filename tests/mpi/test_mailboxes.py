@@ -122,8 +122,35 @@ def test_arrays_of_any_shape_that_are_read_only_or_of_equal_dtypes(comm, rank, s
     assert (mpiagg.allreduce(x, comm=comm) == size * (size + 1) // 2).all()
 
 
-def test_the_arrays_of_a_call_are_not_kept(comm):
-    x, out = np.ones(50_000), np.empty(50_000)
+class OfAnotherKind(np.ndarray):
+    """An array with which NumPy's ufuncs do not work."""
+
+    __array_ufunc__ = None
+
+
+@pytest.mark.parametrize("length", [100, 20_000])
+def test_an_output_may_be_of_a_class_of_arrays_of_its_own(comm, rank, size, length):
+    for verb in VERBS:
+        sent = length * size if verb in ("reduce_scatter", "scatter") else length
+        rows = numbers(size, sent, "d")
+        wanted = restated(verb, rows, rank, 0)
+        out = None if wanted is None else np.empty_like(wanted).view(OfAnotherKind)
+        got = call(verb, rows[rank].copy(), out, comm, 0)
+        assert wanted is None or np.array_equal(got.view(np.ndarray), wanted), verb
+
+
+@pytest.mark.parametrize("length", [1_000, 50_000])
+def test_the_arrays_of_a_call_are_not_kept(comm, rank, size, length):
+    x, out = np.ones(length), np.ones(length)
     before = getrefcount(x), getrefcount(out)
     mpiagg.allreduce(x, out=out, comm=comm)
     assert (getrefcount(x), getrefcount(out)) == before
+    if size == 1:
+        return
+    with pytest.raises(mpiagg.MismatchError):
+        mpiagg.allreduce(x[: length - rank], out=out[: length - rank], comm=comm)
+    (mail,) = [call.mail for call in channel_of(comm).calls.values() if hasattr(call, "mail")]
+    assert mail.x is mail.out is None
+    with pytest.raises(mpiagg.PlanError, match="an error has left an earlier call on this communicator"):
+        mpiagg.allreduce(x, comm=comm)
+    assert mail.x is mail.out is None
