@@ -16,9 +16,9 @@ from mpiagg.plans.block_exchange import BlockExchange, memory_for_calls, serves_
 from mpiagg.plans.bound import COPIED_BYTES, STAGED_BYTES, bind_arrays, goes_by_host, pinned, plan_of
 from mpiagg.plans.call import Call, WithPlan, in_errstate
 from mpiagg.plans.choices import NATIVE, Memory
-from mpiagg.plans.mailboxes import Mailed, goes_by_mail, lanes_of
+from mpiagg.plans.mailboxes import ThroughMailboxes, goes_by_mailboxes, lanes_of
 from mpiagg.plans.native import KNOWN_TO_MPI, call_native, native_caller
-from mpiagg.plans.one_shot import OneShot, serves_at_once
+from mpiagg.plans.one_shot import OneShot, at_once
 from mpiagg.plans.operation import Operation
 from mpiagg.plans.recorded import Recorded
 from mpiagg.plans.staging import from_host, to_host
@@ -41,14 +41,14 @@ def resolve(channel: Channel, operation: Operation, x: Array | None, out: Array 
         o = replace(o, choice=o.choice.in_other_memory)
     if o.choice.algorithm == NATIVE and as_they_are and not by_host:
         return _Native(channel, o, x, out, quiet=quiet)
-    by_mail = device is HOST and as_they_are and not o.lacks(x, out) and goes_by_mail(channel, o)
-    by_mail = by_mail and channel.memory.for_calls() is not None
-    if by_mail and o.nbytes <= ANNOUNCED:
-        return _ByMail(channel, o, quiet=quiet)
+    by_mailboxes = device is HOST and as_they_are and not o.lacks(x, out) and goes_by_mailboxes(channel, o)
+    by_mailboxes = by_mailboxes and channel.memory.for_calls() is not None
+    if by_mailboxes and o.nbytes <= ANNOUNCED:
+        return _ByMailboxes(channel, o, quiet=quiet)
     short = o.nbytes <= STAGED_BYTES or o.choice.algorithm == NATIVE or not as_they_are
     if not flat or by_host or (device is HOST and short):
         return _Copied(channel, o, x, out, quiet=quiet)
-    return _Placed(channel, o, x, out, by_mail=by_mail, quiet=quiet)
+    return _Placed(channel, o, x, out, by_mailboxes=by_mailboxes, quiet=quiet)
 
 
 class _Native(Call, Recorded):
@@ -81,55 +81,55 @@ class _Native(Call, Recorded):
         self.record(call, given)
 
 
-class _ByMail(Call):
+class _ByMailboxes(Call):
     """Vectors that every rank copies to mailboxes, and takes from there to the caller's array, wherever that lies."""
 
     def __init__(self, channel: Channel, operation: Operation, *, quiet: bool) -> None:
         super().__init__(channel, operation, quiet=quiet)
         found = channel.memory.for_calls()
         assert found is not None
-        o, at_once, lanes = operation, serves_at_once(channel, operation), lanes_of(operation, found[1])
-        key = _MailPlan, o.collective, o.root, o.choice, o.reduction, at_once, lanes, quiet
-        self._mail_plan = channel.calls.find(key, partial(_MailPlan, self, *found, at_once=at_once))
-        self._parts: Any = self._mail_plan.mail.parts_of(operation)
+        o, short, lanes = operation, at_once(operation) is not None, lanes_of(operation, found[1])
+        key = _MailboxPlan, o.collective, o.root, o.choice, o.reduction, short, lanes, quiet
+        self._mailbox_plan = channel.calls.find(key, partial(_MailboxPlan, self, *found, short=short))
+        self._parts: Any = self._mailbox_plan.mailboxes.parts_of(operation)
         self._subject = operation.subject(channel.log)
-        self._subject.rounds = self._mail_plan.plan.subject.rounds
-        self._mail_plan.begin_use()
+        self._subject.rounds = self._mailbox_plan.plan.subject.rounds
+        self._mailbox_plan.begin_use()
 
     def run(self, x: Array | None, out: Array | None, timeout: float = DEFAULT_TIMEOUT) -> None:
         """Carry the operation out; see :meth:`Call.run`."""
-        mail_plan, log = self._mail_plan, self.channel.log
-        mail, plan = mail_plan.mail, mail_plan.plan
+        mailbox_plan, log = self._mailbox_plan, self.channel.log
+        mailboxes, plan = mailbox_plan.mailboxes, mailbox_plan.plan
         if not log.blocking[END]:
             log.check_thread()  # which may read what is written here
-        mail.x, mail.out, mail.parts = x, out, self._parts
+        mailboxes.x, mailboxes.out, mailboxes.parts = x, out, self._parts
         plan.timeout, plan.subject = timeout, self._subject
         try:
-            mail_plan.go()
+            mailbox_plan.go()
         except BaseException:
-            mail.forget()
+            mailboxes.forget()
             raise
-        if mail.x is not x or mail.out is not out:
+        if mailboxes.x is not x or mailboxes.out is not out:
             raise PlanError(f"{self.operation.label}: two threads came to it at the same moment")
-        mail.x = mail.out = None  # which are the caller's to keep
+        mailboxes.x = mailboxes.out = None  # which are the caller's to keep
 
     def free(self) -> None:
         """Let go of the plan."""
-        self._mail_plan.end_use()
+        self._mailbox_plan.end_use()
 
 
-class _MailPlan(FreedAfterUse):
+class _MailboxPlan(FreedAfterUse):
     """The plan of calls through mailboxes that are alike but for their lengths, if these are cut alike."""
 
-    def __init__(self, call: _ByMail, barrier: SignedBarrier, block: Block, *, at_once: bool) -> None:
+    def __init__(self, call: _ByMailboxes, barrier: SignedBarrier, block: Block, *, short: bool) -> None:
         super().__init__()
         channel, o = call.channel, call.operation
-        self.mail: OneShot | Mailed = (
+        self.mailboxes: OneShot | ThroughMailboxes = (
             OneShot(o, channel.node.place, barrier, block)
-            if at_once
-            else Mailed(o, barrier, block, channel.memory.room)
+            if short
+            else ThroughMailboxes(o, barrier, block, channel.memory.room)
         )
-        self.plan = plan_of(channel, o, self.mail.program(), None)
+        self.plan = plan_of(channel, o, self.mailboxes.program(), None)
         self.go = call.freely(self.plan)
 
 
@@ -201,14 +201,14 @@ class _Placed(Call):
         x: Array | None,
         out: Array | None,
         *,
-        by_mail: bool = False,
+        by_mailboxes: bool = False,
         quiet: bool = False,
     ) -> None:
         super().__init__(channel, operation, quiet=quiet)
         choice = operation.choice
-        self._unmapped: _ByMail | _Native | None = None
-        if by_mail and not channel.memory.host.leased:
-            self._unmapped = _ByMail(channel, operation, quiet=quiet)
+        self._unmapped: _ByMailboxes | _Native | None = None
+        if by_mailboxes and not channel.memory.host.leased:
+            self._unmapped = _ByMailboxes(channel, operation, quiet=quiet)
         if choice.unregistered == NATIVE:
             other = replace(operation, choice=choice.in_other_memory)
             # On other ranks the same call may be one that is copied, under the words of the whole choice.

@@ -18,18 +18,18 @@ from mpi4py import MPI
 from mpiagg.arrays import HOST, Array
 from mpiagg.plans.binding import Lane
 from mpiagg.plans.choices import NATIVE, NCCL, SEGMENT, Choice
-from mpiagg.plans.one_shot import as_vector, as_written, at_once, box_of
+from mpiagg.plans.one_shot import as_vector, as_written, at_once, box_of, boxes_of
 from mpiagg.plans.operation import Operation
 from mpiagg.plans.program import Arrival, BoundRound, Callback, Program
 from mpiagg.plans.sharing import Operands, calls_of, exchanges_of, run_of, sent_chunks
 from mpiagg.schedules import Action, Collective, Step, receive
-from mpiagg.transport import LINE, Block, Channel
+from mpiagg.transport import Block, Channel
 
 _X, _OUT, _SCRATCH, _ASIDE, _BOXES = range(5)
 """The vectors of an operation: the input, the output, two of the program's own, and from there on the mailboxes."""
 
 
-class MailedChunks(NamedTuple):
+class MailboxChunks(NamedTuple):
     """Some chunks of a lane in one of the vectors."""
 
     vector: int
@@ -48,7 +48,7 @@ class MailedChunks(NamedTuple):
         return slice(first, first + stop - start)
 
 
-def goes_by_mail(channel: Channel, operation: Operation) -> bool:
+def goes_by_mailboxes(channel: Channel, operation: Operation) -> bool:
     """Whether an operation on host arrays that ranks do not map goes through mailboxes."""
     o = operation
     if not channel.node.size == o.size > 1 or o.choice.wire is not None or o.choice.algorithm in (NATIVE, NCCL):
@@ -73,7 +73,7 @@ def lanes_of(operation: Operation, block: Block) -> int:
     return max(1, -(-o.length // max(1, room)))
 
 
-class MailedParts(NamedTuple):
+class MailboxParts(NamedTuple):
     """What an operation of some length works on.
 
     Attributes
@@ -97,7 +97,7 @@ class MailedParts(NamedTuple):
     signature: int
 
 
-class Mailed:
+class ThroughMailboxes:
     """A collective through the mailboxes of a node, of which all ranks are.
 
     A rank has two mailboxes, which are used in turn from barrier to barrier. While the others may still read from one,
@@ -119,26 +119,24 @@ class Mailed:
     ----------
     x, out : numpy.ndarray or None
         The next input, and where the result goes: contiguous; None where this rank has none.
-    parts : MailedParts
+    parts : MailboxParts
         The parts of such vectors.
     """
 
     x: Any = None
     out: Any = None
-    parts: MailedParts
+    parts: MailboxParts
 
     def __init__(
         self, operation: Operation, barrier: Any, block: Block, room: Callable[[int], Array] | None = None
     ) -> None:
         self._label, self._lanes, self._barrier = operation.label, lanes_of(operation, block), barrier
-        self._operation, self._dtype, box = _as_mailed(operation), operation.reduction.dtype, box_of(block)
-        whole = box // self._dtype.itemsize * self._dtype.itemsize
-        self._boxes = [
-            [part[start : start + whole].view(self._dtype) for part in block.parts] for start in (LINE, LINE + box)
-        ]
+        schedule, dtype = at_once(operation), operation.reduction.dtype
+        self._operation = operation if schedule is None else replace(operation, choice=Choice(schedule))
+        self._boxes = boxes_of(block, box_of(block) // dtype.itemsize * dtype.itemsize, dtype)
         self._room = room
-        self._given: dict[MailedChunks, int] = {}
-        self._own: dict[tuple[MailedChunks, int], int] = {}
+        self._given: dict[MailboxChunks, int] = {}
+        self._own: dict[tuple[MailboxChunks, int], int] = {}
         self._arrays: list[Any] = []
         self._in_place = False
 
@@ -162,21 +160,17 @@ class Mailed:
         first = first._replace(starts=(begin, *first.starts))
         return Program((first, *others), (), parts.nbytes if self._room is None else 0)
 
-    def parts_of(self, operation: Operation) -> MailedParts:
+    def parts_of(self, operation: Operation) -> MailboxParts:
         """Return the parts of vectors of an operation's length."""
-        o, dtype = _as_mailed(operation), self._dtype
+        o, dtype = operation, operation.reduction.dtype
         lanes = o.lanes(self._lanes)
         given = [(each.vector, each.within(o, lanes)) for each in self._given]
         own = [(each.vector, turn, each.within(o, lanes)) for each, turn in reversed(self._own)]
-        starts = [part.start for vector, _, part in own if vector == _SCRATCH]
-        before, scratch, aside = (
-            min(starts, default=0),
-            *(
-                max((part.stop for vector, _, part in own if vector == which), default=0)
-                for which in (_SCRATCH, _ASIDE)
-            ),
-        )
-        nbytes = (scratch - before + aside) * dtype.itemsize
+        scratch = [part for vector, _, part in own if vector == _SCRATCH]
+        before = min((part.start for part in scratch), default=0)
+        length = max((part.stop for part in scratch), default=0) - before
+        aside = max((part.stop for vector, _, part in own if vector == _ASIDE), default=0)
+        nbytes = (length + aside) * dtype.itemsize
         room = (HOST.empty(nbytes, np.uint8) if self._room is None else self._room(nbytes))[:nbytes].view(dtype)
         written = _BOXES + o.rank
 
@@ -184,12 +178,12 @@ class Mailed:
             if vector == _SCRATCH:
                 return room[part.start - before : part.stop - before]
             if vector == _ASIDE:
-                return room[scratch - before :][part]
+                return room[length:][part]
             box = self._boxes[first ^ turn][vector - _BOXES][part]
             return as_written(box) if vector == written else box
 
         arrays = [found(0, *each) for each in own], [found(1, *each) for each in own]
-        return MailedParts(given, arrays, nbytes, _between(o) * dtype.itemsize, operation.signature)
+        return MailboxParts(given, arrays, nbytes, _between(o) * dtype.itemsize, o.signature)
 
     def _begin(self) -> None:
         x, out, parts = self.x, self.out, self.parts
@@ -236,7 +230,7 @@ class Mailed:
                 yield BoundRound((*starts, barrier.come), (barrier.passed,), tuple(reads), awaited)
                 turn ^= 1
 
-    def _later(self, turn: int, chunks: MailedChunks) -> _Later:
+    def _later(self, turn: int, chunks: MailboxChunks) -> _Later:
         """Return the number of some elements in the round of a turn: from the end, if they are not the caller's."""
         if chunks.vector in (_X, _OUT):
             return _Later(chunks, self._given.setdefault(chunks, len(self._given)))
@@ -281,7 +275,7 @@ class _Chunks:
         self._lie = {} if o.source is None else dict.fromkeys(o.had, _X)
         self._promised = range(0) if o.target is None else o.promised
 
-    def sent(self, steps: Iterable[Step]) -> list[tuple[MailedChunks, MailedChunks]]:
+    def sent(self, steps: Iterable[Step]) -> list[tuple[MailboxChunks, MailboxChunks]]:
         """Return where in this rank's mailbox the chunks go that are sent, and where they are."""
         sent = sorted(sent_chunks(steps))
         return [(self._in(self._own_box, chunk), self._in(self._lie[chunk], chunk)) for chunk in sent]
@@ -307,28 +301,22 @@ class _Chunks:
             other = self._in(_BOXES + step.peer, step.chunk, step.count) if step.action.receives else target
             yield step, target._replace(vector=source), target, other
 
-    def delivered(self) -> Iterator[tuple[MailedChunks, MailedChunks]]:
+    def delivered(self) -> Iterator[tuple[MailboxChunks, MailboxChunks]]:
         """Yield where in the output the promised chunks go that are not there, and where they are."""
         for chunk in self._promised:
             if self._lie[chunk] != _OUT:
                 yield self._in(_OUT, chunk), self._in(self._lie[chunk], chunk)
 
-    def _in(self, vector: int, chunk: int, count: int = 1) -> MailedChunks:
-        return MailedChunks(vector, self._lane, chunk, count)
+    def _in(self, vector: int, chunk: int, count: int = 1) -> MailboxChunks:
+        return MailboxChunks(vector, self._lane, chunk, count)
 
 
 class _Later(NamedTuple):
     """Some elements that are known when a program runs: their number among all of them."""
 
-    chunks: MailedChunks
+    chunks: MailboxChunks
     number: int
     size: int = -1  # so that they are not taken for none
-
-
-def _as_mailed(operation: Operation) -> Operation:
-    """Return an operation by the schedule of one round, if it is that short."""
-    schedule = at_once(operation)
-    return operation if schedule is None else replace(operation, choice=Choice(schedule))
 
 
 def _between(operation: Operation) -> int:
@@ -344,6 +332,6 @@ def _distance(x: Array, out: Array) -> int:
     return MPI.Get_address(x) - MPI.Get_address(out)  # in a tenth of the time that NumPy takes to tell
 
 
-def _parts(parts: MailedParts, *given: Array | None) -> list[Any]:
+def _parts(parts: MailboxParts, *given: Array | None) -> list[Any]:
     """Return the parts of an input and an output."""
     return [given[vector][part] for vector, part in parts.given]  # type: ignore[index]  # who has parts has both

@@ -10,7 +10,7 @@ from mpiagg.arrays import Accelerator, Array, accelerator_of, convert, device_of
 from mpiagg.plans.binding import Lane, bind, scratch_length
 from mpiagg.plans.choices import NATIVE, NCCL, SHARED, Case, Memory, choose
 from mpiagg.plans.endpoints import Asking
-from mpiagg.plans.mailboxes import Mailed, goes_by_mail, segment_of
+from mpiagg.plans.mailboxes import ThroughMailboxes, goes_by_mailboxes, segment_of
 from mpiagg.plans.moves import bind_moves
 from mpiagg.plans.native import bind_native, called_at_once
 from mpiagg.plans.one_shot import ONE_SHOT, at_once
@@ -98,7 +98,7 @@ class OnNode:
         # Within one node there is nothing but what its ranks share; across nodes there are messages.
         self.all_here = self.node.size == o.size
         unregistered = o.choice.unregistered if self.all_here else None  # other nodes have other memory
-        self.mailed = self.device is None and goes_by_mail(channel, o)
+        self.takes_mailboxes = self.device is None and goes_by_mailboxes(channel, o)
         self.messages = o
         if unregistered is not None:
             case = Case(o.collective, o.nbytes, o.layout, Memory.NONE)
@@ -145,19 +145,19 @@ class OnNode:
         positions = told_by_all(memory, self._positions)
         mapped = self.places.reached(positions)
         by_one_barrier = at_once(o) is not None and o.collective is Collective.ALLREDUCE and o.nbytes <= ONE_SHOT
-        by_mail = self.mailed and (by_one_barrier or not mapped)
+        by_mailboxes = self.takes_mailboxes and (by_one_barrier or not mapped)
         ask_for = partial(slots_for, self.channel, self.operation, self.device, positions, together=True)
-        slots = None if by_mail or mapped else ask_for()
-        if not (by_mail or mapped or slots):
+        slots = None if by_mailboxes or mapped else ask_for()
+        if not (by_mailboxes or mapped or slots):
             return self.by_messages()
         try:
-            block = memory.take(LINE + (2 * self._box() if by_mail else 0), busy=busy)
+            block = memory.take(LINE + (2 * self._box() if by_mailboxes else 0), busy=busy)
         except MemoryError:
             self.channel.memory.give_back_slots(slots)
             return self.by_messages()
         barrier, brought = NodeBarrier(block, self.node.place, self.node.ranks), self.first is not None
-        if by_mail:
-            program = self.by_mail(barrier, block)
+        if by_mailboxes:
+            program = self.by_mailboxes(barrier, block)
         elif slots is None:
             program = in_turn(self._ready(), self.in_place(barrier, positions))
         else:
@@ -196,11 +196,11 @@ class OnNode:
 
     def _unannounced(self) -> Program:
         """Return the program for arrays of which none can be in memory that the ranks share."""
-        for_calls = self.channel.memory.for_calls() if self.mailed else None
+        for_calls = self.channel.memory.for_calls() if self.takes_mailboxes else None
         if for_calls is None:
             return self.by_messages()
         barrier, block = for_calls
-        program = self.by_mail(barrier, block)
+        program = self.by_mailboxes(barrier, block)
         return replace(self._within(barrier, program), sent_bytes=self.messages.sent_bytes)
 
     def _announced(self) -> Program:
@@ -227,8 +227,8 @@ class OnNode:
         if self.places.reached(positions):
             return self.in_place(barrier, positions, first=False)
         brought = self.first is not None
-        if self.mailed:
-            return self.by_mail(barrier, block, brought=brought)
+        if self.takes_mailboxes:
+            return self.by_mailboxes(barrier, block, brought=brought)
         slots = slots_for(self.channel, self.operation, self.device, positions, together=False)
         if slots is None:
             return self.by_messages(brought=brought)
@@ -239,7 +239,7 @@ class OnNode:
         if self.read:
             return self.places.scratch_bytes + READ_SEGMENT
         o = self.messages
-        if self.mailed or o.choice.algorithm == NATIVE or o.collective.moves:
+        if self.takes_mailboxes or o.choice.algorithm == NATIVE or o.collective.moves:
             return 0
         narrow = self.places.dtype != o.reduction.dtype
         length = scratch_length(o.schedule(), o.lanes()) + (o.length if narrow else 0)
@@ -289,11 +289,11 @@ class OnNode:
         enough = 1 << max(self.operation.nbytes - 1, LINE - 1).bit_length()
         return min(enough, -(-self.segment // LINE) * LINE)
 
-    def by_mail(self, barrier: NodeBarrier, block: Block, *, brought: bool = False) -> Program:
+    def by_mailboxes(self, barrier: NodeBarrier, block: Block, *, brought: bool = False) -> Program:
         """Return the program that copies through mailboxes."""
         vectors, made = self._in_pieces(brought=brought)
         room = None if self.together else self.channel.memory.room  # blocking calls follow one another
-        program = Mailed(self.operation, barrier, block, room).bound_to(*vectors)
+        program = ThroughMailboxes(self.operation, barrier, block, room).bound_to(*vectors)
         return program if made is None else made.around(program)
 
     def through_slots(self, barrier: NodeBarrier, slots: Block, *, brought: bool = False) -> Program:

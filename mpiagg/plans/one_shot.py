@@ -13,7 +13,7 @@ from mpiagg.plans.operation import Operation
 from mpiagg.plans.program import Arrival, BoundRound, Program
 from mpiagg.schedules import Collective
 from mpiagg.tables import ANNOUNCED
-from mpiagg.transport import LINE, Block, Channel, SignedBarrier
+from mpiagg.transport import LINE, Block, SignedBarrier
 
 ONE_SHOT: Final = 4 * 2**10
 """Bytes up to which every rank reduces everything by itself in an all-reduction: one barrier then, and two for longer
@@ -37,11 +37,6 @@ def at_once(operation: Operation) -> str | None:
     reduces_all = o.collective is Collective.ALLREDUCE and o.size > 2
     most = min(ONE_SHOT if reduces_all else ANNOUNCED, o.choice.segment or SEGMENT)
     return _AT_ONCE.get(o.collective) if 0 < o.nbytes <= most else None
-
-
-def serves_at_once(channel: Channel, operation: Operation) -> bool:
-    """Whether every rank finds all that it needs where the others write it for each other."""
-    return channel.node.size == channel.size > 1 and at_once(operation) is not None
 
 
 class OneShot:
@@ -88,10 +83,8 @@ class OneShot:
 
     def parts_of(self, operation: Operation) -> OneShotParts:
         """Return the parts of the mailboxes that vectors of an operation's length take."""
-        o, dtype, box = operation, operation.reduction.dtype, box_of(self._block)
-        boxes = [
-            [part[start : start + o.nbytes].view(dtype) for part in self._block.parts] for start in (LINE, LINE + box)
-        ]
+        o = operation
+        boxes = boxes_of(self._block, o.nbytes, o.reduction.dtype)
         written = [as_written(pair[self._place][o.source or slice(0)]) for pair in boxes]
         read: list[Any]
         if o.collective.reduces:
@@ -173,6 +166,13 @@ def as_written(box: Array) -> Any:
     Of several equal dtypes a memory view takes the usual one.
     """
     return box.view(np.dtype(box.dtype.str)).data if box.dtype.char in "?bhilqBHILQfd" else box
+
+
+def boxes_of(block: Block, nbytes: int, dtype: np.dtype[Any]) -> list[list[Array]]:
+    """Return so many bytes of the first mailboxes of all ranks, and of their second ones, as vectors of a dtype."""
+    return [
+        [part[start : start + nbytes].view(dtype) for part in block.parts] for start in (LINE, LINE + box_of(block))
+    ]
 
 
 def box_of(block: Block) -> int:

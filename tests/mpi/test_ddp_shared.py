@@ -25,7 +25,7 @@ def plans(ddp):
 
 def test_gradients_are_reduced_where_they_are(monkeypatch):
     written = []
-    monkeypatch.setattr(mailboxes.Mailed, "_write_of", lambda *given: partial(written.append, given))
+    monkeypatch.setattr(mailboxes.ThroughMailboxes, "_write_of", lambda *given: partial(written.append, given))
     channel = channel_of(COMM)
     with mpiagg.DDP([np.zeros(shape, np.float32) for shape in SHAPES], bucket_bytes=200_000) as ddp:
         views = ddp.gradient_views()

@@ -149,8 +149,8 @@ def test_the_arrays_of_a_call_are_not_kept(comm, rank, size, length):
         return
     with pytest.raises(mpiagg.MismatchError):
         mpiagg.allreduce(x[: length - rank], out=out[: length - rank], comm=comm)
-    (mail,) = [call.mail for call in channel_of(comm).calls.values() if hasattr(call, "mail")]
-    assert mail.x is mail.out is None
+    (found,) = [call.mailboxes for call in channel_of(comm).calls.values() if hasattr(call, "mailboxes")]
+    assert found.x is found.out is None
     with pytest.raises(mpiagg.PlanError, match="an error has left an earlier call on this communicator"):
         mpiagg.allreduce(x, comm=comm)
-    assert mail.x is mail.out is None
+    assert found.x is found.out is None

@@ -144,7 +144,7 @@ def copied(monkeypatch):
     def refuse(*given):
         raise AssertionError(given)
 
-    monkeypatch.setattr(mailboxes.Mailed, "_write_of", lambda *given: partial(refuse, *given))
+    monkeypatch.setattr(mailboxes.ThroughMailboxes, "_write_of", lambda *given: partial(refuse, *given))
     monkeypatch.setattr(np, "copyto", copyto)
     return lengths
 

@@ -55,7 +55,7 @@ def programs(size, collective, counts, root, choice, *, in_place):
     positions = [part.places.positions(apart=False) for part in parts] if choice.reads else here
     for rank, part in enumerate(parts):
         barrier = NodeBarrier(block, rank, range(size))
-        made.append(part.in_place(barrier, positions) if in_place else part.by_mail(barrier, block))
+        made.append(part.in_place(barrier, positions) if in_place else part.by_mailboxes(barrier, block))
     return made, vectors
 
 
