@@ -15,13 +15,13 @@ from typing import Any, NamedTuple
 import numpy as np
 from mpi4py import MPI
 
-from mpiagg.arrays import HOST, Array
+from mpiagg.arrays import HOST, Array, cuts_of
 from mpiagg.plans.binding import Lane
 from mpiagg.plans.choices import NATIVE, NCCL, SEGMENT, Choice
 from mpiagg.plans.one_shot import as_vector, as_written, at_once, box_of, boxes_of
 from mpiagg.plans.operation import Operation
 from mpiagg.plans.program import Arrival, BoundRound, Callback, Program
-from mpiagg.plans.sharing import Operands, calls_of, exchanges_of, run_of, sent_chunks
+from mpiagg.plans.sharing import Operands, calls_of, exchanges_of, sent_chunks
 from mpiagg.schedules import Action, Collective, Step, receive
 from mpiagg.transport import Block, Channel
 
@@ -37,15 +37,18 @@ class MailboxChunks(NamedTuple):
     chunk: int
     chunks: int = 1
 
-    def within(self, operation: Operation, lanes: Sequence[Lane]) -> slice:
-        """Return where they lie in the vector; in mailboxes and scratch, the chunks of a lane follow one another."""
-        start, stop = run_of(lanes[self.lane], receive(-1, self.chunk, self.chunks))
-        first = 0 if self.vector == _ASIDE else sum(end - begin for begin, end in lanes[self.lane][: self.chunk])
+    def within(self, operation: Operation, lane: Lane, packed: Sequence[int]) -> slice:
+        """Return where they lie in the vector; in mailboxes and scratch, the chunks of a lane are ``packed``."""
+        last = self.chunk + self.chunks
+        start, length = lane[self.chunk][0], packed[last] - packed[self.chunk]
+        if lane[last - 1][1] - start != length:
+            raise AssertionError("chunks that are named together lie together")
+        first = 0 if self.vector == _ASIDE else packed[self.chunk]
         if self.vector in (_X, _OUT):
             part = operation.source if self.vector == _X else operation.target
             assert part is not None  # or it would have no chunks there
             first = start - part.start
-        return slice(first, first + stop - start)
+        return slice(first, first + length)
 
 
 def goes_by_mailboxes(channel: Channel, operation: Operation) -> bool:
@@ -164,8 +167,9 @@ class ThroughMailboxes:
         """Return the parts of vectors of an operation's length."""
         o, dtype = operation, operation.reduction.dtype
         lanes = o.lanes(self._lanes)
-        given = [(each.vector, each.within(o, lanes)) for each in self._given]
-        own = [(each.vector, turn, each.within(o, lanes)) for each, turn in reversed(self._own)]
+        cut = [(o, lane, cuts_of([stop - start for start, stop in lane])) for lane in lanes]
+        given = [(each.vector, each.within(*cut[each.lane])) for each in self._given]
+        own = [(each.vector, turn, each.within(*cut[each.lane])) for each, turn in reversed(self._own)]
         scratch = [part for vector, _, part in own if vector == _SCRATCH]
         before = min((part.start for part in scratch), default=0)
         length = max((part.stop for part in scratch), default=0) - before
