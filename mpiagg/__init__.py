@@ -15,6 +15,8 @@ import sys
 from importlib import import_module
 from typing import TYPE_CHECKING
 
+import mpi4py
+
 from mpiagg import optimizers
 from mpiagg.collectives.simulation import simulate
 from mpiagg.errors import (
@@ -27,6 +29,7 @@ from mpiagg.errors import (
     ScheduleError,
     StallError,
 )
+from mpiagg.launch.workers import in_worker
 from mpiagg.schedules import algorithms
 
 if TYPE_CHECKING:
@@ -234,6 +237,9 @@ _HOMES = {
     "mpiagg.collectives.registered": ("empty",),
 }
 _HOME = {name: home for home, names in _HOMES.items() for name in names}
+
+if in_worker():
+    mpi4py.rc.initialize = False  # it has the environment of a rank, but is none
 
 if "mpi4py.MPI" in sys.modules:
     import_module("mpiagg.transport")  # from now on, a rank that fails ends the job

@@ -20,7 +20,7 @@ from mpiagg.collectives.reducing import scattered_counts
 from mpiagg.common.arguments import check_flag
 from mpiagg.errors import RankFailedError
 from mpiagg.plans.barrier import Barrier
-from mpiagg.transport import CHECK, Channel, channel_of, free_channel_of, meet
+from mpiagg.transport import CHECK, Channel, channel_of, free_channel_of, meet, require_mpi
 from mpiagg.transport.failures import all_agree, survivors
 
 if TYPE_CHECKING:
@@ -57,6 +57,8 @@ class Comm(MPI.Intracomm):
         If ``comm`` is not an intracommunicator.
     MismatchError
         On all ranks, if they disagree on ``reproducible``.
+    PlanError
+        If MPI is not initialised in this process.
 
     Notes
     -----
@@ -98,6 +100,7 @@ class Comm(MPI.Intracomm):
 
     def __new__(cls, comm: MPI.Comm | None = None, *, reproducible: bool | None = None) -> Self:
         """Duplicate the communicator."""
+        require_mpi()
         plain = MPI.Intracomm(comm)
         if reproducible is None:
             reproducible = isinstance(comm, Comm) and comm._reproducible  # noqa: SLF001 - of this class

@@ -63,25 +63,13 @@ def _numbers() -> dict[int, np.dtype[Any]]:
     }
 
 
-def _pairs() -> dict[int, np.dtype[Any]]:
-    """Return the dtype of every pair of a value and an index, by the datatype's handle."""
-    pairs = {}
-    for code, datatype in PAIRS.items():
-        dtype = np.dtype([("value", code), ("index", "i")], align=True)
-        if _EXTENTS.get(datatype.handle) == dtype.itemsize:
-            pairs[datatype.handle] = dtype
-    return pairs
-
-
 _PREDEFINED: Final = {
     thing.handle: thing
     for thing in vars(MPI).values()
     if isinstance(thing, MPI.Datatype) and thing != MPI.DATATYPE_NULL
 }
-_EXTENTS: Final = {handle: extent for handle, datatype in _PREDEFINED.items() if (extent := datatype.extent) > 0}
 _NUMBER: Final = _numbers()
 _HALVES: Final = {handle: np.dtype(np.float16) for handle, datatype in _PREDEFINED.items() if datatype.typestr == "f2"}
-_PAIR: Final = _pairs()
 
 
 Datatype = MPI.Datatype | np.dtype[Any]
@@ -136,7 +124,13 @@ def is_mpis(datatype: Datatype) -> bool:
 
 def extent_of(datatype: Datatype) -> int | None:
     """Return the bytes from one element to the next, or None if the datatype is not a predefined one."""
-    return datatype.itemsize if isinstance(datatype, np.dtype) else _EXTENTS.get(datatype.handle)
+    return datatype.itemsize if isinstance(datatype, np.dtype) else _extents().get(datatype.handle)
+
+
+@cache  # asked of MPI, which must have been initialised
+def _extents() -> dict[int, int]:
+    """Return the bytes from one element to the next of every predefined datatype, by the datatype's handle."""
+    return {handle: extent for handle, datatype in _PREDEFINED.items() if (extent := datatype.extent) > 0}
 
 
 def reduction_of(datatype: Datatype, op: object) -> Reduction | None:
@@ -160,8 +154,11 @@ def number_of(datatype: Datatype) -> np.dtype[Any] | None:
 
 @cache  # there are only so many
 def _locating(datatype: int, name: str) -> Reduction | None:
-    dtype = _PAIR.get(datatype)
-    return None if dtype is None else Reduction(_LOCATORS[name], dtype, name)
+    for code, pair in PAIRS.items():
+        dtype = np.dtype([("value", code), ("index", "i")], align=True)
+        if pair.handle == datatype and extent_of(pair) == dtype.itemsize:
+            return Reduction(_LOCATORS[name], dtype, name)
+    return None
 
 
 @cache  # there are only so many

@@ -55,7 +55,8 @@ class Hooks:
         if again:
             self._launcher.fault = PlanError(
                 f"parameter {index} got a gradient twice before sync_gradients(); "
-                "to add up those of several backward passes, run all but the last inside no_sync()"
+                "to add up those of several backward passes, run all but the last inside no_sync(); "
+                "an error that ended a backward pass early has this effect on the next one, too"
             )
         elif parameter.on_host:
             self._launcher.place(index, self._gradient(parameter, self._views[index]))

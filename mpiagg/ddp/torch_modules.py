@@ -276,7 +276,7 @@ class TorchAdapter:
         self._states = list(map(_STATE, self._trained))
         self._modules = list(module.modules())
         self._members = _members(self._modules)
-        self._with_buffers = [(f"{name}." if name else "", vars(x)["_buffers"]) for name, x in module.named_modules()]
+        self._with_buffers = [(f"{name}." if name else "", _BUFFERS(x)) for name, x in module.named_modules()]
 
     def _parameters(self) -> list[tuple[str, torch.nn.Parameter]]:
         return [each for each in self._module.named_parameters() if each[0] not in self._ignored]
@@ -362,10 +362,14 @@ class TorchAdapter:
 
 _STATE: Final = attrgetter("requires_grad", "dtype", "device")
 
+# Of a traced module they are not in its own dictionary.
+_BUFFERS: Final = attrgetter("_buffers")
+_PARAMETERS_AND_MODULES: Final = attrgetter("_parameters", "_modules")
+
 
 def _members(modules: Iterable[torch.nn.Module]) -> list[object]:
     """Return the parameters and modules that modules have of their own."""
-    return [each for module in modules for kind in ("_parameters", "_modules") for each in vars(module)[kind].values()]
+    return [each for module in modules for held in _PARAMETERS_AND_MODULES(module) for each in held.values()]
 
 
 def _where(tensor: torch.Tensor) -> str:

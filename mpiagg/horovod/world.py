@@ -10,7 +10,7 @@ from mpi4py import MPI
 
 from mpiagg.horovod.process_sets import DYNAMIC, STATE, ProcessSet, WorldState, state
 from mpiagg.plans.background import threads_allowed
-from mpiagg.transport import meet
+from mpiagg.transport import meet, require_mpi
 
 
 def init(
@@ -30,6 +30,8 @@ def init(
     ------
     ValueError
         If this rank is not among the ranks, or if a set is none of these.
+    PlanError
+        If MPI is not initialised in this process.
 
     Examples
     --------
@@ -42,6 +44,7 @@ def init(
         return
     if isinstance(process_sets, str) and process_sets != "dynamic":
         raise ValueError(f'process_sets is a list of sets or "dynamic", not {process_sets!r}')
+    require_mpi()
     world, made = MPI.COMM_WORLD, None
     if comm is None or isinstance(comm, MPI.Comm):
         ranks = world if comm is None else comm

@@ -25,7 +25,7 @@ from mpiagg.torch.streams import behind_present
 from mpiagg.torch.tensors import moved, plain, put
 from mpiagg.torch.versions import SPLITS, not_compiled
 from mpiagg.torch.works import Line, MessageWork, Work
-from mpiagg.transport import channel_of, keep_for_good
+from mpiagg.transport import DEFAULT_TIMEOUT, channel_of, keep_for_good
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -67,7 +67,8 @@ class RankGroup(dist.ProcessGroup):  # type: ignore[misc]  # mypy sees no classe
         super().__init__(comm.rank, comm.size)
         # By our own schedules alone: the MPI library's collectives cannot be left when the time is over.
         self._comm, self._messages = Comm(comm, reproducible=True), comm.Dup()
-        self._name, self._description, self._timeout = name, "undefined", timeout
+        self._name, self._description = name, "undefined"
+        self.set_timeout(timeout)
         self._line, self._under_way = Line(f"mpiagg {name}"), dict[MessageWork, None]()
         self._calls = 0
         self._log = channel_of(self._comm).log
@@ -171,8 +172,8 @@ class RankGroup(dist.ProcessGroup):  # type: ignore[misc]  # mypy sees no classe
         return self._calls
 
     def set_timeout(self, timeout: timedelta) -> None:
-        """Take how long a call may wait without progress."""
-        self._timeout = timeout
+        """Take how long a call may wait without progress: torch's default stands for the package's own."""
+        self._timeout = timedelta(seconds=DEFAULT_TIMEOUT) if timeout == dist.default_pg_timeout else timeout
 
     _set_default_timeout = set_timeout
 
@@ -327,8 +328,10 @@ class RankGroup(dist.ProcessGroup):  # type: ignore[misc]  # mypy sees no classe
             return
         late = self._late(limit, everyone=wait_all_ranks)
         word.fill_(bool(late))
-        for rank in set(range(1, self.size())) - set(late):
-            self._message([word], rank, BARRIER).wait()
+        for rank in range(1, self.size()):  # also to those that may yet come
+            told = self._message([word], rank, BARRIER)
+            if rank not in late:
+                told.wait()
         if late:
             if limit <= timedelta(0):
                 raise RuntimeError(f"Rank 0 timed out in monitoredBarrier after {_milliseconds(limit)} ms.")

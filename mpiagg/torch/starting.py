@@ -12,6 +12,8 @@ import numpy as np
 import torch.distributed as dist
 from mpi4py import MPI
 
+from mpiagg.transport import require_mpi
+
 BACKEND: Final = "mpiagg"
 """The name by which torch.distributed knows this backend."""
 
@@ -34,6 +36,8 @@ def init_process_group(timeout: timedelta | None = None) -> None:
     ------
     ValueError
         If torch.distributed is started already.
+    PlanError
+        If MPI is not initialised in this process.
 
     Examples
     --------
@@ -47,6 +51,7 @@ def init_process_group(timeout: timedelta | None = None) -> None:
     True
     >>> torch.distributed.destroy_process_group()
     """
+    require_mpi()
     world = MPI.COMM_WORLD
     node = world.Split_type(MPI.COMM_TYPE_SHARED, world.rank)
     first = np.array([world.rank])

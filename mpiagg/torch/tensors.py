@@ -191,7 +191,10 @@ def reducible(
     if kept:
         return
     if op == "sum" and kind_of(reduce_op) == dist.ReduceOp.AVG:
-        put(whole, torch.div(whole, size, rounding_mode="trunc"))
+        if whole.dtype.is_signed:
+            put(whole, torch.div(whole, size, rounding_mode="trunc"))
+        else:  # torch divides but one of its unsigned dtypes
+            np.floor_divide(view(whole), np.uint64(size), out=view(whole), casting="unsafe")
     if whole is not tensor:
         put(tensor, whole)
 

@@ -1,7 +1,7 @@
 """How chunks cross between ranks."""
 
 from mpiagg.transport.barriers import WRITTEN, NodeBarrier, SignedBarrier, Some
-from mpiagg.transport.channels import channel_of, free_channel_of, meet
+from mpiagg.transport.channels import channel_of, free_channel_of, meet, require_mpi
 from mpiagg.transport.comparison import cache_of
 from mpiagg.transport.kept import FreedAfterUse, Keepable
 from mpiagg.transport.meetings import keep_for_good
@@ -50,6 +50,7 @@ __all__ = [
     "meet",
     "check_timeout",
     "process",
+    "require_mpi",
     "signature",
     "wait_patiently",
 ]

@@ -32,7 +32,7 @@ def channel_of(comm: MPI.Intracomm | None) -> Channel:
     ValueError
         If it is null or freed.
     PlanError
-        If another thread is in the first call on it.
+        If another thread is in the first call on it, or MPI is not initialised.
     """
     comm = MPI.COMM_WORLD if comm is None else comm
     if _KEYVAL and comm.__class__ in _USUAL and comm:
@@ -43,6 +43,7 @@ def channel_of(comm: MPI.Intracomm | None) -> Channel:
         raise TypeError(f"comm must be an mpi4py.MPI.Intracomm, not {type(comm).__name__}")
     if comm == MPI.COMM_NULL:
         raise ValueError("comm is the null communicator, or was freed")
+    require_mpi()
     keyval = _keyval()
     channel = comm.Get_attr(keyval)
     if not isinstance(channel, Channel):
@@ -62,6 +63,12 @@ def channel_of(comm: MPI.Intracomm | None) -> Channel:
             del _making[comm.handle]
         _USUAL.add(comm.__class__)
     return channel
+
+
+def require_mpi() -> None:
+    """Raise PlanError if MPI is not initialised: what it would be asked then ends the process."""
+    if not MPI.Is_initialized():
+        raise PlanError("MPI is not initialised in this process; one that multiprocessing starts is no rank")
 
 
 def free_channel_of(comm: MPI.Intracomm) -> None:

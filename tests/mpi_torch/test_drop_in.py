@@ -552,3 +552,19 @@ def test_a_rank_that_uses_no_parameter_at_all():
             loss_of(ddp(batch(step))).backward()
             mine = [x.grad.numpy().tobytes() for x in model.parameters()]
             assert COMM.allgather(mine) == [mine] * SIZE
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
+@pytest.mark.parametrize("compiled", [torch.jit.script, lambda module: torch.jit.trace(module, torch.ones(2, 4))])
+def test_compiled_modules_are_trained(compiled):
+    torch.manual_seed(RANK)
+    ddp = mpiagg.DDP(compiled(net()))
+    theirs = DistributedDataParallel(copy.deepcopy(ddp.module))
+    for model in (ddp, theirs):
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        for step in range(2):
+            optimizer.zero_grad()
+            model(torch.full((2, 4), float(RANK + step))).square().sum().backward()
+            optimizer.step()
+    for ours, other in zip(ddp.parameters(), theirs.parameters(), strict=True):
+        torch.testing.assert_close(ours, other)

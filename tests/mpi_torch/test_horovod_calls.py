@@ -61,6 +61,14 @@ def test_a_result_has_the_shape_and_only_its_own_memory():
     assert hvd.allreduce(torch.ones(0, 3)).shape == (0, 3)
 
 
+@pytest.mark.parametrize("given", [5.0, [1.0, 2.0], None])
+def test_what_is_no_tensor_is_refused(given):
+    with pytest.raises(TypeError, match="torch.Tensor"):
+        hvd.allreduce_async(given)
+    with pytest.raises(TypeError, match="torch.Tensor"):
+        hvd.allreduce(given)
+
+
 def test_objects_that_cannot_be_pickled():
     for call in (lambda x: hvd.broadcast_object(x, LAST), hvd.allgather_object):
         if RANK == LAST:

@@ -192,3 +192,17 @@ def test_hooks_of_steps_run_once(again):
         counts.clear()
         optimizer.step()
         assert counts == ["before", "after"]
+
+
+@several
+@pytest.mark.parametrize("op", [hvd.Average, hvd.Adasum])
+def test_parameters_that_are_added_later_are_trained_together(op):
+    model = model_of(0)
+    optimizer = torch.optim.SGD(model[0].parameters(), lr=0.1)
+    optimizer = hvd.DistributedOptimizer(optimizer, model[0].named_parameters(), op=op)
+    optimizer.add_param_group({"params": model[2].parameters(), "lr": 0.01})
+    for _ in range(2):
+        optimizer.zero_grad()
+        model(torch.full((3,), float(RANK)).double()).square().sum().backward()
+        optimizer.step()
+    assert equal_on_all(model)

@@ -529,6 +529,26 @@ def test_a_monitored_barrier_names_who_has_not_come():
     dist.barrier()
 
 
+def test_a_rank_that_is_late_to_a_monitored_barrier_is_told_and_the_next_one_is_right():
+    group = dist.new_group()
+    if RANK == 0 and SIZE > 1:
+        with pytest.raises(RuntimeError, match="Rank 1 failed to pass"):
+            group.monitored_barrier(timedelta(seconds=0.1))
+    dist.barrier()
+    if RANK > 0:
+        with pytest.raises(RuntimeError, match=f"Rank {RANK} successfully reached monitoredBarrier"):
+            group.monitored_barrier(timedelta(seconds=0.1))
+    dist.barrier()
+    group.monitored_barrier(timedelta(seconds=60))
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.uint16, torch.uint32, torch.uint64, torch.int16])
+def test_averages_of_integers_round_toward_zero(dtype):
+    tensor = torch.tensor([7 + RANK, 3], dtype=torch.int64).to(dtype)
+    dist.all_reduce(tensor, dist.ReduceOp.AVG)
+    assert tensor.tolist() == [(7 * SIZE + sum(range(SIZE))) // SIZE, 3]
+
+
 def test_functional_collectives():
     group = dist.group.WORLD
     assert torch.equal(all_reduce(numbers(RANK), "sum", group) + 0, of_all().sum(0))

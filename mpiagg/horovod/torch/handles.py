@@ -67,6 +67,8 @@ def submit(
     """
     engine = engine_of(process_set)
     tensors = [given] if isinstance(given, torch.Tensor) else given
+    if not (isinstance(tensors, Sequence) and all(isinstance(x, torch.Tensor) for x in tensors)):
+        raise TypeError(f"{kind} is of a torch.Tensor, or a list of them where it is grouped, not {given!r:.60}")
     bare = [x.detach() for x in tensors]
     if any(x.layout is not torch.strided for x in bare):
         raise InvalidRequestError(f"{kind} is of dense tensors; sparse ones are added up by sparse_allreduce_async")

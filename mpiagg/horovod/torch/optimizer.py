@@ -38,7 +38,25 @@ class _Distributed(torch.optim.Optimizer):  # type: ignore[misc]  # mypy sees no
         self._ready: Counter[tuple[torch.Tensor, ...]] = Counter()
         self._wanted: set[torch.Tensor] = set()
         self._active = bool(self._set.included()) and self._set.size() != 1 and how["op"] != Adasum
-        for p in self._names if self._active else ():
+        self._await(self._names)
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Train more parameters; all ranks do so.
+
+        Parameters
+        ----------
+        param_group : dict
+            As for the optimizer's own class.
+        """
+        super().add_param_group(param_group)
+        new = {p: name for p, name in _names_of(self.param_groups, None).items() if p not in self._names}
+        self._names.update(new)
+        self._left.update(dict.fromkeys(new, self.backward_passes_per_step))
+        self._await(new)
+
+    def _await(self, parameters: Iterable[torch.Tensor]) -> None:
+        """Have gradients reduced when they are there."""
+        for p in parameters if self._active else ():
             if p.requires_grad:
                 self._wanted.add(p)
                 p.register_post_accumulate_grad_hook(self._gradient_is_there)
