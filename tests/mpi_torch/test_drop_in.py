@@ -558,8 +558,9 @@ def test_a_rank_that_uses_no_parameter_at_all():
 @pytest.mark.parametrize("compiled", [torch.jit.script, lambda module: torch.jit.trace(module, torch.ones(2, 4))])
 def test_compiled_modules_are_trained(compiled):
     torch.manual_seed(RANK)
-    ddp = mpiagg.DDP(compiled(net()))
-    theirs = DistributedDataParallel(copy.deepcopy(ddp.module))
+    plain = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3))
+    theirs = DistributedDataParallel(compiled(copy.deepcopy(plain)))
+    ddp = mpiagg.DDP(compiled(plain))
     for model in (ddp, theirs):
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         for step in range(2):
