@@ -10,7 +10,7 @@ from typing import Final, TypeVar
 
 from mpiagg.cli.facts import SHM, Problem, Rank, Severity
 from mpiagg.cli.probe import Probed
-from mpiagg.cli.variables import REFUSED, VARIABLES, should_say
+from mpiagg.cli.variables import REFUSED, VARIABLES, should_say, unknown
 from mpiagg.common.arguments import NODES, ranks_of_nodes
 from mpiagg.cuda import placement
 from mpiagg.launch.launchers import ALONE
@@ -333,6 +333,11 @@ def settings(report: JobReport) -> Iterator[Problem]:
             what = f"{name}={ranks[0].environment[name]} on {said(ranks)} is not {wants}"
             level: Severity = "error" if name in REFUSED else "warning"
             yield Problem(level, "settings", what, f"make it {wants}, or unset it")
+    for name in sorted({name for rank in report.ranks for name in unknown(rank.environment)}):
+        what = (
+            f"{name} on {said([rank for rank in report.ranks if name in rank.environment])} is no variable of mpiagg's"
+        )
+        yield Problem("warning", "settings", what, "unset it, or look at the names in docs/guide.md")
 
 
 def troubles(report: JobReport) -> Iterator[Problem]:
@@ -370,12 +375,8 @@ def messages(report: JobReport) -> Iterator[Problem]:
             "set MPIAGG_CUDA_AWARE=1; but the probe was of this node alone",
         )
     else:
-        yield Problem(
-            "error",
-            "cuda-aware",
-            "messages do not reach device memory, as the probe shows",
-            "set MPIAGG_CUDA_AWARE=0",
-        )
+        what = "messages do not reach device memory, as the probe shows"
+        yield Problem("error", "cuda-aware", what, "set MPIAGG_CUDA_AWARE=0")
 
 
 def devices(report: JobReport) -> Iterator[Problem]:

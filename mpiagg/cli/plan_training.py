@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import click
+from click.core import ParameterSource
 from rich import box
 from rich.table import Table
 
@@ -76,6 +77,7 @@ def shapes_of(count: int) -> list[tuple[int, ...]]:
     return [(SIDE, SIDE)] * whole + ([(rest,)] if rest else [])
 
 
+_OF_THE_MODEL: Final = ("ranks", "nodes", "alpha", "bandwidth", "gamma", "node_alpha", "node_bandwidth")
 _TIME, _RATE = Written("time", parse_time), Written("rate", parse_rate)
 
 
@@ -152,14 +154,17 @@ def _question(
         If it is not said what is trained or where, or what is said does not fit together.
     """
     if (parameters is None) == (shapes is None):
-        raise click.UsageError("what is trained? Give --parameters, or --shapes")
+        raise click.UsageError("what is trained? Give either --parameters or --shapes")
     try:
         training = Training(shapes=shapes_of(parameters or 0) if shapes is None else shapes, **how)
     except ValueError as error:
         raise click.UsageError(str(error)) from None
     if tuning is not None:
-        if ranks is not None or nodes is not None:
-            raise click.UsageError("--tuning says how many ranks there are, and where: give no -n and no --nodes")
+        given = click.get_current_context().get_parameter_source
+        for name in _OF_THE_MODEL:
+            if given(name) is not ParameterSource.DEFAULT:
+                option = "-n" if name == "ranks" else f"--{name.replace('_', '-')}"
+                raise click.UsageError(f"--tuning says what ranks and links there are: give no {option}")
         try:
             return training, Measured(read_table(tuning))
         except ValueError as error:

@@ -25,6 +25,8 @@ mpiagg trace mpiagg-recordings -o trace.json
 _MARKS: Final = {"running": " (still running)", "failed": " (failed)", "done": ""}
 _UNITS: Final = (("s", 1e9), ("ms", 1e6), ("us", 1e3))
 _MOST_NAMED: Final = 64
+_APART: Final = 10**9
+"""Nanoseconds by which recordings of one moment may be apart."""
 
 
 @click.command(epilog=_EXAMPLE)
@@ -183,9 +185,13 @@ def summary(timeline: Timeline) -> Iterator[str]:
         within = "by the time of day" if offset.within is None else f"within {_time(offset.within)}"
         who = describe_ranks([each.rank for each in ranks])
         yield f"clock of {ranks[0].host} ({who}): {offset.ns / 1e9:+.6f} s, {within}"
-    for operation, running, missing in timeline.stuck():
+    if earlier := timeline.earlier(_APART):
+        who, apart = describe_ranks(list(earlier)), _time(max(earlier.values()))
+        yield f"written up to {apart} before the others: {who}; what runs there may have ended since"
+    for operation, on, missing in timeline.stuck():
         name = f"{timeline.names[operation.channel]}, operation {operation.order}: {operation.what}"
-        yield f"still running: {name}, on {describe_ranks(running)}" + (
+        state = "still running" if operation.state == "running" else operation.state
+        yield f"{state}: {name}, on {describe_ranks(on)}" + (
             f"; not entered by {describe_ranks(missing)}" if missing else ""
         )
 

@@ -6,9 +6,15 @@ from collections.abc import Callable, Mapping
 from shutil import which
 from typing import Final
 
+from mpiagg.common.arguments import NODES
 from mpiagg.launch.launchers import ALONE
-from mpiagg.launch.start import MPIEXEC
+from mpiagg.launch.start import MPIEXEC, TERMINAL_WIDTH
 from mpiagg.watch import KEEPS
+
+
+def unknown(environment: Mapping[str, str]) -> list[str]:
+    """Return the variables that are named as if they were mpiagg's, and are not: they may be misspelt."""
+    return sorted(name for name in environment if name.startswith("MPIAGG_") and name not in {*VARIABLES, *_OTHERS})
 
 
 def should_say(name: str, environment: Mapping[str, str]) -> str:
@@ -37,5 +43,11 @@ VARIABLES: Final[dict[str, tuple[Callable[[str], bool], str]]] = {
 }
 """For each of them: whether it accepts a text, and what it wants."""
 
-REFUSED: Final = ("MPIAGG_WARN", "MPIAGG_TIMEOUT", "MPIAGG_RECORD")
+_OTHERS: Final = (
+    *(NODES, TERMINAL_WIDTH),
+    *("MPIAGG_ALGORITHM", "MPIAGG_CUDA_AWARE", "MPIAGG_RECORD_DIR", "MPIAGG_TUNING"),
+)
+"""Those that are checked where they are read, or can say anything."""
+
+REFUSED: Final = ("MPIAGG_WARN", "MPIAGG_TIMEOUT", "MPIAGG_RECORD", "MPIAGG_CHECK", "MPIAGG_REPRODUCIBLE")
 """Those with which mpiagg refuses to communicate, if they say something else."""

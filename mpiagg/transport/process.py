@@ -22,13 +22,11 @@ RECORD: Final = "MPIAGG_RECORD"
 
 WATCH: Final = "MPIAGG_WATCH"
 """The environment variable that is 0 where ranks must not listen on TCP ports for one another's questions."""
+_FLAGS: Final = ("MPIAGG_CHECK", "MPIAGG_REPRODUCIBLE")
 
-CHECK: Final = os.environ.get("MPIAGG_CHECK") == "1"
-"""Whether ranks compare what they are about to do before each blocking call: the environment variable MPIAGG_CHECK."""
-
-
-REPRODUCIBLE: Final = os.environ.get("MPIAGG_REPRODUCIBLE") == "1"
-"""Whether calls keep to our own schedules: the environment variable MPIAGG_REPRODUCIBLE."""
+CHECK, REPRODUCIBLE = (os.environ.get(name) == "1" for name in _FLAGS)
+"""Whether ranks compare what they are about to do before each blocking call, and whether calls keep to our own
+schedules: by the environment."""
 
 
 class Process(NamedTuple):
@@ -84,6 +82,9 @@ def process() -> Process:
     warn, keeps, end = warning_time(), os.environ.get(RECORD) or "operations", ending()
     if keeps not in KEEPS:
         raise ValueError(f"{RECORD}={keeps!r} must be one of {', '.join(KEEPS)}")
+    for name in _FLAGS:
+        if (text := os.environ.get(name, "")) not in {"", "0", "1"}:
+            raise ValueError(f"{name}={text!r} must be 0 or 1")
     timeout = timeout_by_environment()
     watched = end.size > 1 and os.environ.get(WATCH) != "0" and keeps != "off"
     return Process(end.recorder, end, _watchdog(end, warn, timeout) if watched else None)

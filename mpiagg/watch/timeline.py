@@ -24,10 +24,13 @@ class Late(NamedTuple):
 
 
 class Stuck(NamedTuple):
-    """An operation that is still running: on which ranks, and which ranks of its communicator have not entered it."""
+    """An operation that is still running, or has failed: on which ranks, and which of its communicator's are missing.
+
+    A rank is missing that has not entered it.
+    """
 
     operation: RecordedOperation
-    running: list[int]
+    ranks: list[int]
     missing: list[int]
 
 
@@ -100,16 +103,25 @@ class Timeline:
         return sorted(sorted(group) for group in groups)
 
     def stuck(self) -> list[Stuck]:
-        """Return the operations that are still running on some ranks."""
-        found: dict[tuple[str, int], Stuck] = {}
+        """Return the operations that are still running on some ranks, or were the last there and have failed."""
+        found: dict[tuple[str, int, str], Stuck] = {}
         for recording in self.recordings:
-            for each in (one for one in recording.operations if one.state == "running"):
+            for each in recording.operations:
                 far = {} if each.channel is None else self._members[each.channel]
+                is_last = each.order == far.get(recording.rank) or each is recording.operations[-1]
+                if each.state != "running" and not (each.state == "failed" and is_last):
+                    continue
                 missing = sorted(rank for rank, order in far.items() if order < each.order)
-                key = (each.channel or f"rank {recording.rank} and others", each.order)
+                key = (each.channel or f"rank {recording.rank} and others", each.order, each.state)
                 stuck = found.setdefault(key, Stuck(each, [], missing))
-                stuck.running.append(recording.rank)
+                stuck.ranks.append(recording.rank)
         return list(found.values())
+
+    def earlier(self, ns: int) -> dict[int, int]:
+        """Return the ranks whose recordings were written more than so long before the newest, and how long before."""
+        written = {each.rank: self._at(each, each.clock_ns) for each in self.recordings}
+        newest = max(written.values())
+        return {rank: newest - time for rank, time in written.items() if newest - time > ns}
 
 
 def parts(a_round: RecordedRound, end: int) -> Iterator[tuple[str, int, int]]:

@@ -51,13 +51,15 @@ def devices(*chosen):
 NODES_2_2 = {"environment": {"MPIAGG_NODES": "2,2"}}
 WRONG_WARN = {"environment": {"MPIAGG_WARN": "soon", "MPIAGG_RECORD": "rounds", "MPIAGG_ABORT": "0"}}
 WRONG_FLAG = {"environment": {"MPIAGG_CHECK": "yes", "MPIAGG_WARN": "2.5"}}
+WRONG_NAME = {"environment": {"MPIAGG_CHEK": "1"}}
 UCX = {"transport": "ch4:ucx ofi", "environment": {"SLURM_MPI_TYPE": "pmi2"}}
 TWO_NODES = {2: {"machine": 2}, 3: {"machine": 2}}
 TROUBLE = {"troubles": [Problem("warning", "weather", "it rained", "wait")]}
 
 FAULTY = [
     (job(each={1: WRONG_WARN}), "error", "settings", "MPIAGG_WARN=soon on rank 1 is not a number", "unset it"),
-    (job(**WRONG_FLAG), "warning", "settings", "MPIAGG_CHECK=yes on ranks 0-3 is not 0 or 1", "make it 0 or 1"),
+    (job(**WRONG_NAME), "warning", "settings", "MPIAGG_CHEK on ranks 0-3 is no variable", "unset it"),
+    (job(**WRONG_FLAG), "error", "settings", "MPIAGG_CHECK=yes on ranks 0-3 is not 0 or 1", "make it 0 or 1"),
     (job(environment={"MPIAGG_RECORD": "all"}), "error", "settings", "not one of operations, rounds, off", "unset it"),
     (alone(stopped="MPI is tired", mpiexec="let it sleep", size=0), "error", "cannot-start", "tired", "sleep"),
     (

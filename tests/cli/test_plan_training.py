@@ -84,11 +84,9 @@ def test_measured_links(tmp_path):
     done = plan("--parameters", "1M", "--step-time", "300ms", "--tuning", path)
     assert done.exit_code == 0, done.output
     assert "3 ranks" in done.output
-    for more in (["-n", 2], ["--nodes", "2x2"]):
-        assert (
-            "--tuning says how many ranks"
-            in plan("--parameters", "1M", "--step-time", "1s", "--tuning", path, *more).output
-        )
+    for more in (["-n", 2], ["--nodes", "2x2"], ["--node-alpha", "1s"], ["--gamma", "1GB/s"]):
+        refused = plan("--parameters", "1M", "--step-time", "1s", "--tuning", path, *more)
+        assert f"--tuning says what ranks and links there are: give no {more[0]}" in refused.output
     path.write_text("{}")
     assert "--tuning: " in plan("--parameters", "1M", "--step-time", "1s", "--tuning", path).output
 

@@ -245,6 +245,23 @@ def test_the_summary_tells_of_what_hangs(run):
     assert "still running: comm 0, operation 2: allreduce by ring, on rank 0; not entered by rank 1" in output
 
 
+def test_the_summary_tells_of_what_has_failed_last(run):
+    caught = operation(100, 200, state="failed")
+    output, _ = run(content(0, caught, operation(300, 900, 2, state="failed")), content(1, caught))
+    assert "failed: comm 0, operation 2: allreduce by ring, on rank 0; not entered by rank 1" in output
+    assert "failed: comm 0, operation 1: allreduce by ring, on rank 1\n" in output
+    output, _ = run(content(0, caught, operation(300, 900, 2)), content(1, caught, operation(300, 900, 2)))
+    assert "failed:" not in output
+
+
+def test_the_summary_tells_of_recordings_of_different_moments(run):
+    first, second = operation(100, 200), operation(300, 400, 2)
+    output, _ = run(content(0, first, second, clock_ns=3 * 10**9), content(1, first, operation(300, order=2)))
+    assert "s before the others: rank 1; what runs there may have ended since" in output
+    output, _ = run(content(0, first), content(1, first))
+    assert "before the others" not in output
+
+
 def test_what_some_ranks_do_alone_is_of_no_communicator(run):
     both, alone = operation(100, 200), operation(300, channel=None, what="a meeting of some", collective=None)
     output, found = run(content(0, both, alone), content(1, both, {**alone, "what": "another"}))

@@ -63,9 +63,9 @@ def test_a_result_has_the_shape_and_only_its_own_memory():
 
 @pytest.mark.parametrize("given", [5.0, [1.0, 2.0], None])
 def test_what_is_no_tensor_is_refused(given):
-    with pytest.raises(TypeError, match="torch.Tensor"):
+    with pytest.raises(TypeError, match=r"torch\.Tensor"):
         hvd.allreduce_async(given)
-    with pytest.raises(TypeError, match="torch.Tensor"):
+    with pytest.raises(TypeError, match=r"torch\.Tensor"):
         hvd.allreduce(given)
 
 
