@@ -21,7 +21,7 @@ from mpiagg.cli.quantities import MOST_RANKS, POSITIVE, parse_nodes
 from mpiagg.launch import job, start
 from mpiagg.schedules import Collective, Layout
 from mpiagg.tables import Case, Memory, Settings
-from mpiagg.tables.cache import folder, write_cached
+from mpiagg.tables.cache import can_be_kept, folder, write_cached
 from mpiagg.tables.files import read_table, write_table
 from mpiagg.tables.predicted import Prices
 from mpiagg.tables.settings import FORCED, LEARN, TUNING, Found
@@ -109,20 +109,27 @@ def tune(
             console = job.console()
             console.print(_printed(settings, collective, layout, library, lengths, narrow=console.width < _WIDE))
         return
-    if output is not None and quick:
-        raise click.UsageError("-o FILE and --quick exclude each other: --quick keeps its table in the user's cache")
-    if output is None and not quick:
-        raise click.UsageError("give -o FILE to measure and save, or --quick, or --show to print what would be chosen")
-    if quick and seconds is not None:
-        raise click.UsageError(f"--time and --quick exclude each other: --quick takes {QUICK:g} seconds")
     if table is not None or nodes is not None or library is not None:
         raise click.UsageError("--table, --nodes and --library are for --show")
+    _check_measuring(output, seconds, quick=quick)
     # What is measured must not depend on what was chosen before.
     for variable in (TUNING, FORCED):
         os.environ.pop(variable, None)
     bind_early(device)
     limit = seconds or (QUICK if quick else FULL)
     job.run(ranks or 2, lambda world: _measure(world, output, chosen, lengths, limit, device))
+
+
+def _check_measuring(output: Path | None, seconds: float | None, *, quick: bool) -> None:
+    """Raise click's errors if it is not said where a table goes, or it cannot go there."""
+    if output is not None and quick:
+        raise click.UsageError("-o FILE and --quick exclude each other: --quick keeps its table in the user's cache")
+    if output is None and not quick:
+        raise click.UsageError("give -o FILE to measure and save, or --quick, or --show to print what would be chosen")
+    if quick and seconds is not None:
+        raise click.UsageError(f"--time and --quick exclude each other: --quick takes {QUICK:g} seconds")
+    if quick and not can_be_kept():
+        raise click.ClickException("the table cannot be kept in the user's cache; set XDG_CACHE_HOME, or give -o FILE")
 
 
 def _measure(  # noqa: PLR0917 - what the command was given
@@ -145,11 +152,8 @@ def _measure(  # noqa: PLR0917 - what the command was given
     tell(f"# {job.vendor()}, {world.size} ranks ({tuner.layout}); what is fastest")
     path = output or cache_of(channel_of(world), tuner.layout)[0]
     table = tuner.table("measured")
-    if world.rank > 0:
+    if world.rank > 0 or path is None:
         return 0
-    if path is None:
-        click.echo("Error: there is no home folder to keep the table in; set XDG_CACHE_HOME, or give -o FILE", err=True)
-        return 1
     if output:
         write_table(path, table)
     elif not write_cached(path, table):

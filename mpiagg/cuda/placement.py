@@ -223,7 +223,7 @@ def runtime() -> Runtime:
     except Exception as error:
         raise DeviceError(
             f"CUDA devices need CuPy, which cannot be imported ({type(error).__name__}: {error}); "
-            "install it with pip install cupy-cuda12x, or cupy-cuda13x for drivers from CUDA 13 on"
+            "install it with pip install 'cupy-cuda12x[ctk]', or 'cupy-cuda13x[ctk]' for drivers from CUDA 13 on"
         ) from error
 
 

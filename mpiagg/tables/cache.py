@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import warnings
 from collections.abc import Sequence
@@ -41,6 +42,15 @@ def read_cached(path: Path, layout: Layout) -> tuple[bytes, str]:
         return b"", str(error)
     fits = table.origin is not None and table.origin.layout == layout
     return (data, "") if fits else (b"", f"tuning table {str(path)!r} is not of layout {layout}")
+
+
+def can_be_kept() -> bool:
+    """Whether this user can write tables."""
+    try:
+        folder().mkdir(parents=True, exist_ok=True)
+    except (OSError, RuntimeError):  # of a user who has no home folder
+        return False
+    return os.access(folder(), os.W_OK)
 
 
 def write_cached(path: Path, table: Table) -> bool:
