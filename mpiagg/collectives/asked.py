@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from operator import index
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -135,6 +136,10 @@ def arrays_of(vectors: ArgumentVectors, given: tuple[Any, ...]) -> Arrays:
     return x, x if target is source else None if target is None else target(given)
 
 
-def is_rank(channel: Channel, root: object) -> bool:
-    """Return whether a root is a rank of the communicator."""
-    return isinstance(root, int | np.integer) and 0 <= int(root) < channel.size
+def rank_of(channel: Channel, root: Any) -> int | None:
+    """Return the root, whatever kind of integer it is; None if that is no rank of the communicator."""
+    try:
+        rank = index(root)
+    except TypeError:
+        return None
+    return rank if 0 <= rank < channel.size else None

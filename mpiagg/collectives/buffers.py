@@ -15,7 +15,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 from mpi4py import MPI
 
-from mpiagg.arrays import HOST, Array, device_of
+from mpiagg.arrays import HOST, Array, device_of, even_ranges
 from mpiagg.collectives.datatypes import Datatype, extent_of, half_of, half_or_itself
 
 REFUSED: Final = (AttributeError, BufferError, OverflowError, RuntimeError, TypeError, ValueError)
@@ -152,22 +152,22 @@ def read_blocks(
     """Return what a buffer specification with a block for each rank names, and the bytes of each block.
 
     ``[x, counts]``, ``[x, counts, type]``, ``[x, (counts, displacements)]``, ``[x, (counts, displacements), type]`` and
-    ``[x, counts, displacements, type]`` with blocks that lie one after the other; None for all else.
+    ``[x, counts, displacements, type]`` with blocks that lie one after the other; ``x`` and ``[x, type]``, which is cut
+    evenly; None for all else.
     """
     try:
         thing, counts, displacements, kind = block_parts(specification)
-        if counts is None:
+        lengths = lengths_of(counts, size)
+        if lengths is not None and (len(lengths) != size or min(lengths) < 0):
             return None
-        lengths = tuple(map(index, counts))
-        starts = [0, *accumulate(lengths)]
-        if len(lengths) != size or min(lengths) < 0:
+        kinds = [] if kind is None else [kind]
+        message = _read([thing, lengths and sum(lengths), *kinds], place, writable=writable, blocks=1)
+        if message is None:
             return None
-        if displacements is not None and [*map(index, displacements)] != starts[:-1]:
+        lengths = even(message.length, size) if lengths is None else lengths
+        if displacements is not None and starts_of(displacements, size) != [0, *accumulate(lengths[:-1])]:
             return None
-        message = _read([thing, starts[-1], *([] if kind is None else [kind])], place, writable=writable, blocks=1)
     except REFUSED:
-        return None
-    if message is None:
         return None
     extent = message.memory.size // max(1, message.length)
     return message, tuple(length * extent for length in lengths)
@@ -175,12 +175,31 @@ def read_blocks(
 
 def block_parts(specification: Any) -> tuple[Any, Any, Any, Any]:
     """Return the buffer, counts, displacements and datatype; None for those that are not given."""
-    thing, *more = specification
+    thing, *more = specification if isinstance(specification, list | tuple) else (specification,)
     kind = more.pop() if more and isinstance(more[-1], MPI.Datatype | str) else None
     counts, displacements = (*more, None, None)[:2]
     if isinstance(counts, tuple) and len(more) == 1:  # as mpi4py has it, in a tuple alone
         counts, displacements = counts
     return thing, counts, displacements, kind
+
+
+def lengths_of(counts: Any, size: int) -> list[int] | None:
+    """Return the elements of each block: a number is for all of them; None where there is none."""
+    if counts is None:
+        return None
+    return [int(counts)] * size if isinstance(counts, int | np.integer) else [*map(index, counts)]
+
+
+def even(length: int, size: int) -> list[int]:
+    """Return the elements of each block where nothing is said, as mpi4py cuts them: the first may have one more."""
+    return [stop - start for start, stop in even_ranges(0, length, size)]
+
+
+def starts_of(displacements: Any, size: int) -> list[int]:
+    """Return where each block begins: a number is how far each is from the last."""
+    if isinstance(displacements, int | np.integer):
+        return [place * int(displacements) for place in range(size)]
+    return [*map(index, displacements)]
 
 
 def parts(specification: object) -> tuple[Any, Any, Any, Any]:

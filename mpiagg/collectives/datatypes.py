@@ -109,7 +109,7 @@ def half_of(thing: object) -> np.dtype[Any] | None:
 
 @cache  # its name takes longer
 def _is_half(dtype: np.dtype[Any]) -> bool:
-    return dtype.name in {"float16", "bfloat16"}
+    return dtype.name in {"float16", "bfloat16"} and dtype.isnative  # mpi4py refuses others
 
 
 def half_or_itself(datatype: MPI.Datatype) -> Datatype:

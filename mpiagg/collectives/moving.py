@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from mpiagg.collectives.asked import BYTES, Asked, is_rank
+from mpiagg.collectives.asked import BYTES, Asked, rank_of
 from mpiagg.collectives.buffers import ArgumentSpan, BufferMessage, in_place, read, read_blocks
 from mpiagg.collectives.datatypes import is_mpis
 from mpiagg.schedules import Collective
@@ -13,8 +13,9 @@ from mpiagg.transport import Channel
 
 def bcast(channel: Channel, given: tuple[Any, ...]) -> Asked | None:
     """Return what a broadcast asks for, or None if that is for the MPI library alone."""
-    _, buf, root = given
-    if not is_rank(channel, root):
+    _, buf, given_root = given
+    root = rank_of(channel, given_root)
+    if root is None:
         return None
     at_root = channel.rank == root
     written = read(buf, 1, writable=True)
@@ -23,7 +24,7 @@ def bcast(channel: Channel, given: tuple[Any, ...]) -> Asked | None:
         return None
     x, out = known.part if at_root else None, None if written is None else written.part
     counts, ours = (known.memory.size,), not is_mpis(known.datatype)
-    return Asked(Collective.BROADCAST, counts, BYTES, int(root), ours=ours, x=x, out=out)
+    return Asked(Collective.BROADCAST, counts, BYTES, root, ours=ours, x=x, out=out)
 
 
 def alltoallw(channel: Channel, given: tuple[Any, ...]) -> None:
@@ -52,8 +53,8 @@ def rooted(channel: Channel, given: tuple[Any, ...], *, collective: Collective, 
     One buffer is the root's, with a block for each rank, and each rank has the other. The lengths of counted blocks the
     root alone knows.
     """
-    root = given[3]
-    if not is_rank(channel, root):
+    root = rank_of(channel, given[3])
+    if root is None:
         return None
     scatters, at_root, rank, size = collective is Collective.SCATTER, channel.rank == root, channel.rank, channel.size
     whole, part = (1, 2) if scatters else (2, 1)
@@ -76,7 +77,7 @@ def rooted(channel: Channel, given: tuple[Any, ...], *, collective: Collective, 
         ends = None, own.part
     x, out = ends if scatters else ends[::-1]
     ours = not is_mpis(known.datatype)
-    return Asked(collective, counts, BYTES, int(root), ours=ours, ragged=counted, x=x, out=out)
+    return Asked(collective, counts, BYTES, root, ours=ours, ragged=counted, x=x, out=out)
 
 
 def alltoall(channel: Channel, given: tuple[Any, ...], *, counted: bool) -> Asked | None:

@@ -19,7 +19,18 @@ import numpy as np
 from mpi4py import MPI
 
 from mpiagg.arrays import HOST, Array, device_of
-from mpiagg.collectives.buffers import REFUSED, block_parts, datatype_of, in_place, parts, read, read_blocks
+from mpiagg.collectives.buffers import (
+    REFUSED,
+    block_parts,
+    datatype_of,
+    even,
+    in_place,
+    lengths_of,
+    parts,
+    read,
+    read_blocks,
+    starts_of,
+)
 from mpiagg.collectives.datatypes import extent_of
 from mpiagg.plans.program import Program, in_turn
 from mpiagg.transport import Channel
@@ -174,9 +185,10 @@ def _runs(specification: Any, buffer: Buffer, size: int) -> tuple[Any, list[int]
     """Return a buffer, the runs of elements in it, by their lengths and starts, and their datatype."""
     if buffer is Buffer.COUNTED:
         thing, counts, displacements, kind = block_parts(specification)
-        lengths = [*map(index, counts)]
-        starts = [0, *accumulate(lengths[:-1])] if displacements is None else [*map(index, displacements)]
-        return thing, lengths, starts, datatype_of(thing, kind)
+        datatype = datatype_of(thing, kind)
+        lengths = lengths_of(counts, size) or even(memoryview(thing).nbytes // datatype.extent, size)
+        starts = [0, *accumulate(lengths[:-1])] if displacements is None else starts_of(displacements, size)
+        return thing, lengths, starts, datatype
     thing, count, displacement, kind = parts(specification)
     datatype, blocks, start = datatype_of(thing, kind), size if buffer is Buffer.EACH else 1, index(displacement or 0)
     if count is None:

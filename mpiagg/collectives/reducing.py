@@ -10,7 +10,7 @@ import numpy as np
 from mpi4py import MPI
 
 from mpiagg.arrays import HOST, device_of
-from mpiagg.collectives.asked import Asked, is_rank
+from mpiagg.collectives.asked import Asked, rank_of
 from mpiagg.collectives.buffers import ArgumentSpan, BufferMessage, in_place, read
 from mpiagg.collectives.datatypes import number_of, reduction_of
 from mpiagg.collectives.mpi_ops import of_the_users
@@ -31,8 +31,9 @@ def allreduce(channel: Channel, given: tuple[Any, ...]) -> Asked | None:
 
 def reduce(channel: Channel, given: tuple[Any, ...]) -> Asked | None:
     """Return what a reduction asks for, or None if that is for the MPI library alone."""
-    _, sendbuf, recvbuf, op, root = given
-    if not is_rank(channel, root):
+    _, sendbuf, recvbuf, op, given_root = given
+    root = rank_of(channel, given_root)
+    if root is None:
         return None
     at_root = channel.rank == root
     received = read(recvbuf, 2, writable=True) if at_root else None
@@ -40,7 +41,7 @@ def reduce(channel: Channel, given: tuple[Any, ...]) -> Asked | None:
     if sent is None or (at_root and not sent.matches(received)):
         return None
     out = None if received is None else received.part
-    return _reducing(Collective.REDUCE, (sent.length,), op, sent, out, int(root))
+    return _reducing(Collective.REDUCE, (sent.length,), op, sent, out, root)
 
 
 def reduce_scatter_block(channel: Channel, given: tuple[Any, ...]) -> Asked | None:

@@ -47,8 +47,8 @@ def empty(
     Returns
     -------
     numpy.ndarray, or the device's array
-        Its memory is used again when nothing refers to it any more. Where a rank is alone on its node it is memory like
-        any other.
+        Its memory is used again, for arrays of about its length, when nothing refers to it any more. Where a rank is
+        alone on its node it is memory like any other.
 
     Raises
     ------

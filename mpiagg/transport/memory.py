@@ -212,7 +212,7 @@ class SharedMemory:
             raise DeviceError(
                 f"what a rank has asked of its device has failed: {fault or 'on another rank'}"
             ) from fault
-        block = self.take(int(most[0]), busy=busy)
+        block = self.take(_lease_bytes(int(most[0])), busy=busy)
         own = block.parts[self._node.place]
         lease = _Lease()
         self._leases[id(lease)] = finalize(lease, self._end, id(lease), block)
@@ -384,3 +384,9 @@ class SharedMemory:
                 window.free()
         self._windows.clear()
         self._common.clear()
+
+
+def _lease_bytes(nbytes: int) -> int:
+    """Return how long the block of an array is: of eight lengths between powers of two, that it serves others after."""
+    step = 1 << max(nbytes.bit_length() - 4, 0)
+    return -(-nbytes // step) * step

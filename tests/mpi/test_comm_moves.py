@@ -419,3 +419,42 @@ def test_blocks_may_lie_apart_on_some_ranks_where_calls_are_compared(ours, rank,
     if size > 1:
         with pytest.raises(mpiagg.MismatchError, match="root"):
             ours.Gatherv(own, [apart, ([1] * size, starts)], root=rank % 2)
+
+
+@pytest.mark.parametrize("length", [3, 1000, 100_000])
+@pytest.mark.parametrize("form", FORMS)
+def test_ranks_may_spell_the_same_counts_in_any_way(ours, length, form):
+    rank, size = ours.rank, ours.size
+    mine, every = np.full(length, rank + 1.0), np.repeat(np.arange(1.0, size + 1), length)
+    for spelling in range(5):
+        out = np.zeros(length * size)
+        spelt = [out, [out, MPI.DOUBLE], [out, length, MPI.DOUBLE], [out, [length] * size], [out, None, length, "d"]]
+        call(ours, form, "Allgatherv", mine, spelt[(spelling + rank) % 5])
+        np.testing.assert_array_equal(out, every)
+        there = np.zeros(length * size)
+        sent, got = ([x, [x, length, MPI.DOUBLE], [x, [length] * size]] for x in (every * (rank + 1), there))
+        call(ours, form, "Alltoallv", sent[(spelling + rank) % 3], got[rank % 3])
+        np.testing.assert_array_equal(there, every * (rank + 1))
+
+
+def test_what_is_not_said_to_be_cut_is_cut_as_evenly_as_it_can_be(ours):
+    out = np.zeros(ours.size + 1)
+    mine = np.full(2 if ours.rank == 0 else 1, float(ours.rank))
+    call(ours, "now", "Allgatherv", mine, out if ours.rank else [out, [2, *[1] * (ours.size - 1)]])
+    assert out.tolist() == [0.0, *map(float, range(ours.size))]
+
+
+def test_a_root_may_be_any_integer(ours):
+    for length in (10, 100_000):
+        x, out = np.full(length, ours.rank + 1.0), np.zeros(length)
+        root = 0 if ours.rank else np.array(0)
+        ours.Reduce(x, out if ours.rank == 0 else None, root=root)
+        ours.Bcast(x, root)
+        assert (x == 1).all()
+        assert ours.rank or (out == sum(range(1, ours.size + 1))).all()
+
+
+def test_half_precision_of_another_byte_order_is_refused(ours):
+    for length in (10, 100_000):
+        with pytest.raises(BufferError, match="byte order"):
+            ours.Bcast(np.ones(length, np.dtype(np.float16).newbyteorder()))

@@ -392,3 +392,14 @@ def test_memory_that_a_node_has_once(comm):
 
 def test_more_than_a_node_has_is_refused_on_all_ranks(comm):
     refused(MemoryError, "shared memory are wanted", channel_of(comm).memory.host.once, 2**50)
+
+
+def test_memory_of_ever_other_lengths_is_used_again(world):
+    comm = world.Dup()
+    addresses = set()
+    for step in range(60):
+        x = mpiagg.empty(100_000 + 997 * step, np.uint8, comm=comm)
+        addresses.add(x.ctypes.data)
+        del x
+    assert len(addresses) < 30
+    comm.Free()
