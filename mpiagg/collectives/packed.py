@@ -168,17 +168,25 @@ def _pieces(place: int, specification: Any, buffer: Buffer, size: int, *, writab
         whole = MPI.buffer.frombuffer(thing, readonly=not writable).nbytes
         if not all(_inside(datatype, start, count, whole) for start, count in zip(starts, counts, strict=True)):
             return None
+        many = datatype.size // unit.size
+        if unit != datatype and any(counts):
+            _try(thing, next(start for start, count in zip(starts, counts, strict=True) if count), datatype)
     except (*REFUSED, ZeroDivisionError):  # of datatypes without any numbers
         return None
     if unit != datatype:
         datatype = datatype.Dup()
-    many = datatype.size // unit.size
     places = [0, *accumulate(count * many for count in counts)]
     vector: Array = np.empty(places[-1] * unit.extent, np.uint8)
     return [
         Elements(place, count, start, datatype, [vector, end - begin, begin, unit])
         for count, start, (begin, end) in zip(counts, starts, pairwise(places), strict=True)
     ]
+
+
+def _try(thing: Any, start: int, datatype: MPI.Datatype) -> None:
+    """Copy an element of a buffer, so that a datatype that was not committed is refused before anything is sent."""
+    with _ALONE:
+        _itself().Sendrecv([thing, 1, start, datatype], 0, 0, [np.empty(datatype.size, np.uint8), MPI.BYTE], 0, 0)
 
 
 def _runs(specification: Any, buffer: Buffer, size: int) -> tuple[Any, list[int], list[int], MPI.Datatype]:

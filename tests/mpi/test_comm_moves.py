@@ -458,3 +458,14 @@ def test_half_precision_of_another_byte_order_is_refused(ours):
     for length in (10, 100_000):
         with pytest.raises(BufferError, match="byte order"):
             ours.Bcast(np.ones(length, np.dtype(np.float16).newbyteorder()))
+
+
+def test_a_datatype_that_was_not_committed_is_refused_on_all_ranks(ours):
+    datatype = MPI.DOUBLE.Create_vector(50, 1, 2)
+    for length in (1, 300):
+        x = np.zeros(100 * length)
+        with pytest.raises(MPI.Exception):
+            ours.Bcast([x, length, datatype], 0)
+    datatype.Commit()
+    call(ours, "now", "Bcast", [np.zeros(100), 1, datatype], 0)
+    datatype.Free()
