@@ -194,7 +194,11 @@ def _runs(specification: Any, buffer: Buffer, size: int) -> tuple[Any, list[int]
     if buffer is Buffer.COUNTED:
         thing, counts, displacements, kind = block_parts(specification)
         datatype = datatype_of(thing, kind)
-        lengths = lengths_of(counts, size) or even(memoryview(thing).nbytes // datatype.extent, size)
+        lengths = lengths_of(counts, size)
+        if lengths is None:
+            lengths = even(memoryview(thing).nbytes // datatype.extent, size)
+        if len(lengths) != size:
+            raise ValueError("a block for each rank")
         starts = [0, *accumulate(lengths[:-1])] if displacements is None else starts_of(displacements, size)
         return thing, lengths, starts, datatype
     thing, count, displacement, kind = parts(specification)

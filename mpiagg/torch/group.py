@@ -36,6 +36,9 @@ TAGS: Final = 2**15 - 1
 BARRIER: Final = TAGS
 """The tag of the messages of a monitored barrier."""
 
+_YEARS: Final = 1e9
+"""Seconds of a timeout at most, of which torch has no infinite ones."""
+
 Tensors = Sequence[torch.Tensor]
 
 
@@ -173,7 +176,8 @@ class RankGroup(dist.ProcessGroup):  # type: ignore[misc]  # mypy sees no classe
 
     def set_timeout(self, timeout: timedelta) -> None:
         """Take how long a call may wait without progress: torch's default stands for the package's own."""
-        self._timeout = timedelta(seconds=DEFAULT_TIMEOUT) if timeout == dist.default_pg_timeout else timeout
+        own = timedelta(seconds=min(DEFAULT_TIMEOUT, _YEARS))  # which may be infinite
+        self._timeout = own if timeout == dist.default_pg_timeout else timeout
 
     _set_default_timeout = set_timeout
 
