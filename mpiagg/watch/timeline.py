@@ -103,13 +103,13 @@ class Timeline:
         return sorted(sorted(group) for group in groups)
 
     def stuck(self) -> list[Stuck]:
-        """Return the operations that are still running on some ranks, or were the last there and have failed."""
+        """Return the operations that are still running on some ranks, or have failed and were the last to begin there."""
         found: dict[tuple[str, int, str], Stuck] = {}
         for recording in self.recordings:
+            last = max(recording.operations, key=lambda one: one.start, default=None)
             for each in recording.operations:
                 far = {} if each.channel is None else self._members[each.channel]
-                is_last = each.order == far.get(recording.rank) or each is recording.operations[-1]
-                if each.state != "running" and not (each.state == "failed" and is_last):
+                if each.state != "running" and not (each.state == "failed" and each is last):
                     continue
                 missing = sorted(rank for rank, order in far.items() if order < each.order)
                 key = (each.channel or f"rank {recording.rank} and others", each.order, each.state)
