@@ -103,7 +103,7 @@ class Timeline:
         return sorted(sorted(group) for group in groups)
 
     def stuck(self) -> list[Stuck]:
-        """Return the operations that are still running on some ranks, or have failed and were the last to begin there."""
+        """Return the operations that still run on some ranks, or have failed and were the last to begin there."""
         found: dict[tuple[str, int, str], Stuck] = {}
         for recording in self.recordings:
             last = max(recording.operations, key=lambda one: one.start, default=None)
