@@ -127,7 +127,7 @@ def test_a_missing_cupy_matters_where_there_is_a_gpu(take):
     assert mine.troubles == []
     assert mine.identity == ""
     (trouble,) = take(None, of_node=2).troubles
-    assert "install cupy-cuda12x" in trouble.what
+    assert "install 'cupy-cuda12x[ctk]'" in trouble.what
 
 
 def test_a_device_that_cannot_be_used_is_told(take):
