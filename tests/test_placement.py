@@ -279,7 +279,7 @@ def test_limits_leave_room_for_contexts_and_for_memory_that_is_mapped():
 
 def test_a_missing_cupy_is_told(monkeypatch):
     monkeypatch.setitem(sys.modules, "cupy", None)
-    with pytest.raises(DeviceError, match=r"CUDA devices need CuPy.*ModuleNotFoundError.*pip install 'cupy-cuda12x\[ctk\]'"):
+    with pytest.raises(DeviceError, match=r"need CuPy.*ModuleNotFoundError.*pip install 'cupy-cuda12x\[ctk\]'"):
         placement.bind_device()
 
 
