@@ -3,6 +3,8 @@
 Importing it does not import MPI: only a process that is a rank of a job does.
 """
 
+from typing import Any
+
 import click
 
 import mpiagg
@@ -13,9 +15,24 @@ from mpiagg.cli.plan_training import command as plan_training
 from mpiagg.cli.simulate import simulate
 from mpiagg.cli.trace import trace
 from mpiagg.cli.tune import tune
+from mpiagg.launch import job
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"], "show_default": True})
+class _Commands(click.Group):
+    """Commands that say it in one line if their output cannot be written."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run the command."""
+        try:
+            return super().invoke(ctx)
+        except OSError:
+            lost = job.lost_output()
+            if lost is None:
+                raise
+            raise lost from None
+
+
+@click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"], "show_default": True})
 @click.version_option(mpiagg.__version__)
 def main() -> None:
     """Aggregate gradients and weights across the ranks of an MPI job."""

@@ -67,10 +67,10 @@ def _served(name: str) -> str:
 @click.option("--seed", type=click.IntRange(min=0), default=0, help="Of the weights, the split and the batches.")
 @click.option(
     "--plot",
-    type=job.OutputFile(),
+    type=job.PictureFile(),
     default=Path("mpiagg-loss.png"),
     show_default=True,
-    help="Where the loss curve goes, as a PNG; needs the extra `plot`.",
+    help="Where the loss curve goes: .png, .pdf or .svg; needs the extra `plot`.",
 )
 @click.option("--json", "json_file", type=job.OutputFile(), help="Save the numbers.")
 @click.option(

@@ -29,6 +29,12 @@ if TYPE_CHECKING:
 
 SHM: Final = "/dev/shm"  # noqa: S108 - where MPI libraries put what ranks share on Linux
 
+REFUSED_TUNING: Final = (
+    "mpiagg refuses to communicate until it is right: name another table or algorithm, or unset MPIAGG_TUNING and "
+    "MPIAGG_ALGORITHM; mpiagg tune measures a table"
+)
+"""What to do about a choice of algorithms that cannot be used."""
+
 _THREADS: Final = ("single", "funneled", "serialized", "multiple")
 
 _TELLING: Final = (
@@ -260,8 +266,7 @@ def _of_mpiagg(mine: Rank) -> None:
         settings().check(None, mine.size)
     except ValueError as error:
         mine.tuning = mine.tuning or "cannot be used"
-        remedy = "mpiagg refuses to communicate until it is right, or unset"
-        mine.troubles.append(Problem("error", "tuning", str(error), remedy))
+        mine.troubles.append(Problem("error", "tuning", str(error), REFUSED_TUNING))
 
 
 def _of_machine(mine: Rank, world: MPI.Intracomm) -> None:

@@ -112,8 +112,7 @@ def _check_table(report: JobReport) -> None:
     try:
         settings().check(Layout(tuple(map(tuple, report.nodes))), len(report.ranks))
     except ValueError as error:
-        remedy = "mpiagg refuses to communicate until it is right, or unset"
-        report.ranks[0].troubles.append(Problem("error", "tuning", str(error), remedy))
+        report.ranks[0].troubles.append(Problem("error", "tuning", str(error), facts.REFUSED_TUNING))
 
 
 # -- how it is told

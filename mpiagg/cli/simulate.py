@@ -158,8 +158,8 @@ mpiagg simulate all -n 512 --network torus:8x8x8 --jitter 1us --stragglers 1:1ms
 @click.option("--seed", type=click.IntRange(0), default=0, help="Of the first run with jitter or stragglers.")
 @click.option(
     "--plot",
-    type=job.OutputFile(),
-    help="Draw time against size and ranks, of all algorithms, into a PNG, without jitter and stragglers.",
+    type=job.PictureFile(),
+    help="Draw time against size and ranks, of all algorithms, as .png, .pdf or .svg; no jitter, no stragglers.",
 )
 @click.option("--json", "json_file", type=job.OutputFile(), help="Save the numbers.")
 def simulate(plot: Path | None, json_file: Path | None, **options: Any) -> None:
@@ -184,7 +184,7 @@ def simulate(plot: Path | None, json_file: Path | None, **options: Any) -> None:
         json_file.write_text(json.dumps(_record(question, found), indent=1) + "\n")
     if figure is not None:
         _draw(figure, question)
-        figure.savefig(plot, dpi=120, format="png")
+        figure.savefig(plot, dpi=120)
         click.echo(f"Saved the plot to {plot}")
 
 

@@ -127,5 +127,5 @@ def draw(results: Sequence[TrainingResult], plot: Path) -> str:
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.grid(alpha=0.3)
     axes.legend()
-    figure.savefig(plot, dpi=150, format="png")
+    figure.savefig(plot, dpi=150)
     return f"Saved the loss curve to {plot}"

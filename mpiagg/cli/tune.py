@@ -24,7 +24,7 @@ from mpiagg.tables import Case, Memory, Settings
 from mpiagg.tables.cache import can_be_kept, folder, write_cached
 from mpiagg.tables.files import read_table, write_table
 from mpiagg.tables.predicted import Prices
-from mpiagg.tables.settings import FORCED, LEARN, TUNING, Found
+from mpiagg.tables.settings import FORCED, LEARN, TUNING, Found, default_table
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -104,7 +104,7 @@ def tune(
         if device != HOST.name:
             raise click.UsageError("--show measures nothing, on no device")
         settings = _settings(table, ranks, nodes)
-        layout, library = _layout(settings, ranks, nodes), library or _library_of(settings)
+        layout, library = _layout(settings, ranks, nodes), _measured_library(settings, library)
         for collective in chosen:
             console = job.console()
             console.print(_printed(settings, collective, layout, library, lengths, narrow=console.width < _WIDE))
@@ -205,9 +205,11 @@ def _layout(settings: Settings, ranks: int | None, nodes: str | None) -> Layout:
     ranks = 4 if ranks is None and nodes is None else ranks
     try:
         layout = parse_nodes("1" if nodes is None else nodes, ranks)
-        settings.check(layout, layout.size)
     except ValueError as error:
         raise click.ClickException(str(error)) from None
+    wrong = settings.misfit(layout, layout.size)
+    if wrong is not None:
+        raise click.ClickException(f"{wrong}; to see what it says of its own, give neither -n nor --nodes")
     return layout
 
 
@@ -247,6 +249,17 @@ def _where(places: Sequence[tuple[Memory, bool]]) -> str:
     return which if False in natives else f"{which}, or MPI's own"
 
 
+def _measured_library(settings: Settings, library: str | None) -> str:
+    """Return the MPI library to choose for, and say so if no row was measured with the one that is asked for."""
+    if library is None:
+        return _library_of(settings)
+    tables = [default_table()] if settings.table is None else [settings.table, default_table()]
+    known = sorted({row.library for table in tables for row in table.rows if row.library is not None})
+    if library not in known:
+        click.echo(f"No row was measured with {library}, only with {' and '.join(known)}.", err=True)
+    return library
+
+
 def _library_of(settings: Settings) -> str:
     """Return the MPI library that a table was measured with, or that of mpi4py, or words for any."""
     table = settings.table
@@ -263,7 +276,7 @@ def _library_of(settings: Settings) -> str:
 def _origin(found: Found) -> str:
     if found.table is None:
         return FORCED
-    return f"row {found.number} of {found.table.name}"
+    return f"rows[{found.number}] of {found.table.name}"
 
 
 def _reason(found: Found, nbytes: int, prices: Prices | None) -> str:

@@ -10,7 +10,7 @@ import traceback
 import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import IO, TYPE_CHECKING, Any, NoReturn
 
 import click
 import mpi4py
@@ -21,6 +21,8 @@ from mpiagg.watch import LAST_WORDS
 
 if TYPE_CHECKING:
     from mpi4py import MPI
+
+_PICTURES = (".png", ".pdf", ".svg")
 
 WRONG_LAUNCH = 2
 """The exit status of a rank that the launcher of another MPI library started."""
@@ -54,10 +56,40 @@ def take_part(world: MPI.Intracomm, work: Callable[[MPI.Intracomm], int]) -> int
         if world.rank == 0:
             error.show()
         return error.exit_code
-    except Exception:  # noqa: BLE001 - whatever it is, the other ranks would wait for this one for ever
-        print(f"rank {world.rank} of {world.size} failed:\n{traceback.format_exc()}", file=sys.stderr, flush=True)
-        abort(world)
+    except Exception as error:  # noqa: BLE001 - whatever it is, the other ranks would wait for this one for ever
+        lost = lost_output() if isinstance(error, OSError) else None
+        if lost is None:
+            print(f"rank {world.rank} of {world.size} failed:\n{traceback.format_exc()}", file=sys.stderr, flush=True)
+        else:
+            lost.show()
+        if lost is None or world.size > 1:
+            abort(world)
     return 1
+
+
+class LostOutput(click.ClickException):
+    """The standard output cannot be written. Nothing is told if nobody reads it any more, as after ``| head``."""
+
+    def __init__(self, fault: OSError) -> None:
+        super().__init__(f"the output cannot be written: {fault.strerror}")
+        self._silent = isinstance(fault, BrokenPipeError)
+
+    def show(self, file: IO[Any] | None = None) -> None:
+        """Say so."""
+        if not self._silent:
+            super().show(file)
+
+
+def lost_output() -> LostOutput | None:
+    """Return the error to raise if the standard output cannot be written, and drop what was still to be written."""
+    try:
+        if sys.stdout is not None:
+            print(flush=True)  # what could not be written before may be gone
+    except OSError as fault:
+        # The interpreter writes once more at its end.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return LostOutput(fault)
+    return None
 
 
 def abort(world: MPI.Intracomm) -> None:
@@ -139,6 +171,17 @@ class OutputFile(click.Path):
             self.fail(f"folder {str(path.parent)!r} does not exist", param, ctx)
         if not (path.exists() or os.access(folder, os.W_OK)):
             self.fail(f"nothing can be written to the folder {str(folder)!r}", param, ctx)
+        return path
+
+
+class PictureFile(OutputFile):
+    """A file to draw into: its name says the format."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Path:
+        """Return the path, if its name ends as that of a picture."""
+        path = super().convert(value, param, ctx)
+        if path.suffix not in _PICTURES:
+            self.fail(f"the name must end in {', '.join(_PICTURES[:-1])} or {_PICTURES[-1]}", param, ctx)
         return path
 
 

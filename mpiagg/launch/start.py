@@ -224,7 +224,8 @@ def run(ranks: int, arguments: Sequence[str], options: Sequence[str] = ()) -> in
 
     The ``options`` are for mpiexec.
     """
-    width = {TERMINAL_WIDTH: str(shutil.get_terminal_size().columns)} if sys.stdout.isatty() else {}
+    terminal = sys.stdout is not None and sys.stdout.isatty()
+    width = {TERMINAL_WIDTH: str(shutil.get_terminal_size().columns)} if terminal else {}
     return subprocess.call(command(ranks, arguments, options), env=environment(width))  # noqa: S603 - our own Python
 
 

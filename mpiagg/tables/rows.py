@@ -221,9 +221,9 @@ class Table:
     def ladder(
         self, collective: Collective, ranks: int, spread: Spread, memory: Memory, library: str | None = None
     ) -> list[tuple[int, Row]]:
-        """Return the rows for cases that differ in the length of the vector alone, with their numbers from 1 on."""
+        """Return the rows for cases that differ in the length of the vector alone, with their numbers in the table."""
         return [
             (number, row)
-            for number, row in enumerate(self.rows, 1)
+            for number, row in enumerate(self.rows)
             if row.is_for(collective, ranks, spread, memory, library)
         ]

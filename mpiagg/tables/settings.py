@@ -134,16 +134,22 @@ class Settings:
         ranks : int
             How many ranks the job has.
         """
+        wrong = self.misfit(layout, ranks)
+        if wrong is not None:
+            raise ValueError(f"{wrong}; measure one for it with mpiagg tune, or unset {TUNING}")
+
+    def misfit(self, layout: Layout | None, ranks: int) -> str | None:
+        """Say on which other layout than such a job's the table was measured, or return None."""
         if self.table is None or self.table.origin is None:
-            return
+            return None
         measured = self.table.origin.layout
         if measured.size == ranks and layout in (None, measured):
-            return
+            return None
         here = f"{ranks} ranks" if layout is None else str(layout)
         placed = ("", "") if layout is None or here != str(measured) else (_placed(measured), _placed(layout))
-        raise ValueError(
+        return (
             f"tuning table {self.table.name!r} was measured on another layout: {measured}{placed[0]}, and this job "
-            f"is {here}{placed[1]}; measure one for it with mpiagg tune, or unset {TUNING}"
+            f"is {here}{placed[1]}"
         )
 
     def digest(self) -> bytes:

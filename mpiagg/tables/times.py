@@ -79,7 +79,7 @@ class Measured:
 
     def __init__(self, table: Table) -> None:
         if table.origin is None:
-            raise ValueError(f"{table.name} was not measured")
+            raise ValueError(f"{table.name} was not measured: make a table with mpiagg tune")
         self.layout = table.origin.layout
         self._points: dict[Collective, list[tuple[int, float]]] = {}
         for collective in (Collective.ALLREDUCE, Collective.ALLGATHER):
@@ -88,7 +88,10 @@ class Measured:
                 for nbytes, times in row.times.items() if row.collective is collective else ():
                     best[nbytes] = min([best.get(nbytes, math.inf), *times.values()])
             if len(best) < 2:
-                raise ValueError(f"{table.name} has no times of {collective.value} for two lengths")
+                raise ValueError(
+                    f"{table.name} has no times of {collective.value} for two lengths: make a table with mpiagg tune, "
+                    "with both allreduce and allgather"
+                )
             self._points[collective] = sorted(best.items())
 
     def seconds(self, collective: Collective, nbytes: int) -> float:

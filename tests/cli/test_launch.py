@@ -198,3 +198,27 @@ def test_mpich_under_the_mpiexec_of_open_mpi_is_told_before_mpi_starts(bare):
     bare.setenv("OMPI_COMM_WORLD_SIZE", "2")
     assert "but mpi4py loads MPICH" in launch.wrong_launch("MPICH")
     assert launch.wrong_launch("Open MPI") is None
+
+
+def started(*command, stdout):
+    """Run a command that writes there, and return how it ended."""
+    command = [sys.executable, "-m", "mpiagg", *command]
+    return subprocess.run(command, check=False, stdout=stdout, stderr=subprocess.PIPE, text=True, timeout=60)
+
+
+@pytest.mark.parametrize("command", [("info",), ("simulate", "ring", "-n", "4")])
+def test_output_that_cannot_be_written_is_told_in_one_line(command):
+    with Path("/dev/full").open("w") as full:
+        done = started(*command, stdout=full)
+    assert done.returncode == 1
+    assert done.stderr == "Error: the output cannot be written: No space left on device\n"
+
+
+@pytest.mark.parametrize("command", [("info",), ("simulate", "all", "-n", "4")])
+def test_a_reader_may_leave_before_the_end(command):
+    reads, writes = os.pipe()
+    os.close(reads)
+    with os.fdopen(writes, "w") as pipe:
+        done = started(*command, stdout=pipe)
+    assert done.returncode == 1
+    assert not done.stderr

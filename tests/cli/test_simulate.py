@@ -119,6 +119,7 @@ def test_a_layout_is_read_as_it_is_told():
         (["ring", "-n", 4, "--jitter", "0.2"], "'0.2' is not a time"),
         (["ring", "-n", 1, "--plot", "x.png"], "--plot is for two ranks and more"),
         (["ring", "-n", 4, "--plot", "nowhere/x.png"], "folder 'nowhere' does not exist"),
+        (["ring", "-n", 4, "--plot", "x.jpg"], "the name must end in .png, .pdf or .svg"),
     ],
 )
 def test_what_is_wrong_is_told(arguments, words):
@@ -213,6 +214,13 @@ def test_a_plot(where, tmp_path):
     assert done.exit_code == 0, done.output
     assert f"Saved the plot to {path}" in done.output.replace("\n", "")
     assert path.read_bytes().startswith(b"\x89PNG")
+
+
+def test_the_name_of_a_plot_says_its_format(tmp_path):
+    pytest.importorskip("matplotlib")
+    done = simulate("ring", "-n", 4, "--plot", tmp_path / "plot.pdf")
+    assert done.exit_code == 0, done.output
+    assert (tmp_path / "plot.pdf").read_bytes().startswith(b"%PDF")
 
 
 def test_curves_that_cannot_be_told_apart_are_one():

@@ -123,9 +123,9 @@ def test_a_table_is_shown_with_its_times(invoke, table, how):
     else:
         status, output = invoke(*arguments, MPIAGG_TUNING=table)
     assert status == 0
-    assert "2,048 any tree, 2 lanes row 1 of" in output
+    assert "2,048 any tree, 2 lanes rows[0] of" in output
     assert "measured at 1,024 B: tree, 2 lanes 4.0 us; tree 1.0 us; ring 2.0 us" in output  # its own time first
-    assert re.search(r"32,768 shared shared row \d+ of the default table", output)  # what the table has no row for
+    assert re.search(r"32,768 shared shared rows\[\d+\] of the default table", output)  # what the table has no row for
 
 
 def test_what_was_not_timed_is_not_explained_by_the_time_of_another(invoke, tmp_path):
@@ -141,6 +141,13 @@ def test_a_table_is_not_shown_for_another_layout(invoke, table):
         "was measured on another layout: 1 x 4, and this job is 1 x 8" in invoke("--show", "--table", table, "-n8")[1]
     )
     assert "another layout: 1 x 4, and this job is 2 x 2" in invoke("--show", "--table", table, "--nodes", "2x2")[1]
+
+
+def test_a_library_that_no_row_is_of_is_told_of(invoke, table):
+    words = "No row was measured with mpihc, only with"
+    arguments = ("--show", "--collective", "scan", "-m", "2K:2K", "--table", table, "--library")
+    assert words in invoke(*arguments, "mpihc")[1]
+    assert words not in invoke(*arguments, "MPICH")[1]
 
 
 # -- from times to rows, in a process of its own, since it loads MPI
@@ -490,7 +497,7 @@ def test_a_quick_table_is_kept_for_jobs_that_learn(mpiagg, run_ranks, monkeypatc
     (path,) = (tmp_path / "cache" / "mpiagg" / "tuning").iterdir()
     assert f"rows in {path}\n# use them with MPIAGG_TUNING=learn" in done.out
     done = mpiagg("tune", "--show", "-m", "64", "--collective", "allreduce", MPIAGG_TUNING="learn", COLUMNS="300")
-    assert f"row 1 of {path}" in done.out
+    assert f"rows[0] of {path}" in done.out
     assert "measured at 64 B" in done.out
     monkeypatch.setenv("MPIAGG_TUNING", "learn")
     done = run_ranks(2, LEARN, "1")

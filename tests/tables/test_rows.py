@@ -91,7 +91,7 @@ def test_the_first_row_that_fits_is_taken_and_the_default_has_the_rest(rows, cas
         found = settings.found(case)
         assert Settings().found(case._replace(learned=table)).choice == found.choice  # what was learned does as much
         assert found.choice == first_fit(case, table, default_table())
-        assert found.table.rows[found.number - 1] is found.row
+        assert found.table.rows[found.number] is found.row
 
 
 def test_a_row_that_comes_first_hides_others():
