@@ -221,7 +221,7 @@ class _PowerSGDState(AggregationMemory):
         words = super().check_state(state)
         try:
             np.random.PCG64().state = state["random"]
-        except (TypeError, ValueError, KeyError):
+        except (TypeError, ValueError, KeyError, IndexError, OverflowError):
             raise ValueError(f"random is not the state of a generator: {state['random']!r}") from None
         common = hashlib.sha256(repr(state["random"]).encode())
         for query in state["queries"]:

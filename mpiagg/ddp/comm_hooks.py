@@ -15,11 +15,17 @@ CommHook = Callable[[Any, Any], "torch.futures.Future[torch.Tensor]"]
 
 
 class GradBucket:
-    """A bucket as a communication hook sees it: what ``torch.distributed.GradBucket`` has, which Python cannot make."""
+    """A bucket as a communication hook sees it: what ``torch.distributed.GradBucket`` has, which Python cannot make.
+
+    Attributes
+    ----------
+    own : torch.Tensor
+        The memory in which the result is wanted.
+    """
 
     def __init__(self, number: int, bucket: Bucket, parameters: Sequence[torch.Tensor], *, last: bool) -> None:
         self._number, self._last = number, last
-        self._buffer = tensor_of(bucket.vector)
+        self.own = self._buffer = tensor_of(bucket.vector)
         self._gradients = [tensor_of(view) for view in bucket.views.values()]
         self._parameters = [parameters[index] for index in bucket.views]
 
@@ -33,7 +39,10 @@ class GradBucket:
 
     def gradients(self) -> list[torch.Tensor]:
         """Return the gradients, which are views of the buffer."""
-        return self._gradients
+        if self._buffer is self.own:
+            return self._gradients
+        parts = self._buffer.split([x.numel() for x in self._gradients])
+        return [part.view(x.shape) for part, x in zip(parts, self._gradients, strict=True)]
 
     def parameters(self) -> list[torch.Tensor]:
         """Return the parameters whose gradients they are."""
@@ -44,8 +53,8 @@ class GradBucket:
         return self._last
 
     def set_buffer(self, buffer: torch.Tensor) -> None:
-        """Overwrite the buffer."""
-        self._buffer.copy_(buffer)
+        """Put another vector in the buffer's place until the hook is done; it may have another dtype."""
+        self._buffer = buffer
 
 
 class HookFlight:
@@ -65,6 +74,7 @@ class HookFlight:
     def start(self) -> None:
         """Call the hook."""
         self._future = self.fault = None
+        self._bucket.set_buffer(self._bucket.own)
         try:
             self._future = self._hook(self._state, self._bucket)
         except Exception as error:  # noqa: BLE001 - see above
@@ -88,7 +98,7 @@ class HookFlight:
             raise TypeError(f"a communication hook returns a torch.futures.Future, not {type(self._future).__name__}")
         result = self._future.wait()
         result = result[0] if isinstance(result, list | tuple) else result
-        buffer = self._bucket.buffer()
+        buffer = self._bucket.own
         if result.data_ptr() != buffer.data_ptr():
             buffer.copy_(result.reshape(buffer.shape))
 

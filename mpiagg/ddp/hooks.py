@@ -59,27 +59,30 @@ class Hooks:
                 "an error that ended a backward pass early has this effect on the next one, too"
             )
         elif parameter.on_host:
-            self._launcher.place(index, self._gradient(parameter, self._views[index]))
+            self._place(index, parameter)
         else:
             source, pair = parameter.source(), parameter.pair(self._views[index])
             if pair is None:
                 with source.inside():
-                    self._launcher.place(index, self._gradient(parameter, self._views[index]))
+                    self._place(index, parameter)
             else:
                 self._launcher.take(index, pair, source)
         parameter.grad = None
         if parameter.on_host or self._drives:
             self._launcher.drive()
 
-    def _gradient(self, parameter: HookedParameter, view: Array) -> Array | None:
+    def _place(self, index: int, parameter: HookedParameter) -> None:
+        gradient = None
         try:
-            gradient = parameter.brought_to(view)
+            gradient = parameter.brought_to(self._views[index])
         except TypeError as error:
             self._launcher.fault = error
-            return None
-        if gradient is None:
-            self._launcher.fault = PlanError("another hook has taken a gradient away before it could be aggregated")
-        return gradient
+        else:
+            if gradient is None and not parameter.has_other_hooks:  # a function's backward gave none: it is missing
+                return
+            if gradient is None:
+                self._launcher.fault = PlanError("another hook has taken a gradient away before it could be aggregated")
+        self._launcher.place(index, gradient)
 
     def end(self) -> None:
         """Take no more gradients; a second call does nothing."""

@@ -10,7 +10,7 @@ from weakref import WeakMethod
 
 import torch
 from mpi4py import MPI
-from torch.utils._pytree import tree_flatten, tree_map
+from torch.utils._pytree import tree_map
 
 from mpiagg.aggregation import Aggregation, AllReduce
 from mpiagg.arrays import Array
@@ -22,6 +22,7 @@ from mpiagg.ddp.steps import GradientList
 from mpiagg.ddp.torch_copies import SavedModule
 from mpiagg.ddp.torch_keywords import TorchKeywords
 from mpiagg.ddp.torch_modules import TorchAdapter, UnsyncedParameters, require_threads, stored_array
+from mpiagg.ddp.torch_outputs import watched
 from mpiagg.errors import PlanError
 from mpiagg.transport import channel_of
 
@@ -190,16 +191,12 @@ class TorchDDP(SavedModule, DDP):
             )
         found = self.module(*inputs, **keywords)
         if torch.is_grad_enabled():
-            self._watch(found)
+            found = watched(found, self._queue, self._passed if self._asked.find_unused_parameters else None)
+            # Of several forwards before a backward one alone need be outside no_sync().
+            self._pass_syncs = self._syncing or (self._expected and self._pass_syncs)
+            # A pass that goes by none of its tensors is told of by the first gradient of a parameter.
+            self._expected, self._queued = True, False
         return found
-
-    def _watch(self, found: Any) -> None:
-        """Have backward passes through what the module has returned end with aggregated gradients."""
-        tensors = [x for x in tree_flatten(found)[0] if isinstance(x, torch.Tensor) and x.grad_fn is not None]
-        for tensor in tensors:
-            tensor.register_hook(self._queue)
-        # Where the pass goes by none of them, the first gradient of a parameter tells of it.
-        self._expected, self._queued, self._pass_syncs = True, False, self._syncing
 
     def _queue(self, _: object = None) -> None:
         """Have gradients aggregated when the backward pass that is under way is over."""
@@ -209,17 +206,22 @@ class TorchDDP(SavedModule, DDP):
             torch.autograd.Variable._execution_engine.queue_callback(self._end_pass)  # noqa: SLF001 - torch's only name
 
     def _end_pass(self) -> None:
-        came = bool(self._unsynced.found) or (self._expected and self._asked.find_unused_parameters)
-        self._queued = self._expected = False
+        came = bool(self._unsynced.found or (self._expected and self._passed))
+        comes = self._expected and not came  # after torch.autograd.grad, which brings parameters no gradients
+        if comes and self._pass_syncs:
+            self._adapter.check()
+        self._queued = False
+        self._passed.clear()
         if self._pass_syncs and not self._freed and came:
             with self._channel.one_thread, self._adapter.stream():
                 self._sync_in_stream(None, overlapped=False)
             self._unsynced.synced = True
         elif self._laid_out and not self._pass_syncs:
             self._unsynced.excuse()
+        self._expected = comes
 
     def _begin(self) -> bool:
-        if not self._expected:
+        if not (self._expected or self._queued):
             return super()._begin()
         if not (self._pass_syncs and self._steps.begin()):
             return False

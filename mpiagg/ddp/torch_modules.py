@@ -20,6 +20,9 @@ from mpiagg.errors import PlanError
 DEVICES: Final = ("cpu", "cuda")
 """Where the tensors of a module may lie."""
 
+_OWN_HOOKS: Final = 2
+"""How many hooks DDP has on a parameter whose gradients it takes as they come."""
+
 _HOOKED: WeakValueDictionary[int, torch.Tensor] = WeakValueDictionary()
 """The parameters from which a DDP or Sharded takes the gradients, by identity: another would find none."""
 
@@ -169,13 +172,18 @@ class TorchParameter:
         into: Any = self._shown[1] if view is self._shown[0] else self._tensor_of(view)
         return into, gradient
 
+    @property
+    def has_other_hooks(self) -> bool:
+        """Whether others than DDP hear of the gradient, too."""
+        return len(getattr(self.tensor, "_post_accumulate_grad_hooks", None) or ()) > _OWN_HOOKS
+
     def on_gradient(self, call: Callable[[], None]) -> Callable[[], None]:
         """Call this whenever a backward pass has completed the gradient; return what ends that."""
         return on_gradient(self.tensor, lambda _: call())
 
 
 class UnsyncedParameters:
-    """The parameters that got a gradient since the last :meth:`clear`; no optimizer of torch's may step with them.
+    """The parameters with gradients that are not aggregated; no optimizer of torch's may step with them.
 
     Parameters
     ----------
@@ -196,7 +204,6 @@ class UnsyncedParameters:
         self.found: set[torch.Tensor] = set()
         self.synced = False
         self._under_way = under_way
-        self._excused: set[torch.Tensor] = set()
         # A set's own method, without a frame of Python: it is called for each parameter in each backward pass.
         self._hooks = [each.register_post_accumulate_grad_hook(self.found.add) for each in parameters]
         self._trained = frozenset(parameters)
@@ -205,11 +212,11 @@ class UnsyncedParameters:
     def clear(self) -> None:
         """Forget the gradients that there were: they are aggregated."""
         self.found.clear()
-        self._excused.clear()
 
     def excuse(self) -> None:
         """Let optimizers step with the gradients that there are: somebody else takes care of them."""
-        self._excused |= self.found
+        self.synced = self.synced and not self.found
+        self.found.clear()
 
     def tell(self, call: WeakMethod[Callable[[object], None]]) -> None:
         """Call a method at every gradient, as long as there is its object."""
@@ -225,8 +232,7 @@ class UnsyncedParameters:
             self.synced = False
         if not self.found or (under_way := self._under_way()) is None:
             return
-        unsynced = self.found - self._excused
-        mine = [x for group in optimizer.param_groups for x in group["params"] if x in unsynced]
+        mine = [x for group in optimizer.param_groups for x in group["params"] if x in self.found]
         if mine and (under_way or any(x.grad is not None for x in mine)):
             raise PlanError("an optimizer was to step with gradients that sync_gradients() has not aggregated")
 
@@ -252,7 +258,8 @@ class TorchAdapter:
     TypeError
         If a parameter or buffer is not a dense tensor on the CPU or a CUDA device, or of a dtype that NumPy has not.
     ValueError
-        If a lazy module has not run yet, and so has no parameters; or if another DDP takes the gradients.
+        If a lazy module has not run yet, and so has no parameters; if another DDP takes the gradients; or for an
+        expanded parameter or buffer.
     """
 
     def __init__(self, module: torch.nn.Module) -> None:
@@ -263,6 +270,9 @@ class TorchAdapter:
                 raise ValueError(f"{name} is not initialised; run the module once first")
             require_untrained(name, tensor)
         self.arrays()
+        for name, tensor in self._tensors():
+            if any(step == 0 and length > 1 for step, length in zip(tensor.stride(), tensor.shape, strict=True)):
+                raise ValueError(f"{name} is expanded, and has one element for several; clone() it")
         self._known = [(name, x, x.dtype, x.device, x.requires_grad) for name, x in self._parameters()]
         trained = [(name, x) for name, x, *_, trains in self._known if trains]
         rare = {

@@ -74,32 +74,46 @@ def allreduce_by_leaders(rank: int, layout: Layout) -> Iterator[Round]:
 
 
 def alltoall(rank: int, layout: Layout) -> Iterator[Round]:
-    """Bring together in the node what goes to each other node, exchange with the nodes, hand out in the node."""
-    node, size = _Node(layout, layout.node_of(rank)), layout.size
-    here, place = node.ranks(), index(layout.place_of(rank))
+    """Exchange one message with every other node: each rank of a node does so with its share of the nodes."""
+    node, place = Node(layout, layout.node_of(rank), layout.narrowest), layout.place_of(rank)
+    yield from by_leaders(place, node, _with_each_node(place, node))
 
-    def exchange(sent: Callable[[int, int], Iterator[int]]) -> Iterator[Step]:
+
+def by_leaders(place: int, node: Node, across: Iterator[Round]) -> Iterator[Round]:
+    """Bring together in the node what goes to each other node, exchange with the nodes, hand out in the node."""
+    here, place = node.ranks(), index(place)
+
+    def exchange(sent: Callable[[int, int], Iterator[Block]]) -> Iterator[Step]:
         """Send the others of the node what ``sent(source, target)`` says, by their places, and receive what is ours."""
         for far in range(1, len(here)):
             to, source = (place + far) % len(here), (place - far) % len(here)
-            yield from (send(here[to], chunk=chunk) for chunk in sent(place, to))
-            yield from (receive(here[source], chunk=chunk) for chunk in sent(source, place))
+            yield from (send(here[to], *block) for block in sent(place, to))
+            yield from (receive(here[source], *block) for block in sent(source, place))
 
     yield Round(*exchange(node.to_leader))
-    for far in node.led(place):
-        to, source = node.ranks(far), node.ranks(-far)
-        yield Round(
-            *(send(to[place], chunk=target * size + mine) for target in to for mine in here),
-            *(receive(source[place], chunk=mine * size + other) for mine in here for other in source),
-        )
+    yield from across
     yield Round(*exchange(node.from_leader))
 
 
-class _Node(NamedTuple):
-    """A node in an all-to-all, whose ranks are leaders: each for some of the other nodes."""
+def _with_each_node(place: int, node: Node) -> Iterator[Round]:
+    """Exchange with the nodes that a rank is the leader for, one after the other."""
+    for far in node.led(index(place)):
+        yield Round(
+            *(send(node.ranks(far)[place], *block) for block in node.between(0, far)),
+            *(receive(node.ranks(-far)[place], *block) for block in node.between(-far, 0)),
+        )
+
+
+Block = tuple[int, int]
+"""Chunks that lie together: the first, and how many there are."""
+
+
+class Node(NamedTuple):
+    """A node in an all-to-all, some of whose ranks are leaders: each for some of the other nodes."""
 
     layout: Layout
     number: int
+    leaders: int
 
     def ranks(self, far: int = 0) -> list[int]:
         """Return the ranks of a node that is so far after this one."""
@@ -108,19 +122,31 @@ class _Node(NamedTuple):
 
     def led(self, place: int) -> range:
         """Return how far the nodes are that a rank at a place is the leader for: in both directions."""
-        leaders = self.layout.narrowest
-        return range(place or leaders, len(self.layout.nodes), leaders) if place < leaders else range(0)
+        return range(place or self.leaders, len(self.layout.nodes), self.leaders) if place < self.leaders else range(0)
 
-    def to_leader(self, source: int, leader: int) -> Iterator[int]:
+    def between(self, source: int, target: int, count: int = 1) -> Iterator[Block]:
+        """Yield the chunks that go from ``count`` nodes to another; a node is said by how far after this one it is."""
+        for rank in self.ranks(target):
+            yield from self._from_nodes(source, count, rank)
+
+    def to_leader(self, source: int, leader: int) -> Iterator[Block]:
         """Yield the chunks that go from one place to another, or by way of it."""
         mine, size = self.layout.rank_at(self.number, source), self.layout.size
-        yield self.layout.rank_at(self.number, leader) * size + mine
-        yield from (target * size + mine for far in self.led(leader) for target in self.ranks(far))
+        yield self.layout.rank_at(self.number, leader) * size + mine, 1
+        yield from ((target * size + mine, 1) for far in self.led(leader) for target in self.ranks(far))
 
-    def from_leader(self, leader: int, target: int) -> Iterator[int]:
+    def from_leader(self, leader: int, target: int) -> Iterator[Block]:
         """Yield the chunks for one place that have come to another from other nodes."""
-        mine, size = self.layout.rank_at(self.number, target), self.layout.size
-        yield from (mine * size + source for far in self.led(leader) for source in self.ranks(-far))
+        for far in self.led(leader):
+            yield from self._from_nodes(-far, 1, self.layout.rank_at(self.number, target))
+
+    def _from_nodes(self, far: int, count: int, target: int) -> Iterator[Block]:
+        """Yield the chunks that go from nodes to a rank: in one block, if they lie together."""
+        layout, row = self.layout, target * self.layout.size
+        if layout.in_order and layout.even:
+            yield row + layout.rank_at((self.number + far) % len(layout.nodes), 0), count * layout.widest
+        else:
+            yield from ((row + rank, 1) for node in range(count) for rank in self.ranks(far + node))
 
 
 def _parts(layout: Layout, number: int) -> Parts:

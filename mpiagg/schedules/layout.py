@@ -77,6 +77,11 @@ class Layout:
         """Return the rank at a place of a node."""
         return self._tables[4][self._tables[2][node] + place]
 
+    @cached_property
+    def in_order(self) -> bool:
+        """Whether ranks are numbered one node after the other."""
+        return list(chain(*self.nodes)) == list(range(self.size))
+
     @property
     def even(self) -> bool:
         """Whether every node has as many ranks as the others."""

@@ -21,6 +21,7 @@ from mpiagg.schedules import (
     double_tree,
     halving_doubling,
     hierarchical,
+    hierarchical_bruck,
     knomial,
     multi_radix,
     one_shot,
@@ -171,6 +172,11 @@ def _bruck(name: str, radix: int) -> Algorithm:
     return _flat(name, _one_a_rank, {_ALL_TO_ALL: bruck.alltoall(radix)}, "scratch for the chunks that are forwarded")
 
 
+def _hierarchical_bruck(name: str, radix: int) -> Algorithm:
+    schedules = {_ALL_TO_ALL: hierarchical_bruck.alltoall(radix)}
+    return Algorithm(name, lambda layout: layout.size, schedules, "scratch for the chunks that are forwarded")
+
+
 def _multi_radix(name: str, *factors: int) -> Algorithm:
     needs = "scratch of less than a vector; none for registered memory on one node, but for a reduce-scatter"
     return _flat(name, _one_a_rank, multi_radix.generators(factors), needs, in_step=True)
@@ -197,6 +203,7 @@ NUMBERED: Mapping[str, Numbered] = {
     "double_tree": Numbered(_double_tree, 16, 1, 1024),
     "circulant_blocks": Numbered(_circulant_blocks, 32, 1, 1024),
     "bruck": Numbered(_bruck, 2, 2, 64),
+    "hierarchical_bruck": Numbered(_hierarchical_bruck, 2, 2, 64),
 }
 
 

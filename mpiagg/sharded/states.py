@@ -72,7 +72,7 @@ def shard_state(part: Part, unit: Unit, values: Array, kept: Mapping[str, Any]) 
         "start": part.start,
         "stop": part.stop,
         "values": to_host(values[part.within]),
-        "kept": {name: to_host(x) if _is_shard(x) else x for name, x in kept.items()},
+        "kept": {name: to_host(x) if hasattr(x, "ndim") else x for name, x in kept.items()},
     }
 
 
@@ -184,7 +184,10 @@ class _Saved:
         """Return what the optimizer keeps for a part; raise ValueError if it is none for it."""
         found: dict[str, Any] = {}
         for rank, piece in pieces.items():
-            for key, value in self.of("kept", rank).items():
+            kept = self.of("kept", rank)
+            if not isinstance(kept, Mapping):
+                raise ValueError(f"what is kept of tensor {self._name} must be a dict")  # noqa: TRY004 - a file's fault
+            for key, value in kept.items():
                 own = of_rank(value, rank)
                 if isinstance(own, Mapping):  # something of the tensor as a whole, as Adafactor keeps
                     if part.stop - part.start != piece.length or piece.length != self._length:

@@ -9,7 +9,7 @@ import zlib
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NoReturn, cast
 
 import numpy as np
 import torch
@@ -234,6 +234,7 @@ class RankGroup(dist.ProcessGroup):  # type: ignore[misc]  # mypy sees no classe
             if not MPI.Is_finalized():
                 self._messages.Free()
                 self._comm.Free()
+                self._messages = self._comm = cast("Comm", _Destroyed(self._name))
 
     def abort(self) -> None:
         """End the job: the other ranks would wait for ever."""
@@ -357,6 +358,17 @@ class RankGroup(dist.ProcessGroup):  # type: ignore[misc]  # mypy sees no classe
             except dist.DistBackendError:
                 late.append(rank)
         return late
+
+
+class _Destroyed:
+    """Stands for the communicators of a group that was destroyed: whatever is asked of it is an error."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __getattr__(self, asked: str) -> NoReturn:
+        """Raise torch's error."""
+        raise dist.DistBackendError(f"process group {self._name} was destroyed")
 
 
 def _milliseconds(time: timedelta) -> int:

@@ -72,6 +72,8 @@ def plain(state):
         (lambda state: state.update(step=-1), "step must be"),
         (lambda state: state.update(random={"bit_generator": "MT19937"}), "random is not the state"),
         (lambda state: state.update(random=3), "random is not the state"),
+        (lambda state: state["random"].update(uinteger=2**70), "random is not the state"),
+        (lambda state: state["random"].update(state=np.ones(3)), "random is not the state"),
         (lambda state: state.update(errors=[]), "errors must be 1 tensors"),
         (lambda state: state.update(errors=3), "errors must be 1 tensors"),
         (lambda state: state.update(queries=[np.zeros((1, 12, 1))]), "queries must be 1 tensors"),

@@ -526,6 +526,23 @@ def test_training_goes_on_from_a_checkpoint(stored, tmp_path):
     COMM.Barrier()
 
 
+@pytest.mark.parametrize("stored", STORED)
+@pytest.mark.parametrize("name", MAKE)
+@pytest.mark.parametrize("steps", [0, 2])
+def test_a_state_stays_as_it_was_while_training_goes_on(name, stored, steps):
+    with sharded(MAKE[name](), stored) as training:
+        for step in range(steps):
+            training.step(gradients(step))
+        state = training.state_dict()
+        for step in range(steps, STEPS):
+            training.step(gradients(step))
+        wanted = whole(training)
+        training.load_state_dict(state)
+        for step in range(steps, STEPS):
+            training.step(gradients(step))
+        assert equal(whole(training), wanted)
+
+
 @pytest.mark.parametrize(("before", "after"), [(0.0, 0.9), (0.9, 0.0)])
 @pytest.mark.parametrize("steps", [0, 2])
 def test_a_state_says_whether_there_is_a_momentum(before, after, steps):
@@ -603,6 +620,7 @@ def test_states_that_do_not_fit_are_refused_and_change_nothing():
             key: {**each, "kept": {name: x[1:] if np.ndim(x) else x for name, x in each["kept"].items()}}
             for key, each in state["tensors"].items()
         }
+        number = {key: {**each, "kept": 1.5} for key, each in state["tensors"].items()}
         lacking = {key: {**each, "stop": each["start"]} for key, each in state["tensors"].items()}
         for wrong, words in [
             ({}, "a state has the keys"),
@@ -611,6 +629,7 @@ def test_states_that_do_not_fit_are_refused_and_change_nothing():
             ({**state, "tensors": named}, "has shape"),
             ({**state, "tensors": lacking}, "lacks elements"),
             ({**state, "tensors": unknown}, "the state has .*more"),
+            ({**state, "tensors": number}, "must be a dict"),
             ({**state, "tensors": short}, "real numbers"),
             ({**state, "optimizer": optimizers.SGD(0.1).hyperparameters()}, "the state is not one of Adam"),
         ]:

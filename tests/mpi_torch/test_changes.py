@@ -1,6 +1,7 @@
 """Modules that are not what they were when DDP was made, or that somebody else has a hand in."""
 
 import pytest
+import torch
 from mpi4py import MPI
 from support import refused
 from torch import nn
@@ -48,6 +49,16 @@ def test_a_parameter_that_was_replaced_is_noticed(change, overlap):
         change(module)
         one_pass(module)
         refused(ValueError, r"free\(\) DDP and make it again", ddp.sync_gradients)
+
+
+def test_parameters_that_were_all_replaced_are_noticed_by_the_backward_pass():
+    with mpiagg.DDP(model()) as ddp:
+        x = torch.randn(3, 2, requires_grad=True)
+        for _ in range(2):
+            torch.autograd.grad(ddp(x).sum(), x)
+            ddp(x).sum().backward()
+        ddp.load_state_dict({name: value.clone() for name, value in ddp.state_dict().items()}, assign=True)
+        refused(ValueError, r"free\(\) DDP and make it again", ddp(x).sum().backward)
 
 
 def test_a_pass_inside_no_sync_after_one_on_its_way_is_refused():

@@ -144,6 +144,12 @@ def hooked(state, hook, ddp, optimizer):
     steps(ddp, optimizer)
 
 
+def of_float16(state, bucket):
+    assert bucket.buffer().dtype == torch.float16
+    assert {x.dtype for x in bucket.gradients()} == {torch.float16}
+    return default_hooks.allreduce_hook(state, bucket)
+
+
 def two_forwards(ddp, optimizer):
     for step in range(3):
         optimizer.zero_grad()
@@ -173,6 +179,63 @@ def forward_in_no_sync(ddp, optimizer):
         optimizer.step()
 
 
+def forward_in_no_sync_between(ddp, optimizer):
+    for step in range(3):
+        optimizer.zero_grad()
+        loss = loss_of(ddp(batch(step)))
+        with ddp.no_sync():
+            other = loss_of(ddp(batch(step + 50)))
+        (loss if step == 1 else loss + other).backward()
+        optimizer.step()
+
+
+def backwards_of_a_forward_in_no_sync(ddp, optimizer):
+    for step in range(3):
+        optimizer.zero_grad()
+        with ddp.no_sync():
+            found = ddp(batch(step))
+        found.sum().backward(retain_graph=True)
+        found.square().sum().backward()
+        for parameter in ddp.parameters():
+            dist.all_reduce(parameter.grad, dist.ReduceOp.AVG)
+        optimizer.step()
+
+
+def penalised_on_one_rank(ddp, optimizer):
+    for step in range(3):
+        optimizer.zero_grad()
+        x = batch(step).requires_grad_()
+        found = ddp(x)
+        loss = found.square().sum()
+        if step % SIZE == RANK:
+            (slope,) = torch.autograd.grad(found.sum(), x, create_graph=True)
+            loss = loss + slope.square().sum()
+        loss.backward()
+        optimizer.step()
+
+
+def penalised_after_uneven_accumulation(ddp, optimizer):
+    for step in range(3):
+        optimizer.zero_grad()
+        if RANK == 0:
+            with ddp.no_sync():
+                loss_of(ddp(batch(step + 50))).backward()
+        x = batch(step).requires_grad_()
+        found = ddp(x)
+        (slope,) = torch.autograd.grad(found.sum(), x, create_graph=True)
+        (found.square().sum() + slope.square().sum()).backward()
+        optimizer.step()
+
+
+def by_slopes_alone(ddp, optimizer):
+    for step in range(3):
+        optimizer.zero_grad()
+        x = batch(step).requires_grad_()
+        (slope,) = torch.autograd.grad(ddp(x).sum(), x, create_graph=True)
+        (slope - 1).square().sum().backward()
+        optimizer.step()
+
+
 def by_another_loss(ddp, optimizer):
     for step in range(3):
         optimizer.zero_grad()
@@ -191,6 +254,38 @@ class Keeping(nn.Module):
     def forward(self, x):
         self.kept = self.net(x)
         return x * 1
+
+
+def smooth():
+    return nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 3))
+
+
+def smooth_without_biases():
+    return nn.Sequential(nn.Linear(4, 8, bias=False), nn.Tanh(), nn.Linear(8, 3, bias=False))
+
+
+class Undifferentiated(torch.autograd.Function):
+    """A sum of two, of which the second gets no gradient."""
+
+    @staticmethod
+    def forward(_, x, y):
+        return x + y
+
+    @staticmethod
+    def backward(_, gradient):
+        return gradient, None
+
+
+class Constant(nn.Module):
+    """Has a parameter with a place in the graph, but no gradient; with a bias that gets one on rank 0 alone."""
+
+    def __init__(self):
+        super().__init__()
+        self.net, self.shift, self.bias = nn.Linear(4, 3), nn.Parameter(torch.ones(3)), nn.Parameter(torch.ones(3))
+
+    def forward(self, x):
+        found = Undifferentiated.apply(self.net(x), self.shift)
+        return found + self.bias if RANK == 0 else Undifferentiated.apply(found, self.bias)
 
 
 class Sometimes(nn.Module):
@@ -230,6 +325,17 @@ CASES = {
     "two forwards, one backward": (net, two_forwards, {}),
     "gradients averaged by hand": (net, by_hand, {}),
     "no_sync around a forward alone": (net, forward_in_no_sync, {}),
+    "a forward in no_sync before a backward": (net, forward_in_no_sync_between, {}),
+    "two backwards of a forward in no_sync": (net, backwards_of_a_forward_in_no_sync, {}),
+    "penalty on one rank": (smooth, penalised_on_one_rank, {}),
+    "penalty on one rank, unused": (smooth, penalised_on_one_rank, {"find_unused_parameters": True}),
+    "penalty after uneven accumulation": (smooth, penalised_after_uneven_accumulation, {}),
+    "slopes alone": (smooth_without_biases, by_slopes_alone, {}),
+    "slopes alone, unused": (smooth_without_biases, by_slopes_alone, {"find_unused_parameters": True}),
+    "slopes alone, serial": (smooth_without_biases, by_slopes_alone, {"overlap": False}),
+    "no gradient from a function": (Constant, steps, {}),
+    "no gradient from a function, unused": (Constant, steps, {"find_unused_parameters": True}),
+    "no gradient from a function, serial": (Constant, steps, {"overlap": False}),
     "another loss": (Keeping, by_another_loss, {}),
     "another loss, serial": (Keeping, by_another_loss, {"overlap": False}),
     "nested": (partial(Nested, lambda x: {"a": [x], "b": "c"}), steps, {}),
@@ -237,6 +343,11 @@ CASES = {
     "gradient penalty": (partial(Checkpointed, reentrant=False), penalised, {}),
     "all-reduce hook": (net, partial(hooked, lambda: None, default_hooks.allreduce_hook), {}),
     "float16 hook": (net, partial(hooked, lambda: None, default_hooks.fp16_compress_hook), {}),
+    "float16 around a hook": (
+        net,
+        partial(hooked, lambda: None, default_hooks.fp16_compress_wrapper(of_float16)),
+        {},
+    ),
     "PowerSGD hook": (
         net,
         partial(hooked, lambda: powerSGD_hook.PowerSGDState(None, start_powerSGD_iter=2), powerSGD_hook.powerSGD_hook),

@@ -65,6 +65,18 @@ def test_overlap_must_be_the_same():
         refused(mpiagg.MismatchError, "ranks disagree", lambda: mpiagg.DDP(model(), overlap=RANK != ODD))
 
 
+class Expanded(nn.Module):
+    """A layer with one more tensor."""
+
+    def __init__(self, given):
+        super().__init__()
+        self.layer = nn.Linear(2, 2)
+        if isinstance(given, nn.Parameter):
+            self.given = given
+        else:
+            self.register_buffer("given", given)
+
+
 @pytest.mark.filterwarnings("ignore:Lazy modules are a new feature:UserWarning")  # of torch 2.1
 @pytest.mark.parametrize(
     ("make", "error", "words"),
@@ -72,8 +84,10 @@ def test_overlap_must_be_the_same():
         (lambda: nn.Linear(2, 2, device="meta"), TypeError, "weight must be a dense tensor on the CPU.* on meta"),
         (lambda: nn.ParameterList([torch.eye(2).to_sparse()]), TypeError, "0 must be a dense tensor.*sparse"),
         (lambda: nn.LazyLinear(3), ValueError, "weight is not initialised"),
+        (lambda: Expanded(nn.Parameter(torch.ones(1).expand(4))), ValueError, "given is expanded"),
+        (lambda: Expanded(torch.ones(1, 3).expand(2, 3)), ValueError, "given is expanded"),
     ],
-    ids=["device", "sparse", "lazy"],
+    ids=["device", "sparse", "lazy", "expanded parameter", "expanded buffer"],
 )
 def test_modules_that_cannot_be_trained_are_refused(make, error, words):
     refused(error, words, lambda: mpiagg.DDP(make()))

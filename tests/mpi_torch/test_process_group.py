@@ -663,6 +663,15 @@ def test_tensors_of_other_lengths_are_refused():
     dist.destroy_process_group(group)
 
 
+def test_a_group_that_was_destroyed_is_told_of():
+    group = dist.new_group(list(range(SIZE)), backend="mpiagg")
+    backend = group._get_backend(torch.device("cpu"))
+    dist.destroy_process_group(group)
+    for call in (lambda: backend.allreduce([torch.ones(1)]).wait(), lambda: backend.send([torch.ones(1)], 0)):
+        with pytest.raises(dist.DistBackendError, match=r"process group .* was destroyed"):
+            call()
+
+
 def test_sparse_tensors_are_not_scaled():
     for op, dtype in ((dist._make_nccl_premul_sum(0.5), torch.float32), (dist.ReduceOp.AVG, torch.int64)):
         x = torch.eye(2, dtype=dtype).to_sparse()

@@ -1,0 +1,52 @@
+"""What a module has returned, such that backward passes through it are heard of."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.utils._pytree import tree_map
+
+
+def watched(found: Any, call: Callable[[object], None], passed: set[torch.Tensor] | None) -> Any:
+    """Call this in every pass of autograd through what a module has returned, and return that.
+
+    Parameters
+    ----------
+    found : object
+        What the module has returned.
+    call : callable
+        Called with a gradient.
+    passed : set of torch.Tensor, optional
+        Is not empty after a backward pass; torch.autograd.grad leaves it as it is. So it tells of the pass on ranks
+        that have used no parameter.
+    """
+    mark = None
+    if passed is not None:
+        mark = torch.zeros((), requires_grad=True)
+        mark.register_post_accumulate_grad_hook(passed.add)
+
+    def watch(x: Any) -> Any:
+        if not isinstance(x, torch.Tensor) or x.grad_fn is None:
+            return x
+        x = x if mark is None else _Marked.apply(x, mark)
+        x.register_hook(call)
+        return x
+
+    return tree_map(watch, found)
+
+
+class _Marked(torch.autograd.Function):  # type: ignore[misc,unused-ignore]  # without torch it has no type
+    """The identity; a backward pass brings its second input a gradient, which torch.autograd.grad is not asked for."""
+
+    @staticmethod
+    def forward(ctx: Any, tensor: torch.Tensor, mark: torch.Tensor) -> torch.Tensor:  # noqa: ARG004 - torch's form
+        """Return a copy: a view could not be changed in place."""
+        ctx.set_materialize_grads(False)
+        return tensor.clone()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor | None) -> tuple[torch.Tensor | None, torch.Tensor]:  # noqa: ARG004
+        """Hand the gradient on."""
+        return gradient, torch.zeros(())
