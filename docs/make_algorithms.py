@@ -218,7 +218,7 @@ def _section(entry: Algorithm) -> str:
     text = inspect.getdoc(import_module(f"mpiagg.schedules.{entry.name}")) or ""
     title, rest = text.split("\n", 1)
     parts = [f"## {entry.name}\n\n**{title}**\n{_markdown(rest)}\n"]
-    if entry.name == "hierarchical":
+    if entry.by_nodes:
         drawn = {"two nodes of two ranks": [2, 2], "a node of two ranks and one of one": [2, 1]}
         for words, sizes in drawn.items():
             for collective in entry.schedules:

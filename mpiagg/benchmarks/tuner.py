@@ -19,7 +19,7 @@ from mpiagg.benchmarks.contenders import Contender, Task, registered_zeros
 from mpiagg.benchmarks.on_device import DeviceTask, take_device
 from mpiagg.common.machine import levels
 from mpiagg.plans.staging import piece_cost
-from mpiagg.schedules import TABLE, Cluster, Collective, Layout, algorithm, algorithms
+from mpiagg.schedules import TABLE, Cluster, Collective, Layout, algorithm, comparable
 from mpiagg.schedules.model import Pricing
 from mpiagg.tables import (
     ANNOUNCED,
@@ -248,9 +248,7 @@ def candidates(collective: Collective, layout: Layout, nbytes: int, factors: Seq
     spread = Spread.of(layout)
     # By messages, "shared" is "direct".
     nowhere = {"shared"} if spread is not Spread.ONE_NODE or layout.size == 1 else set()
-    if spread is not Spread.SEVERAL:
-        nowhere.add("hierarchical")
-    names = [name for name in algorithms(collective) if name not in nowhere]
+    names = [name for name in comparable(collective, layout) if name not in nowhere]
     if "multi_radix" in names and len(factors) > 1:
         names.append(f"multi_radix-{'x'.join(map(str, factors))}")
     if nbytes < LONG:

@@ -32,7 +32,7 @@ from mpiagg.cli.quantities import (
     refuse_given,
 )
 from mpiagg.launch import job
-from mpiagg.schedules import Cluster, Collective, Layout, algorithms
+from mpiagg.schedules import Cluster, Collective, Layout, algorithms, comparable
 from mpiagg.schedules import algorithm as find_algorithm
 from mpiagg.schedules.cluster import Links, Noise
 from mpiagg.schedules.model import Prediction, Pricing
@@ -271,7 +271,8 @@ def _question(
     noise = replace(stragglers or Noise(), jitter=jitter)
     if noise.stragglers > layout.size:
         raise click.UsageError(f"--stragglers: there are {layout.size:,} ranks, not {noise.stragglers:,}")
-    return Question(_serving(algorithm, collective), Collective(collective), nbytes, layout, cluster, noise, seed)
+    names = _serving(algorithm, Collective(collective), layout)
+    return Question(names, Collective(collective), nbytes, layout, cluster, noise, seed)
 
 
 def _with_network(cluster: Cluster, network: tuple[Groups, ...] | Torus, hop: float, layout: Layout) -> Cluster:
@@ -295,12 +296,14 @@ def _with_network(cluster: Cluster, network: tuple[Groups, ...] | Torus, hop: fl
     return cluster
 
 
-def _serving(algorithm: str, collective: str) -> tuple[str, ...]:
+def _serving(algorithm: str, collective: Collective, layout: Layout) -> tuple[str, ...]:
     """Return the algorithms that are asked for."""
-    serving = algorithms(collective)
-    if algorithm != ALL and Collective(collective) not in find_algorithm(algorithm).schedules:
-        raise click.UsageError(f"{algorithm!r} does not serve {collective}; these do: {', '.join(serving)}")
-    return serving if algorithm == ALL else (algorithm,)
+    if algorithm == ALL:
+        return comparable(collective, layout)
+    if collective not in find_algorithm(algorithm).schedules:
+        known = ", ".join(algorithms(collective))
+        raise click.UsageError(f"{algorithm!r} does not serve {collective.value}; these do: {known}")
+    return (algorithm,)
 
 
 def _tables(question: Question, found: dict[str, PricedRow]) -> Iterator[Table]:
@@ -352,7 +355,7 @@ def _draw(figure: Any, question: Question) -> None:
     """Draw time against size and against ranks, for all algorithms that can be priced."""
     sizes = [64 * 4**power for power in range(13)]
     fewer = [smaller for smaller in question.smaller() if smaller.layout.size > 1]
-    names = [*dict.fromkeys((*algorithms(question.collective), *question.names))]
+    names = [*dict.fromkeys((*comparable(question.collective, question.layout), *question.names))]
     by_size, by_ranks = {}, {}
     with progress("drawing", len(names), "algorithms") as advance:
         for name in names:

@@ -47,8 +47,8 @@ def alltoallv(
         arrays, if one is not contiguous or overlaps its output, and where that library reads as fast. After a call with
         such arrays the next 64 are the library's, too; then the ranks tell one another again what they have. A plan
         takes rows from where they lie from 4 KiB on. With ``reproducible`` the MPI library is not called. Algorithms
-        that forward chunks (``"bruck"`` of any radix, for short rows; ``"hierarchical"``) send the lengths first, in as
-        many rounds again. With ``check`` the counts of all ranks are compared.
+        that forward chunks (``"bruck"`` of any radix, for short rows; ``"hierarchical"``, ``"hierarchical_bruck"``)
+        send the lengths first, in as many rounds again. With ``check`` the counts of all ranks are compared.
 
     Returns
     -------

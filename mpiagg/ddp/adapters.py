@@ -41,14 +41,13 @@ class HookedParameter(Parameter, Protocol):
     ----------
     on_host : bool
         Whether it lies on the host.
-    has_other_hooks : bool
-        Whether others than DDP hear of its gradient, too.
     """
 
     on_host: bool
 
     @property
-    def has_other_hooks(self) -> bool: ...  # noqa: D102 - see above
+    def has_other_hooks(self) -> bool:
+        """Whether others than DDP hear of its gradient, too."""
 
     def on_gradient(self, call: Callable[[], None]) -> Callable[[], None]:
         """Call this whenever a backward pass has completed the gradient; return what ends that."""

@@ -5,7 +5,7 @@ and ``picture`` draws them, on the walk through all ranks that ``walk`` takes. F
 ``posts``, ``waves`` and ``clocks`` take that walk for all ranks at once.
 """
 
-from mpiagg.schedules.check import Count, check, count, prove
+from mpiagg.schedules.check import Count, check, count, forwards, prove
 from mpiagg.schedules.layout import Layout
 from mpiagg.schedules.model import Cluster, price
 from mpiagg.schedules.picture import picture
@@ -23,7 +23,7 @@ from mpiagg.schedules.steps import (
     send,
     take,
 )
-from mpiagg.schedules.table import TABLE, Algorithm, algorithm, algorithms, forwards, schedules
+from mpiagg.schedules.table import TABLE, Algorithm, algorithm, algorithms, comparable, schedules
 from mpiagg.schedules.walk import Message, RoundDone, walk
 
 __all__ = [
@@ -42,6 +42,7 @@ __all__ = [
     "algorithm",
     "algorithms",
     "check",
+    "comparable",
     "count",
     "finish",
     "forwards",

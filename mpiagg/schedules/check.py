@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 from mpiagg.errors import ScheduleError
 from mpiagg.schedules.layout import Layout
@@ -329,3 +330,18 @@ class _Expressions:
         if self.finished[value] != self.collective.finishes:
             how = "not finished" if self.collective.finishes else "finished"
             raise ScheduleError(f"rank {rank} ends with chunk {chunk} {how}", rank=rank, chunk=chunk)
+
+
+@lru_cache(maxsize=64)
+def forwards(name: str, collective: Collective) -> bool:
+    """Return whether ranks pass chunks on that they neither have before nor must have after."""
+    layout = Layout.of([22, 22, 22])  # more ranks than any radix, beyond which chunks go straight
+    chunks = algorithm(name).chunks(collective, layout)
+    return any(
+        chunk not in collective.before(rank, layout.size, chunks)
+        and chunk not in collective.after(rank, layout.size, chunks)
+        for rank, program in enumerate(schedules(name, collective, layout))
+        for a_round in program
+        for step in a_round
+        for chunk in range(step.chunk, step.chunk + step.count)
+    )

@@ -75,15 +75,15 @@ def allreduce_by_leaders(rank: int, layout: Layout) -> Iterator[Round]:
 
 def alltoall(rank: int, layout: Layout) -> Iterator[Round]:
     """Exchange one message with every other node: each rank of a node does so with its share of the nodes."""
-    node, place = Node(layout, layout.node_of(rank), layout.narrowest), layout.place_of(rank)
+    node, place = NodeExchange(layout, layout.node_of(rank), layout.narrowest), layout.place_of(rank)
     yield from by_leaders(place, node, _with_each_node(place, node))
 
 
-def by_leaders(place: int, node: Node, across: Iterator[Round]) -> Iterator[Round]:
+def by_leaders(place: int, node: NodeExchange, across: Iterator[Round]) -> Iterator[Round]:
     """Bring together in the node what goes to each other node, exchange with the nodes, hand out in the node."""
     here, place = node.ranks(), index(place)
 
-    def exchange(sent: Callable[[int, int], Iterator[Block]]) -> Iterator[Step]:
+    def exchange(sent: Callable[[int, int], Iterator[tuple[int, int]]]) -> Iterator[Step]:
         """Send the others of the node what ``sent(source, target)`` says, by their places, and receive what is ours."""
         for far in range(1, len(here)):
             to, source = (place + far) % len(here), (place - far) % len(here)
@@ -95,7 +95,7 @@ def by_leaders(place: int, node: Node, across: Iterator[Round]) -> Iterator[Roun
     yield Round(*exchange(node.from_leader))
 
 
-def _with_each_node(place: int, node: Node) -> Iterator[Round]:
+def _with_each_node(place: int, node: NodeExchange) -> Iterator[Round]:
     """Exchange with the nodes that a rank is the leader for, one after the other."""
     for far in node.led(index(place)):
         yield Round(
@@ -104,12 +104,11 @@ def _with_each_node(place: int, node: Node) -> Iterator[Round]:
         )
 
 
-Block = tuple[int, int]
-"""Chunks that lie together: the first, and how many there are."""
+class NodeExchange(NamedTuple):
+    """A node in an all-to-all, some of whose ranks are leaders: each for some of the other nodes.
 
-
-class Node(NamedTuple):
-    """A node in an all-to-all, some of whose ranks are leaders: each for some of the other nodes."""
+    Chunks that lie together are told by the first, and how many there are.
+    """
 
     layout: Layout
     number: int
@@ -124,23 +123,23 @@ class Node(NamedTuple):
         """Return how far the nodes are that a rank at a place is the leader for: in both directions."""
         return range(place or self.leaders, len(self.layout.nodes), self.leaders) if place < self.leaders else range(0)
 
-    def between(self, source: int, target: int, count: int = 1) -> Iterator[Block]:
+    def between(self, source: int, target: int, count: int = 1) -> Iterator[tuple[int, int]]:
         """Yield the chunks that go from ``count`` nodes to another; a node is said by how far after this one it is."""
         for rank in self.ranks(target):
             yield from self._from_nodes(source, count, rank)
 
-    def to_leader(self, source: int, leader: int) -> Iterator[Block]:
+    def to_leader(self, source: int, leader: int) -> Iterator[tuple[int, int]]:
         """Yield the chunks that go from one place to another, or by way of it."""
         mine, size = self.layout.rank_at(self.number, source), self.layout.size
         yield self.layout.rank_at(self.number, leader) * size + mine, 1
         yield from ((target * size + mine, 1) for far in self.led(leader) for target in self.ranks(far))
 
-    def from_leader(self, leader: int, target: int) -> Iterator[Block]:
+    def from_leader(self, leader: int, target: int) -> Iterator[tuple[int, int]]:
         """Yield the chunks for one place that have come to another from other nodes."""
         for far in self.led(leader):
             yield from self._from_nodes(-far, 1, self.layout.rank_at(self.number, target))
 
-    def _from_nodes(self, far: int, count: int, target: int) -> Iterator[Block]:
+    def _from_nodes(self, far: int, count: int, target: int) -> Iterator[tuple[int, int]]:
         """Yield the chunks that go from nodes to a rank: in one block, if they lie together."""
         layout, row = self.layout, target * self.layout.size
         if layout.in_order and layout.even:

@@ -62,6 +62,8 @@ class Algorithm:
     in_step : bool
         Whether all ranks have as many rounds with messages, and none changes in a round what it sends in it. Then ranks
         of one node can exchange chunks through memory that they share, round by round, whoever owns them.
+    by_nodes : bool
+        Whether it goes by the layout of the nodes. With a rank on each, and on one node, it is a plain algorithm.
     """
 
     name: str
@@ -70,6 +72,7 @@ class Algorithm:
     needs: str
     owned: Callable[[int, Layout], range] | None = None
     in_step: bool = False
+    by_nodes: bool = False
 
     @property
     def shares(self) -> bool:
@@ -174,7 +177,8 @@ def _bruck(name: str, radix: int) -> Algorithm:
 
 def _hierarchical_bruck(name: str, radix: int) -> Algorithm:
     schedules = {_ALL_TO_ALL: hierarchical_bruck.alltoall(radix)}
-    return Algorithm(name, lambda layout: layout.size, schedules, "scratch for the chunks that are forwarded")
+    needs = "scratch for the chunks that are forwarded"
+    return Algorithm(name, lambda layout: layout.size, schedules, needs, by_nodes=True)
 
 
 def _multi_radix(name: str, *factors: int) -> Algorithm:
@@ -317,6 +321,7 @@ TABLE: Mapping[str, Algorithm] = {
             {_ALL_REDUCE: hierarchical.allreduce, _ALL_TO_ALL: hierarchical.alltoall},
             "scratch of L-1 parts, L ranks being on a node; none within a node in registered memory",
             hierarchical.owned,
+            by_nodes=True,
         ),
     )
 }
@@ -351,6 +356,12 @@ def algorithms(collective: Collective | str | None = None) -> tuple[str, ...]:
     return tuple(name for name, entry in TABLE.items() if wanted in entry.schedules)
 
 
+def comparable(collective: Collective, layout: Layout) -> tuple[str, ...]:
+    """Return the algorithms that differ on a layout: with a rank on each node, some are others."""
+    several = 1 < len(layout.nodes) < layout.size
+    return tuple(name for name in algorithms(collective) if several or not TABLE[name].by_nodes)
+
+
 def algorithm(name: str, others: Sequence[str] = ()) -> Algorithm:
     """Return the algorithm of that name.
 
@@ -363,21 +374,6 @@ def algorithm(name: str, others: Sequence[str] = ()) -> Algorithm:
     if found is None:
         raise ValueError(f"unknown algorithm {name!r}; known: {', '.join([*others, *TABLE])}")
     return found
-
-
-@lru_cache(maxsize=64)
-def forwards(name: str, collective: Collective) -> bool:
-    """Return whether ranks pass chunks on that they neither have before nor must have after."""
-    layout = Layout.of([22, 22, 22])  # more ranks than any radix, beyond which chunks go straight
-    chunks = algorithm(name).chunks(collective, layout)
-    return any(
-        chunk not in collective.before(rank, layout.size, chunks)
-        and chunk not in collective.after(rank, layout.size, chunks)
-        for rank, program in enumerate(schedules(name, collective, layout))
-        for a_round in program
-        for step in a_round
-        for chunk in range(step.chunk, step.chunk + step.count)
-    )
 
 
 _NUMBER: Final = re.compile("0|[1-9][0-9]{0,5}")

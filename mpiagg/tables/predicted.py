@@ -44,7 +44,7 @@ from dataclasses import replace
 from itertools import groupby, pairwise
 from typing import Final, NamedTuple, TypeVar
 
-from mpiagg.schedules import Cluster, Collective, Layout, algorithms
+from mpiagg.schedules import Cluster, Collective, Layout, algorithm, algorithms
 from mpiagg.schedules.model import Pricing
 from mpiagg.tables.rows import NATIVE, Choice, Memory, Row, Spread, Table
 
@@ -191,7 +191,7 @@ def candidates(collective: Collective, spread: Spread, memory: Memory) -> list[C
     found = [Choice("shared")] if on_node else []
     crowding = [name for name in _CROWDING if (name, collective) not in _IN_TURN]
     for name in algorithms(collective):
-        if name not in (*crowding, "shared") and (name != "hierarchical" or spread is Spread.SEVERAL):
+        if name not in (*crowding, "shared") and (spread is Spread.SEVERAL or not algorithm(name).by_nodes):
             several = (1, 4, 16) if _is_chain(name, collective) else (1, 2)
             found += [Choice(name, lanes) for lanes in ((1,) if spread is Spread.ONE_NODE else several)]
     return found
@@ -304,7 +304,7 @@ def _merged(collective: Collective, spread: Spread, memory: Memory | None) -> It
     for fewer, ranks in pairwise((0, *most_ranks)):
         numbers = sorted({fewer + 1, ranks - ranks // 4, ranks})
         # Nodes mostly have even numbers of ranks. Where there is an algorithm that goes by nodes, others count, too.
-        if spread is Spread.SEVERAL and "hierarchical" in algorithms(collective):
+        if spread is Spread.SEVERAL and any(algorithm(name).by_nodes for name in algorithms(collective)):
             numbers += [3 * odd for odd in [(ranks // 3 - 1) | 1] if 3 * odd > fewer]
         layouts = [layout for number in numbers for layout in _layouts(number, spread)]
         if layouts:

@@ -256,7 +256,7 @@ def test_alltoallv_gives_each_rank_its_rows(comm, rank, size, array, algorithm):
                 x -= 1
 
 
-@pytest.mark.parametrize("algorithm", ["bruck", "hierarchical", "shared", "auto"])
+@pytest.mark.parametrize("algorithm", ["bruck", "hierarchical", "hierarchical_bruck", "shared", "auto"])
 def test_alltoallv_of_many_lengths(comm, rank, size, array, algorithm):
     """Long blocks beside short ones, ranks without any, an input in other memory, one that is overwritten."""
     for seed in range(3):

@@ -1,6 +1,7 @@
 """Horovod's interface: training where a step has failed, or a rank has no gradient, or another kind of it."""
 
 import copy
+from functools import partial
 
 import pytest
 import torch
@@ -206,3 +207,26 @@ def test_parameters_that_are_added_later_are_trained_together(op):
         model(torch.full((3,), float(RANK)).double()).square().sum().backward()
         optimizer.step()
     assert equal_on_all(model)
+
+
+@pytest.mark.parametrize("make", [partial(torch.optim.SGD, lr=0.1), partial(torch.optim.LBFGS, lr=0.1, max_iter=3)])
+def test_the_gradients_of_a_closure_are_averaged(make):
+    model, alone = model_of(0), model_of(0)
+    optimizer = hvd.DistributedOptimizer(make(model.parameters()), model.named_parameters())
+    plain = make(alone.parameters())
+    rows = torch.linspace(-1, 1, 3 * SIZE, dtype=torch.float64).reshape(SIZE, 3)
+
+    def loss_of(optimizer, model, rows):
+        optimizer.zero_grad()
+        loss = model(rows).square().mean()
+        loss.backward()
+        return loss
+
+    for step in range(3):
+        if step == 1:
+            model(rows[RANK : RANK + 1]).sum().backward()  # is under way when the step begins
+        optimizer.step(partial(loss_of, optimizer, model, rows[RANK : RANK + 1]))
+        plain.step(partial(loss_of, plain, alone, rows))
+    assert equal_on_all(model)
+    for found, wanted in zip(model.parameters(), alone.parameters(), strict=True):
+        torch.testing.assert_close(found, wanted)

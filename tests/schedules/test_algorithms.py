@@ -1,6 +1,6 @@
 """Every algorithm of the table is right for every number of ranks, and costs what its docstring says."""
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from dataclasses import replace
 from functools import cache
 
@@ -21,6 +21,7 @@ from mpiagg.schedules import (
     Round,
     algorithms,
     check,
+    comparable,
     hold,
     keep_from,
     prove,
@@ -523,6 +524,7 @@ FORMULAS = {
     ("one_shot", "reduce"): one_shot_reduce,
     ("hierarchical", "allreduce"): hierarchical_on_one_node,
     ("hierarchical", "alltoall"): direct_allgather,
+    ("hierarchical_bruck", "alltoall"): direct_allgather,
     ("direct", "alltoall"): direct_allgather,
     ("direct", "gather"): moved_to_root,
     ("direct", "scatter"): moved_from_root,
@@ -678,6 +680,33 @@ def test_two_nodes_exchange_one_message_in_an_all_to_all(sizes):
                     found[ends] += 1
                     assert sum(step.count for step in steps) == sizes[ends[0]] * sizes[ends[1]]
     assert found == {(one, other): 1 for one in range(len(sizes)) for other in range(len(sizes)) if one != other}
+
+
+@pytest.mark.parametrize("radix", [2, 3])
+@pytest.mark.parametrize(
+    "layout", [*map(Layout.of, ([2, 2], [3] * 8, [3, 1, 2, 2], [1, 5], [2] * 9)), Layout(((0, 2), (1, 3)))]
+)
+def test_the_first_ranks_of_nodes_exchange_as_bruck_says(layout, radix):
+    name, nodes = f"hierarchical_bruck-{radix}", len(layout.nodes)
+    check(name, "alltoall", layout)
+    found, wanted = (Counter(), Counter())
+    for rank, program in enumerate(schedules(name, Collective.ALLTOALL, layout)):
+        for steps in (steps for a_round in program for steps in a_round.messages):
+            ends = layout.node_of(rank), layout.node_of(steps[0].peer)
+            if steps[0].action is Action.SEND and ends[0] != ends[1]:
+                assert (layout.place_of(rank), layout.place_of(steps[0].peer)) == (0, 0)
+                found[ends] += 1
+    for node, program in enumerate(schedules(f"bruck-{radix}", Collective.ALLTOALL, nodes)):
+        for steps in (steps for a_round in program for steps in a_round.messages):
+            wanted[node, steps[0].peer] += steps[0].action is Action.SEND
+    assert found == +wanted
+
+
+def test_algorithms_that_go_by_nodes_are_compared_where_there_are_nodes():
+    for sizes, several in ([4], False), ([1] * 4, False), ([2, 2], True), ([1, 3], True):
+        names = comparable(Collective.ALLTOALL, Layout.of(sizes))
+        assert ({"hierarchical", "hierarchical_bruck"} <= set(names)) is several
+        assert {"bruck", "pairwise", "direct"} <= set(names)
 
 
 def test_one_shot_and_direct_compute_the_same_fold():

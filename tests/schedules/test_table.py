@@ -36,6 +36,7 @@ def test_the_names():
         "double_tree",
         "circulant_blocks",
         "bruck",
+        "hierarchical_bruck",
         "direct",
         "one_shot",
         "shared",
@@ -49,14 +50,21 @@ TREES = ("bine", "knomial", "double_tree", "circulant_blocks")
 @pytest.mark.parametrize(
     ("collective", "names"),
     [
-        ("allreduce", tuple(name for name in algorithms() if name not in {"circulant_blocks", "pairwise", "bruck"})),
+        (
+            "allreduce",
+            tuple(
+                name
+                for name in algorithms()
+                if name not in {"circulant_blocks", "pairwise", "bruck", "hierarchical_bruck"}
+            ),
+        ),
         ("reduce", ("ring", "tree", "parameter_server", *TREES, "direct", "one_shot", "shared")),
         ("broadcast", ("ring", "tree", "parameter_server", *TREES, "direct", "shared")),
         ("allgather", ("ring", "circulant", "pat", "swing", "multi_radix", "direct", "shared")),
         ("reduce_scatter", ("ring", "circulant", "pat", "swing", "multi_radix", "direct", "shared")),
         ("gather", ("knomial", "direct", "shared")),
         ("scatter", ("knomial", "direct", "shared")),
-        ("alltoall", ("pairwise", "bruck", "direct", "shared", "hierarchical")),
+        ("alltoall", ("pairwise", "bruck", "hierarchical_bruck", "direct", "shared", "hierarchical")),
         ("scan", ("ring", "recursive_doubling")),
         ("exscan", ("ring", "recursive_doubling")),
     ],

@@ -8,6 +8,7 @@ import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -180,7 +181,7 @@ class _Distributed(torch.optim.Optimizer):  # type: ignore[misc]  # mypy sees no
         Parameters
         ----------
         closure : callable, optional
-            As for the optimizer's own class.
+            As for the optimizer's own class. Each time it has been called, its gradients are waited for.
 
         Returns
         -------
@@ -189,7 +190,7 @@ class _Distributed(torch.optim.Optimizer):  # type: ignore[misc]  # mypy sees no
         """
         if self._how["op"] == Adasum:
             return self._step_by_adasum(closure)
-        if self._should_synchronize:
+        if self._should_synchronize and (closure is None or self._handles):
             if self._synchronized:
                 warnings.warn(
                     "optimizer.step() called without optimizer.skip_synchronize() context after "
@@ -199,7 +200,15 @@ class _Distributed(torch.optim.Optimizer):  # type: ignore[misc]  # mypy sees no
                 )
             self.synchronize()
         self._synchronized = False
+        if closure is not None and self._should_synchronize:
+            closure = partial(self._synchronized_after, closure)
         return super().step(closure)
+
+    def _synchronized_after(self, closure: Callable[[], Any]) -> Any:
+        found = closure()
+        self.synchronize()
+        self._synchronized = False
+        return found
 
     # torch would wrap it once more, and call the hooks of steps twice.
     step.hooked = True  # type: ignore[attr-defined]
