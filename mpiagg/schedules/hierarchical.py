@@ -34,6 +34,7 @@ from typing import NamedTuple
 
 from mpiagg.schedules import direct, ring
 from mpiagg.schedules.layout import Layout
+from mpiagg.schedules.ranks import Ranks
 from mpiagg.schedules.steps import Parts, Round, Step, receive, send, unfinished, within
 
 
@@ -125,19 +126,34 @@ class NodeExchange(NamedTuple):
 
     def between(self, source: int, target: int, count: int = 1) -> Iterator[tuple[int, int]]:
         """Yield the chunks that go from ``count`` nodes to another; a node is said by how far after this one it is."""
+        if self._counts_alone:
+            yield 0, count * self.layout.widest**2
+            return
         for rank in self.ranks(target):
             yield from self._from_nodes(source, count, rank)
 
     def to_leader(self, source: int, leader: int) -> Iterator[tuple[int, int]]:
         """Yield the chunks that go from one place to another, or by way of it."""
         mine, size = self.layout.rank_at(self.number, source), self.layout.size
+        if self._counts_alone:
+            yield 0, 1 + len(self.led(leader)) * self.layout.widest
+            return
         yield self.layout.rank_at(self.number, leader) * size + mine, 1
         yield from ((target * size + mine, 1) for far in self.led(leader) for target in self.ranks(far))
 
     def from_leader(self, leader: int, target: int) -> Iterator[tuple[int, int]]:
         """Yield the chunks for one place that have come to another from other nodes."""
-        for far in self.led(leader):
+        led = self.led(leader)
+        if self._counts_alone and led:
+            yield 0, len(led) * self.layout.widest
+            return
+        for far in led:
             yield from self._from_nodes(-far, 1, self.layout.rank_at(self.number, target))
+
+    @property
+    def _counts_alone(self) -> bool:
+        """Whether it makes no difference which chunks they are, as to a price of many ranks at once."""
+        return isinstance(self.number, Ranks) and self.layout.even
 
     def _from_nodes(self, far: int, count: int, target: int) -> Iterator[tuple[int, int]]:
         """Yield the chunks that go from nodes to a rank: in one block, if they lie together."""

@@ -82,17 +82,17 @@ class Layout:
         """Whether ranks are numbered one node after the other."""
         return list(chain(*self.nodes)) == list(range(self.size))
 
-    @property
+    @cached_property
     def even(self) -> bool:
         """Whether every node has as many ranks as the others."""
         return len({len(ranks) for ranks in self.nodes}) == 1
 
-    @property
+    @cached_property
     def widest(self) -> int:
         """How many ranks the fullest node has."""
         return max(map(len, self.nodes))
 
-    @property
+    @cached_property
     def narrowest(self) -> int:
         """How many ranks the emptiest node has."""
         return min(map(len, self.nodes))

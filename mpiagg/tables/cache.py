@@ -73,6 +73,7 @@ def write_cached(path: Path, table: Table) -> bool:
     try:
         caches.write(path, text_of(table).encode())
     except OSError as error:
-        warnings.warn(f"tuning table {str(path)!r} is not kept: {error}", RuntimeWarning, stacklevel=2)
+        what = f"tuning table {str(path)!r} is not kept for other jobs; XDG_CACHE_HOME names another place: {error}"
+        warnings.warn(what, RuntimeWarning, stacklevel=2)
         return False
     return True
