@@ -8,6 +8,7 @@ Whatever is not understood here, and whatever is wrong, is None: mpi4py then tak
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from itertools import accumulate
 from operator import index
 from typing import Any, Final, NamedTuple
@@ -15,8 +16,9 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 from mpi4py import MPI
 
-from mpiagg.arrays import HOST, Array, device_of, even_ranges
+from mpiagg.arrays import HOST, Array, device_of
 from mpiagg.collectives.datatypes import Datatype, extent_of, half_of, half_or_itself
+from mpiagg.plans.operation import even_counts
 
 REFUSED: Final = (AttributeError, BufferError, OverflowError, RuntimeError, TypeError, ValueError)
 """What is raised for things that are no buffer specification; RuntimeError by NumPy 2.0, for memory of a device."""
@@ -164,7 +166,7 @@ def read_blocks(
         message = _read([thing, lengths and sum(lengths), *kinds], place, writable=writable, blocks=1)
         if message is None:
             return None
-        lengths = even(message.length, size) if lengths is None else lengths
+        lengths = even_counts(message.length, size) if lengths is None else lengths
         if displacements is not None and starts_of(displacements, size) != [0, *accumulate(lengths[:-1])]:
             return None
     except REFUSED:
@@ -183,16 +185,11 @@ def block_parts(specification: Any) -> tuple[Any, Any, Any, Any]:
     return thing, counts, displacements, kind
 
 
-def lengths_of(counts: Any, size: int) -> list[int] | None:
+def lengths_of(counts: Any, size: int) -> Sequence[int] | None:
     """Return the elements of each block: a number is for all of them; None where there is none."""
     if counts is None:
         return None
     return [int(counts)] * size if isinstance(counts, int | np.integer) else [*map(index, counts)]
-
-
-def even(length: int, size: int) -> list[int]:
-    """Return the elements of each block where nothing is said, as mpi4py cuts them: the first may have one more."""
-    return [stop - start for start, stop in even_ranges(0, length, size)]
 
 
 def starts_of(displacements: Any, size: int) -> list[int]:

@@ -65,28 +65,6 @@ def of_blocks(name: str) -> Callable[[tuple[Any, ...]], Hashable]:
     return key
 
 
-def of_all(name: str) -> Callable[[tuple[Any, ...]], Hashable]:
-    """Return the key of a collective of blocks whose lengths all ranks know."""
-
-    def key(given: tuple[Any, ...]) -> Hashable:
-        _, sendbuf, recvbuf, *root = given
-        return name, _form(sendbuf), _form(recvbuf), *[(part.__class__, part) for part in root]
-
-    return key
-
-
-def allreduce(given: tuple[Any, ...]) -> Hashable:
-    """Return what an all-reduction depends on."""
-    _, sendbuf, recvbuf, op = given
-    if recvbuf.__class__ is np.ndarray:
-        if sendbuf is _IN_PLACE:
-            return "Allreduce", op.handle, recvbuf.dtype, recvbuf.size, recvbuf.flags.num
-        if sendbuf.__class__ is np.ndarray:
-            sent = sendbuf.dtype, sendbuf.size, sendbuf.flags.num
-            return "Allreduce", op.handle, sent, recvbuf.dtype, recvbuf.size, recvbuf.flags.num
-    return "Allreduce", op.handle, _form(sendbuf), _form(recvbuf)
-
-
 def reduce(given: tuple[Any, ...]) -> Hashable:
     """Return what a reduction to one rank depends on."""
     _, sendbuf, recvbuf, op, root = given
@@ -101,9 +79,12 @@ def with_op(name: str) -> Callable[[tuple[Any, ...]], Hashable]:
 
     def key(given: tuple[Any, ...]) -> Hashable:
         _, sendbuf, recvbuf, op = given
-        if sendbuf.__class__ is np.ndarray is recvbuf.__class__:
-            sent = sendbuf.dtype, sendbuf.size, sendbuf.flags.num
-            return name, op.handle, sent, recvbuf.dtype, recvbuf.size, recvbuf.flags.num
+        if recvbuf.__class__ is np.ndarray:
+            if sendbuf is _IN_PLACE:
+                return name, op.handle, recvbuf.dtype, recvbuf.size, recvbuf.flags.num
+            if sendbuf.__class__ is np.ndarray:
+                sent = sendbuf.dtype, sendbuf.size, sendbuf.flags.num
+                return name, op.handle, sent, recvbuf.dtype, recvbuf.size, recvbuf.flags.num
         return name, op.handle, _form(sendbuf), _form(recvbuf)
 
     return key

@@ -95,7 +95,7 @@ ALLGATHER: Final = _method(
     partial(moving.allgather, counted=False),
     buffers=(Buffer.ONE, Buffer.EACH),
 )
-ALLREDUCE: Final = _method("allreduce", "Allreduce", keys.allreduce, reducing.allreduce)
+ALLREDUCE: Final = _method("allreduce", "Allreduce", keys.with_op("Allreduce"), reducing.allreduce)
 REDUCE: Final = _method("reduce", "Reduce", keys.reduce, reducing.reduce)
 REDUCE_SCATTER_BLOCK: Final = _method(
     "reduce_scatter",
@@ -107,7 +107,7 @@ REDUCE_SCATTER: Final = _method("reduce_scatter", "Reduce_scatter", keys.scatter
 ALLGATHERV: Final = _method(
     "allgather",
     "Allgatherv",
-    keys.of_all("Allgatherv"),
+    keys.of_two("Allgatherv"),
     partial(moving.allgather, counted=True),
     buffers=(Buffer.ONE, Buffer.COUNTED),
 )

@@ -23,7 +23,6 @@ from mpiagg.collectives.buffers import (
     REFUSED,
     block_parts,
     datatype_of,
-    even,
     in_place,
     lengths_of,
     parts,
@@ -32,6 +31,7 @@ from mpiagg.collectives.buffers import (
     starts_of,
 )
 from mpiagg.collectives.datatypes import extent_of
+from mpiagg.plans.operation import even_counts
 from mpiagg.plans.program import Program, in_turn
 from mpiagg.transport import Channel
 
@@ -189,14 +189,14 @@ def _try(thing: Any, start: int, datatype: MPI.Datatype) -> None:
         _itself().Sendrecv([thing, 1, start, datatype], 0, 0, [np.empty(datatype.size, np.uint8), MPI.BYTE], 0, 0)
 
 
-def _runs(specification: Any, buffer: Buffer, size: int) -> tuple[Any, list[int], list[int], MPI.Datatype]:
+def _runs(specification: Any, buffer: Buffer, size: int) -> tuple[Any, Sequence[int], Sequence[int], MPI.Datatype]:
     """Return a buffer, the runs of elements in it, by their lengths and starts, and their datatype."""
     if buffer is Buffer.COUNTED:
         thing, counts, displacements, kind = block_parts(specification)
         datatype = datatype_of(thing, kind)
         lengths = lengths_of(counts, size)
         if lengths is None:
-            lengths = even(memoryview(thing).nbytes // datatype.extent, size)
+            lengths = even_counts(memoryview(thing).nbytes // datatype.extent, size)
         if len(lengths) != size:
             raise ValueError("a block for each rank")
         starts = [0, *accumulate(lengths[:-1])] if displacements is None else starts_of(displacements, size)

@@ -116,7 +116,7 @@ def bind(
     for endpoint, track in zip(endpoints, tracks, strict=True):
         rounds: list[BoundRound] = []
         for lane in track:
-            place = _LaneBinding(endpoint, vector, lane, reduction, label)
+            place = _LaneBinding(endpoint, vector, lane, reduction)
             binders.append(_Binder(place) if wire is None else _WireBinder(place, wire))
             rounds += binders[-1].bind(schedule)
         bound.append(endpoint.whole(rounds))
@@ -178,7 +178,6 @@ class _LaneBinding(NamedTuple):
     vector: Segments
     lane: Chunks
     reduction: Reduction
-    label: str
 
     @property
     def device(self) -> Device:

@@ -16,7 +16,7 @@ import numpy as np
 from mpiagg.arrays import HOST, Array, Device, cuts_of, flat, ranges
 from mpiagg.errors import MismatchError
 from mpiagg.plans.choices import NATIVE, SHARED, TO_EACH_RANK
-from mpiagg.plans.one_shot import box_of
+from mpiagg.plans.one_shot import box_of, boxes_of
 from mpiagg.plans.operation import Operation
 from mpiagg.plans.owners import taking
 from mpiagg.plans.program import Callback, Program
@@ -196,10 +196,7 @@ class BlockExchange:
         self._short_by_mpi = operation.choice.unregistered == NATIVE
         slow = not self._short_by_mpi or channel.library not in _QUICK_READERS
         self._reads = slow and self._memory.processes is not None
-        nbytes, box = _row_bytes(channel.size), box_of(block)
-        self._rows = [
-            [part[start : start + nbytes].view(_WORD) for part in block.parts] for start in (LINE, LINE + box)
-        ]
+        self._rows = boxes_of(block, _row_bytes(channel.size), _WORD)
 
     @property
     def by_mpi(self) -> bool:

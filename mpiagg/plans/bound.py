@@ -172,7 +172,7 @@ def _copying(channel: Channel, operation: Operation, x: Array | None, out: Array
 def _with_fewer_copies(operation: Operation, x: Array | None, copying: Callable[[], Copying]) -> Copying:
     """Return the vector that messages work on: the input itself where it is only sent; nor is one copied in vain."""
     o = operation
-    if x is None or o.choice.wire is not None or o.choice.algorithm in (NATIVE, NCCL):
+    if x is None or not o.plainly_scheduled:
         return copying()
     actions = {step.action for a_round in o.schedule() for step in a_round}
     if actions == {Action.SEND} and o.target is None and x.dtype == o.reduction.dtype and (sent := flat(x)) is not None:

@@ -60,15 +60,6 @@ class Call(Keepable):
         """Raise on all ranks if they are about to make different calls; collective."""
         self.channel.agree(self.operation.description)
 
-    @property
-    def handed_on(self) -> bool:
-        """Whether the next call is the MPI library's own: of one that serves any lengths."""
-        return False
-
-    def hand_on(self, call: Callable[..., object], given: tuple[Any, ...], timeout: float) -> None:
-        """Make a call of the MPI library's own."""
-        raise NotImplementedError
-
     def run(self, x: Array | None, out: Array | None, timeout: float = DEFAULT_TIMEOUT) -> None:
         """Carry the operation out, from ``x`` to ``out``.
 

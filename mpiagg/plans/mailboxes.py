@@ -17,7 +17,7 @@ from mpi4py import MPI
 
 from mpiagg.arrays import HOST, Array, cuts_of
 from mpiagg.plans.binding import Lane
-from mpiagg.plans.choices import NATIVE, NCCL, SEGMENT, Choice
+from mpiagg.plans.choices import SEGMENT, Choice
 from mpiagg.plans.one_shot import as_vector, as_written, at_once, box_of, boxes_of
 from mpiagg.plans.operation import Operation
 from mpiagg.plans.program import Arrival, BoundRound, Callback, Program
@@ -54,7 +54,7 @@ class MailboxChunks(NamedTuple):
 def goes_by_mailboxes(channel: Channel, operation: Operation) -> bool:
     """Whether an operation on host arrays that ranks do not map goes through mailboxes."""
     o = operation
-    if not channel.node.size == o.size > 1 or o.choice.wire is not None or o.choice.algorithm in (NATIVE, NCCL):
+    if not channel.node.size == o.size > 1 or not o.plainly_scheduled:
         return False
     if not o.entry.shares or o.ragged or o.collective is Collective.ALLTOALL:  # whose chunks no mailbox has room for
         return False
@@ -70,10 +70,7 @@ def lanes_of(operation: Operation, block: Block) -> int:
     """Return the number of lanes into which mailboxes in a block cut the vector of an operation."""
     o = operation
     # The boxes lie in the same places for all who share the block, so that nobody writes where another still reads.
-    room = min(box_of(block), segment_of(o)) // o.reduction.dtype.itemsize
-    if o.length > room:
-        room -= o.size  # where each rank's chunk is cut, each part may have an element more than the others
-    return max(1, -(-o.length // max(1, room)))
+    return o.lanes_within(min(box_of(block), segment_of(o)) // o.reduction.dtype.itemsize)
 
 
 class MailboxParts(NamedTuple):

@@ -8,7 +8,7 @@ from functools import partial
 
 from mpiagg.arrays import Accelerator, Array, accelerator_of, convert, device_of
 from mpiagg.plans.binding import Lane, bind, scratch_length
-from mpiagg.plans.choices import NATIVE, NCCL, SHARED, Case, Memory, choose
+from mpiagg.plans.choices import NATIVE, SHARED, Case, Memory, choose
 from mpiagg.plans.endpoints import Asking
 from mpiagg.plans.mailboxes import ThroughMailboxes, goes_by_mailboxes, segment_of
 from mpiagg.plans.moves import bind_moves
@@ -34,7 +34,7 @@ from mpiagg.transport import LINE, NOWHERE, SHARED_TAG, Block, Channel, NodeBarr
 def serves(channel: Channel, operation: Operation, device: Accelerator | None) -> bool:
     """Whether this rank's part of an operation can go through shared memory: it has somebody to share it with."""
     o = operation
-    if channel.node.size == 1 or o.choice.wire is not None or o.choice.algorithm in (NATIVE, NCCL):
+    if channel.node.size == 1 or not o.plainly_scheduled:
         return False
     if not o.entry.shares or o.ragged or (o.collective is Collective.ALLTOALL and o.choice.algorithm != SHARED):
         return False
@@ -55,7 +55,6 @@ def reduces_in_place(channel: Channel, operation: Operation, vector: Array) -> b
     return (
         shared is not None
         and o.collective is Collective.ALLREDUCE
-        and o.choice.algorithm not in (NATIVE, NCCL)
         and len(o.layout.nodes) == 1
         and serves(channel, o, accelerator_of(vector))
         and shared.position(vector) != NOWHERE

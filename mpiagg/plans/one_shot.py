@@ -8,7 +8,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 
 from mpiagg.arrays import Array, cuts_of, ranges
-from mpiagg.plans.choices import NATIVE, NCCL, SEGMENT
+from mpiagg.plans.choices import SEGMENT
 from mpiagg.plans.operation import Operation
 from mpiagg.plans.program import Arrival, BoundRound, Program
 from mpiagg.schedules import Collective
@@ -32,7 +32,7 @@ _AT_ONCE: Final = {
 def at_once(operation: Operation) -> str | None:
     """Return the schedule of one round by which the ranks of one node carry an operation out, if it is that short."""
     o = operation
-    if o.choice.algorithm in (NATIVE, NCCL) or o.choice.wire is not None or o.entry.owned is None or o.ragged:
+    if not o.plainly_scheduled or o.entry.owned is None or o.ragged:
         return None
     reduces_all = o.collective is Collective.ALLREDUCE and o.size > 2
     most = min(ONE_SHOT if reduces_all else ANNOUNCED, o.choice.segment or SEGMENT)

@@ -10,7 +10,7 @@ from mpi4py import MPI
 
 from mpiagg.arrays import Form, Reduction, cuts_of, even_cuts, even_ranges, ranges
 from mpiagg.plans.binding import Lane
-from mpiagg.plans.choices import NATIVE, Case, Choice
+from mpiagg.plans.choices import NATIVE, NCCL, Case, Choice
 from mpiagg.schedules import Action, Algorithm, Collective, Layout, Round, algorithm
 from mpiagg.transport import signature
 from mpiagg.watch import Data, OperationLog, Subject
@@ -165,6 +165,11 @@ class Operation:
         """The algorithm, which is not the MPI library's own."""
         return algorithm(self.choice.algorithm)
 
+    @property
+    def plainly_scheduled(self) -> bool:
+        """Whether an algorithm of ours carries it out, on values that travel as they are."""
+        return self.choice.wire is None and self.choice.algorithm not in (NATIVE, NCCL)
+
     def schedule(self) -> tuple[Round, ...]:
         """Return what this rank does."""
         return _schedule(self.entry, self.collective, self.rank, self.layout, self.root)
@@ -197,6 +202,13 @@ class Operation:
             return [[part[lane] for part in parts] for lane in range(lanes)]
         chunks = self.entry.chunks(self.collective, self.layout)
         return [even_ranges(start, stop, chunks) for start, stop in even_ranges(0, self.length, lanes)]
+
+    def lanes_within(self, room: int) -> int:
+        """Return into how many lanes the vector is cut where one of a lane has room for so many elements."""
+        length = sum(self.counts)
+        if length > room:
+            room -= self.size  # where each rank's chunk is cut, each part may have an element more than the others
+        return max(1, -(-length // max(1, room)))
 
 
 def even_counts(length: int, size: int) -> tuple[int, ...]:

@@ -142,21 +142,17 @@ class Deferred(Interleaved):
     Parameters
     ----------
     choose : callable
-        Returns the program; who passes it keeps what the program must release.
+        Returns the program, also to who runs it at once; who passes it keeps what the program must release.
     """
 
     def __init__(self, choose: Callable[[], Program]) -> None:
         super().__init__(())
-        self._choose = choose
+        self.choose = choose
 
     def start(self) -> None:
         """Choose, and start what is chosen."""
-        self._lanes = (self._choose().rounds,)
+        self._lanes = (self.choose().rounds,)
         super().start()
-
-    def choose(self) -> Program:
-        """Return what its turn has come to, for who runs it at once."""
-        return self._choose()
 
 
 @dataclass(frozen=True)

@@ -103,7 +103,7 @@ def slot_rounds(  # noqa: PLR0917 - what there is to be said of them
     in_turn = [
         {rank: memory[start : start + nbytes].view(dtype) for rank, memory in slots.items()} for start in (0, nbytes)
     ]
-    lanes = _lanes(o, nbytes // dtype.itemsize)
+    lanes = o.lanes(o.lanes_within(nbytes // dtype.itemsize))
     pieces = [_piece(o, lane, x, out, in_turn[number % TURNS], device, work) for number, lane in enumerate(lanes)]
     rounds: list[BoundRound] = []
     for number in range(len(pieces) + 2):
@@ -122,14 +122,6 @@ class _Piece(NamedTuple):
     loads: Sequence[Callback]
     work: Callback
     stores: Sequence[Callback]
-
-
-def _lanes(o: Operation, room: int) -> list[Lane]:
-    """Return the chunks of pieces that have room in a slot."""
-    length = sum(o.counts)
-    if length > room:
-        room -= o.size  # where each rank's chunk is cut, each part may have an element more than the others
-    return o.lanes(max(1, -(-length // room)))
 
 
 def _piece(  # noqa: PLR0917 - what there is to be said of it

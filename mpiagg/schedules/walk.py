@@ -5,7 +5,7 @@ schedule that needs any buffering at all is found to be stuck. Schedules have no
 and no branches on data; then one synchronous execution stands for all of them (Siegel and Avrunin, LNCS 4757),
 provided that whoever runs them posts a whole round before it waits, on a communicator of its own, as plans do.
 
-The check, the price and the simulation each follow this walk and keep only their own account of it.
+The check and the simulation follow this walk and keep only their own account of it.
 """
 
 from __future__ import annotations

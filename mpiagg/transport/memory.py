@@ -207,12 +207,13 @@ class SharedMemory:
                 self.device.finish()  # somebody's work may still touch a block that came back
         except Exception as error:  # noqa: BLE001 - it may be the user's own; the other ranks must not wait for this one
             fault = error
-        most = self._most(nbytes, fault is not None)
-        if most[1]:
+        told = self.tell((nbytes, fault is not None), "tell how much shared memory they want")
+        most, failed = np.max(told, axis=0).tolist()
+        if failed:
             raise DeviceError(
                 f"what a rank has asked of its device has failed: {fault or 'on another rank'}"
             ) from fault
-        block = self.take(_lease_bytes(int(most[0])), busy=busy)
+        block = self.take(_lease_bytes(most), busy=busy)
         own = block.parts[self._node.place]
         lease = _Lease()
         self._leases[id(lease)] = finalize(lease, self._end, id(lease), block)
@@ -353,11 +354,6 @@ class SharedMemory:
             return sys.maxsize
         found = os.statvfs(_WHERE)
         return min(found.f_bavail * found.f_frsize, sys.maxsize)
-
-    def _most(self, *numbers: int) -> Array:
-        """Return the largest of what the ranks of the node say, for each number."""
-        most: Array = np.max(self.tell(numbers, "tell how much shared memory they want"), axis=0)
-        return most
 
     def _cut(self, nbytes: int) -> Position:
         """Cut a new block from the open window, or from a new one; all ranks of the node do the same."""

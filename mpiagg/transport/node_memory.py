@@ -119,12 +119,11 @@ class NodeMemory:
             If it is another device than at first.
         """
         self.check(device)
-        if device is HOST:
+        if not isinstance(device, Accelerator):
             return self.host
         if self.device is None:
             self.device = SharedMemory(self._node, device)
-            if isinstance(device, Accelerator):
-                warn_of_sharing(self._node, device)
+            warn_of_sharing(self._node, device)
         return self.device
 
     # -- slots: device memory that all ranks map, through which they copy what others cannot map

@@ -264,6 +264,17 @@ def smooth_without_biases():
     return nn.Sequential(nn.Linear(4, 8, bias=False), nn.Tanh(), nn.Linear(8, 3, bias=False))
 
 
+class WithUnused(nn.Module):
+    """A module beside which there is a layer that nobody uses."""
+
+    def __init__(self, make):
+        super().__init__()
+        self.used, self.unused = make(), nn.Linear(2, 2)
+
+    def forward(self, x):
+        return self.used(x)
+
+
 class Undifferentiated(torch.autograd.Function):
     """A sum of two, of which the second gets no gradient."""
 
@@ -328,13 +339,21 @@ CASES = {
     "a forward in no_sync before a backward": (net, forward_in_no_sync_between, {}),
     "two backwards of a forward in no_sync": (net, backwards_of_a_forward_in_no_sync, {}),
     "penalty on one rank": (smooth, penalised_on_one_rank, {}),
-    "penalty on one rank, unused": (smooth, penalised_on_one_rank, {"find_unused_parameters": True}),
+    "penalty on one rank, unused": (
+        partial(WithUnused, smooth),
+        penalised_on_one_rank,
+        {"find_unused_parameters": True},
+    ),
     "penalty after uneven accumulation": (smooth, penalised_after_uneven_accumulation, {}),
     "slopes alone": (smooth_without_biases, by_slopes_alone, {}),
-    "slopes alone, unused": (smooth_without_biases, by_slopes_alone, {"find_unused_parameters": True}),
+    "slopes alone, unused": (
+        partial(WithUnused, smooth_without_biases),
+        by_slopes_alone,
+        {"find_unused_parameters": True},
+    ),
     "slopes alone, serial": (smooth_without_biases, by_slopes_alone, {"overlap": False}),
     "no gradient from a function": (Constant, steps, {}),
-    "no gradient from a function, unused": (Constant, steps, {"find_unused_parameters": True}),
+    "no gradient from a function, unused": (partial(WithUnused, Constant), steps, {"find_unused_parameters": True}),
     "no gradient from a function, serial": (Constant, steps, {"overlap": False}),
     "another loss": (Keeping, by_another_loss, {}),
     "another loss, serial": (Keeping, by_another_loss, {"overlap": False}),

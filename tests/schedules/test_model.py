@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from thorough import thorough
+from walked_prices import finish_times
 
 from mpiagg.errors import ScheduleError
 from mpiagg.schedules import (
@@ -30,7 +31,7 @@ from mpiagg.schedules import (
 )
 from mpiagg.schedules.clocks import Clocks
 from mpiagg.schedules.cluster import Links
-from mpiagg.schedules.model import Noise, Pricing, finish_times
+from mpiagg.schedules.model import Noise, Pricing
 from mpiagg.schedules.networks import Groups, Torus
 from mpiagg.schedules.posts import Irregular, Together, posts_of
 from mpiagg.schedules.ranks import others

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from walked_prices import finish_times
 
 import mpiagg
 from mpiagg.schedules import (
@@ -19,7 +20,7 @@ from mpiagg.schedules import (
     schedules,
     send,
 )
-from mpiagg.schedules.model import Pricing, finish_times
+from mpiagg.schedules.model import Pricing
 
 # -- the module
 
