@@ -229,7 +229,7 @@ class Comm(MPI.Intracomm):
         if call.given_as_it_is:
             call.record(MPI.Intracomm.Barrier, (self,))
         else:
-            call.run(None, None)
+            call.run()
 
     def Reduce_scatter(
         self,

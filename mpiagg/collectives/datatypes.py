@@ -6,7 +6,7 @@ What is not here, derived datatypes and operators of the user's among it, is for
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable
-from functools import cache
+from functools import cache, partial
 from typing import Any, Final
 
 import numpy as np
@@ -44,31 +44,22 @@ _NOT_NUMBERS: Final = (
 )
 
 
-def _dtypes() -> dict[str, np.dtype[Any]]:
-    """Return the dtypes of numbers by their type strings, as ``MPI.Datatype.typestr`` spells them."""
-    return {np.dtype(code).str[1:]: np.dtype(code) for code in "?bhilqBHILQfdgFDG"}
-
-
-def _named(*names: str) -> set[int]:
-    return {getattr(MPI, name).handle for name in names}
-
-
-def _numbers() -> dict[int, np.dtype[Any]]:
-    """Return the dtype of every datatype of numbers, by the datatype's handle."""
-    dtypes, others = _dtypes(), _named(*_NOT_NUMBERS)
-    return {
-        handle: dtypes[datatype.typestr]
-        for handle, datatype in _PREDEFINED.items()
-        if datatype.typestr in dtypes and handle not in others
-    }
-
-
 _PREDEFINED: Final = {
     thing.handle: thing
     for thing in vars(MPI).values()
     if isinstance(thing, MPI.Datatype) and thing != MPI.DATATYPE_NULL
 }
-_NUMBER: Final = _numbers()
+_DTYPES: Final = {np.dtype(code).str[1:]: np.dtype(code) for code in "?bhilqBHILQfdgFDG"}
+"""The dtypes of numbers by their type strings, as ``MPI.Datatype.typestr`` spells them."""
+
+_OTHERS: Final = {getattr(MPI, name).handle for name in _NOT_NUMBERS}
+_NUMBER: Final = {
+    handle: _DTYPES[datatype.typestr]
+    for handle, datatype in _PREDEFINED.items()
+    if datatype.typestr in _DTYPES and handle not in _OTHERS
+}
+"""The dtype of every datatype of numbers, by the datatype's handle."""
+
 _HALVES: Final = {handle: np.dtype(np.float16) for handle, datatype in _PREDEFINED.items() if datatype.typestr == "f2"}
 
 
@@ -167,20 +158,14 @@ def _reduction(datatype: int, name: str) -> Reduction | None:
     return None if dtype is None or name not in _OPS[dtype.kind] else reduction(name, dtype, 1)
 
 
-def maxloc(left: Array, right: Array, out: Array) -> None:
-    """Take the pair with the larger value; of equal ones that with the lower index."""
-    _locate(np.greater, left, right, out)
-
-
-def minloc(left: Array, right: Array, out: Array) -> None:
-    """Take the pair with the smaller value; of equal ones that with the lower index."""
-    _locate(np.less, left, right, out)
-
-
 def _locate(better: Callable[[Array, Array], Array], left: Array, right: Array, out: Array) -> None:
+    """Take the pair with the better value; of equal ones that with the lower index."""
     tied = (left["value"] == right["value"]) & (right["index"] < left["index"])
     out[...] = np.where(better(right["value"], left["value"]) | tied, right, left)
 
 
-_LOCATORS: Final[dict[str, Combine]] = {"maxloc": maxloc, "minloc": minloc}
+_LOCATORS: Final[dict[str, Combine]] = {
+    "maxloc": partial(_locate, np.greater),
+    "minloc": partial(_locate, np.less),
+}
 _LOCATING: Final = {MPI.MAXLOC.handle: "maxloc", MPI.MINLOC.handle: "minloc"}

@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from functools import cache
+from functools import cache, cached_property
 from hashlib import blake2b
 from pathlib import Path
 from typing import Final, NamedTuple
@@ -57,7 +57,6 @@ class Settings:
     _ladders: dict[tuple[Collective, int, Spread, Memory, str | None], list[Found]] = field(
         default_factory=dict, compare=False, repr=False
     )
-    _digest: list[bytes] = field(default_factory=list, compare=False, repr=False)
 
     @classmethod
     def of_environment(cls) -> Settings:
@@ -152,20 +151,19 @@ class Settings:
             f"is {here}{placed[1]}"
         )
 
+    @cached_property
     def digest(self) -> bytes:
-        """Return what is the same exactly where the same choices are made."""
-        if not self._digest:
-            tables = [text_of(table) for table in (self.table, default_table()) if table is not None]
-            text = "\0".join([self.forced or "", LEARN * self.learns, *tables])
-            self._digest.append(blake2b(text.encode(), digest_size=DIGEST_BYTES).digest())
-        return self._digest[0]
+        """What is the same exactly where the same choices are made."""
+        tables = [text_of(table) for table in (self.table, default_table()) if table is not None]
+        text = "\0".join([self.forced or "", LEARN * self.learns, *tables])
+        return blake2b(text.encode(), digest_size=DIGEST_BYTES).digest()
 
     def __str__(self) -> str:
         """Say it in words, with the beginning of the digest: what has one name on two ranks may differ."""
         table = "the default table" if self.table is None else f"tuning table {self.table.name!r}"
         forced = "" if self.forced is None else f", algorithm {self.forced!r} where it serves"
         learns = ", and learns" if self.learns else ""
-        return f"{table}{forced}{learns} ({self.digest().hex()[:8]})"
+        return f"{table}{forced}{learns} ({self.digest.hex()[:8]})"
 
 
 def _placed(layout: Layout) -> str:

@@ -45,7 +45,7 @@ def compare_settings(ranks: Agreement, layout: Layout, *, reproducible: bool) ->
     """
     name = os.urandom(NAME_BYTES)
     try:
-        mine, able, peer = _settings(ranks, layout).digest(), awareness().able, process().peer
+        mine, able, peer = _settings(ranks, layout).digest, awareness().able, process().peer
         mine = mine[:-1] + bytes([mine[-1] ^ reproducible])
     except ValueError:
         mine, able, peer = bytes(DIGEST_BYTES), False, bytes(PEER_BYTES)

@@ -68,8 +68,8 @@ def test_tables_that_choose_otherwise_have_other_digests():
         dataclasses.replace(row, ranks=None),
         dataclasses.replace(row, memory=None, choice=row.choice._replace(unregistered=None)),
     ]
-    digests = {Settings(Table("t", (each,))).digest() for each in (row, *others)}
-    digests |= {Settings(Table("t", (row,), piece_cost=cost)).digest() for cost in (1, 2)}
+    digests = {Settings(Table("t", (each,))).digest for each in (row, *others)}
+    digests |= {Settings(Table("t", (row,), piece_cost=cost)).digest for cost in (1, 2)}
     assert len(digests) == len(others) + 3
 
 
@@ -77,7 +77,7 @@ def test_files_come_back_as_they_were(tmp_path):
     table = Table(str(tmp_path / "t.json"), (Row(Collective.ALLREDUCE, Choice("ring", 2), 10),), ORIGIN)
     write_table(tmp_path / "t.json", table)
     assert read_table(tmp_path / "t.json") == table
-    assert Settings(table).digest() == Settings(read_table(tmp_path / "t.json")).digest()
+    assert Settings(table).digest == Settings(read_table(tmp_path / "t.json")).digest
 
 
 ROW = {
