@@ -118,4 +118,4 @@ def test_digests_tell_settings_apart():
     all_settings = [Settings(), Settings(forced="ring"), Settings(forced="tree"), Settings(Table("", (row,)))]
     all_settings.append(Settings(Table("", (row,)), "ring"))
     assert len({settings.digest for settings in all_settings}) == len(all_settings)
-    assert Settings(Table("a", (row,))).digest == Settings(Table("b", (row,))).digest()  # a name decides nothing
+    assert Settings(Table("a", (row,))).digest == Settings(Table("b", (row,))).digest  # a name decides nothing
