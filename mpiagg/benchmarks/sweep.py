@@ -21,8 +21,8 @@ from mpiagg.benchmarks.flags import MLBENCH_CALLS, BenchFlags, dtype_of
 from mpiagg.benchmarks.on_device import DeviceTask, DeviceWatch, facts, take_device, title
 from mpiagg.errors import DeviceError
 from mpiagg.plans.choices import NATIVE
-from mpiagg.schedules import Collective, Layout
-from mpiagg.transport import Node, channel_of
+from mpiagg.schedules import Collective
+from mpiagg.transport import channel_of
 
 COPY: Final = "copy"
 """The limit on a node: every rank copies its vector once, all at the same time."""
@@ -71,8 +71,8 @@ class Sweep:
     ) -> None:
         self.comm, self.flags = comm, flags
         self._tell = show or (lambda _: None)
-        self.layout = _layout(comm)
         self._channel = channel_of(comm)
+        self.layout = self._channel.layout
         self.device = take_device(self._channel, flags.device)
         if flags.link_rate is not None and len(self.layout.nodes) == 1:
             raise click.ClickException("--link-rate is for ranks on several nodes; all of these are on one")
@@ -279,14 +279,6 @@ class Sweep:
             )
             for row in rows
         ]
-
-
-def _layout(comm: MPI.Intracomm) -> Layout:
-    """Return which rank is on which node; collective."""
-    node = Node(comm)
-    layout = node.layout
-    node.free()
-    return layout
 
 
 def _row(task: Task, name: str, result: timing.Result, *, wrong: int) -> ResultRow:

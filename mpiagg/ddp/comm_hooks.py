@@ -26,7 +26,6 @@ class GradBucket:
     def __init__(self, number: int, bucket: Bucket, parameters: Sequence[torch.Tensor], *, last: bool) -> None:
         self._number, self._last = number, last
         self.own = self._buffer = tensor_of(bucket.vector)
-        self._gradients = [tensor_of(view) for view in bucket.views.values()]
         self._parameters = [parameters[index] for index in bucket.views]
 
     def index(self) -> int:
@@ -39,10 +38,8 @@ class GradBucket:
 
     def gradients(self) -> list[torch.Tensor]:
         """Return the gradients, which are views of the buffer."""
-        if self._buffer is self.own:
-            return self._gradients
-        parts = self._buffer.split([x.numel() for x in self._gradients])
-        return [part.view(x.shape) for part, x in zip(parts, self._gradients, strict=True)]
+        parts = self._buffer.split([x.numel() for x in self._parameters])
+        return [part.view(x.shape) for part, x in zip(parts, self._parameters, strict=True)]
 
     def parameters(self) -> list[torch.Tensor]:
         """Return the parameters whose gradients they are."""

@@ -81,7 +81,10 @@ class Hooks:
             if gradient is None and not parameter.has_other_hooks:  # a function's backward gave none: it is missing
                 return
             if gradient is None:
-                self._launcher.fault = PlanError("another hook has taken a gradient away before it could be aggregated")
+                self._launcher.fault = PlanError(
+                    "a gradient is missing that a backward pass has brought: another hook has taken it away before it "
+                    "could be aggregated, or a function has given none for it"
+                )
         self._launcher.place(index, gradient)
 
     def end(self) -> None:

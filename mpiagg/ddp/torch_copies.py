@@ -24,7 +24,6 @@ class SavedModule(torch.nn.Module):  # type: ignore[misc]  # mypy sees no classe
         torch.nn.Module.__init__(self)
         self._laid_out = self._queued = self._expected = False
         self._pass_syncs = True
-        self._passed: set[torch.Tensor] = set()
         self._buffers_due = True
         self._comm_hook: tuple[CommHook, Any] | None = None
 

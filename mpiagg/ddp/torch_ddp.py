@@ -61,8 +61,10 @@ class TorchDDP(SavedModule, DDP):
     static_graph : bool
         Whether a parameter may get its gradient several times in a backward pass (reentrant checkpoints of tied
         weights). Nothing is sent before the pass is over, as with ``overlap=False``.
-    find_unused_parameters, skip_all_reduce_unused_params, gradient_as_bucket_view, check_reduction
-        Unneeded: missing gradients are found anyway, and gradients are views of buckets.
+    find_unused_parameters : bool
+        Whether a rank takes part also if its backward pass reaches no parameter at all; others may lack any gradients.
+    skip_all_reduce_unused_params, gradient_as_bucket_view, check_reduction
+        Unneeded: gradients are views of buckets.
     mixed_precision, delay_all_reduce_named_params, param_to_hook_all_reduce
         Not there; anything but None is a ValueError.
 
@@ -190,9 +192,9 @@ class TorchDDP(SavedModule, DDP):
                 lambda x: x.to(device) if isinstance(x, torch.Tensor) else x, (inputs, keywords)
             )
         found = self.module(*inputs, **keywords)
-        if torch.is_grad_enabled():
-            found = watched(found, self._queue, self._passed if self._asked.find_unused_parameters else None)
-            # Of several forwards before a backward one alone need be outside no_sync().
+        if self._laid_out and torch.is_grad_enabled():
+            found = watched(found, self._queue, self._unsynced.found if self._asked.find_unused_parameters else None)
+            # One of several forwards before a backward is enough.
             self._pass_syncs = self._syncing or (self._expected and self._pass_syncs)
             # A pass that goes by none of its tensors is told of by the first gradient of a parameter.
             self._expected, self._queued = True, False
@@ -206,17 +208,16 @@ class TorchDDP(SavedModule, DDP):
             torch.autograd.Variable._execution_engine.queue_callback(self._end_pass)  # noqa: SLF001 - torch's only name
 
     def _end_pass(self) -> None:
-        came = bool(self._unsynced.found or (self._expected and self._passed))
+        came = bool(self._unsynced.found)
         comes = self._expected and not came  # after torch.autograd.grad, which brings parameters no gradients
         if comes and self._pass_syncs:
             self._adapter.check()
         self._queued = False
-        self._passed.clear()
         if self._pass_syncs and not self._freed and came:
             with self._channel.one_thread, self._adapter.stream():
                 self._sync_in_stream(None, overlapped=False)
             self._unsynced.synced = True
-        elif self._laid_out and not self._pass_syncs:
+        elif not self._pass_syncs:
             self._unsynced.excuse()
         self._expected = comes
 

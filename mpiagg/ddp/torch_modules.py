@@ -1,4 +1,4 @@
-"""Modules of torch as DDP sees them. The only file of DDP that imports torch."""
+"""Modules of torch as DDP sees them."""
 
 from __future__ import annotations
 
@@ -195,7 +195,7 @@ class UnsyncedParameters:
     Attributes
     ----------
     found : set of torch.Tensor
-        The parameters.
+        The parameters, and what else a backward pass has left as a sign.
     synced : bool
         Whether a backward pass has aggregated its gradients, and no optimizer has stepped with them yet.
     """

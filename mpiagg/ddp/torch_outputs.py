@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch.utils._pytree import tree_map
+from torch.utils._pytree import tree_flatten, tree_map
 
 
 def watched(found: Any, call: Callable[[object], None], passed: set[torch.Tensor] | None) -> Any:
@@ -19,22 +19,21 @@ def watched(found: Any, call: Callable[[object], None], passed: set[torch.Tensor
     call : callable
         Called with a gradient.
     passed : set of torch.Tensor, optional
-        Is not empty after a backward pass; torch.autograd.grad leaves it as it is. So it tells of the pass on ranks
+        Has one more after a backward pass; torch.autograd.grad leaves it as it is. So it tells of the pass on ranks
         that have used no parameter.
     """
-    mark = None
     if passed is not None:
         mark = torch.zeros((), requires_grad=True)
         mark.register_post_accumulate_grad_hook(passed.add)
+        found = tree_map(lambda x: _Marked.apply(x, mark) if _has_graph(x) else x, found)
+    for x in tree_flatten(found)[0]:
+        if _has_graph(x):
+            x.register_hook(call)
+    return found
 
-    def watch(x: Any) -> Any:
-        if not isinstance(x, torch.Tensor) or x.grad_fn is None:
-            return x
-        x = x if mark is None else _Marked.apply(x, mark)
-        x.register_hook(call)
-        return x
 
-    return tree_map(watch, found)
+def _has_graph(x: Any) -> bool:
+    return isinstance(x, torch.Tensor) and x.grad_fn is not None
 
 
 class _Marked(torch.autograd.Function):  # type: ignore[misc,unused-ignore]  # without torch it has no type

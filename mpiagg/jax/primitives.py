@@ -24,7 +24,7 @@ from mpiagg.collectives.functions import allreduce, reduce_scatter
 from mpiagg.collectives.moving_functions import allgather, alltoall, broadcast
 from mpiagg.errors import PlanError
 from mpiagg.jax.frames import c_function
-from mpiagg.transport import channel_of
+from mpiagg.transport import Channel, channel_of
 
 TARGET: Final = "mpiagg_collective"
 """The name by which compiled programs call the function here."""
@@ -88,7 +88,7 @@ _MOVING: Final = {"allgather": allgather, "alltoall": alltoall}
 _COMMS: Final[list[Comm]] = []
 """Private duplicates: their calls are made by JAX's threads, and must not meet other calls of the program."""
 
-_NUMBERS: Final[dict[int, int]] = {}
+_NUMBERS: Final[dict[Channel, int]] = {}
 """The numbers of duplicates, by the channel of the communicator that was duplicated."""
 
 
@@ -101,17 +101,12 @@ def comm_of(comm: MPI.Intracomm | None) -> tuple[int, int, int]:
         If MPI was not started with ``MPI.THREAD_MULTIPLE``: compiled programs run in threads of JAX.
     """
     channel = channel_of(comm)
-    if id(channel) not in _NUMBERS:
+    if channel not in _NUMBERS:
         if MPI.Query_thread() < MPI.THREAD_MULTIPLE:
             raise PlanError("mpiagg.jax needs MPI.THREAD_MULTIPLE: JAX calls from threads of its own")
         _COMMS.append(Comm(MPI.COMM_WORLD if comm is None else comm))
-        _KEPT.append(channel)
-        _NUMBERS[id(channel)] = len(_COMMS) - 1
-    return _NUMBERS[id(channel)], channel.size, channel.rank
-
-
-_KEPT: Final[list[object]] = []
-"""The channels whose identities are known, so that no other is given one of them."""
+        _NUMBERS[channel] = len(_COMMS) - 1
+    return _NUMBERS[channel], channel.size, channel.rank
 
 
 @cache
@@ -215,9 +210,6 @@ mlir.register_lowering(own_p, mlir.lower_fun(_own, multiple_results=False))
 
 
 # -- differentiated
-
-_BACK: Final = {"reduce_scatter": "allgather", "alltoall": "alltoall"}
-"""The collective that is another's transpose."""
 
 
 def _differentiated(primals: Any, tangents: Any, *, call: TracedCall) -> Any:

@@ -68,6 +68,7 @@ class RankGroup(dist.ProcessGroup):  # type: ignore[misc]  # mypy sees no classe
 
     def __init__(self, comm: MPI.Intracomm, name: str, timeout: timedelta) -> None:
         super().__init__(comm.rank, comm.size)
+        self._rank, self._size = comm.rank, comm.size
         # By our own schedules alone: the MPI library's collectives cannot be left when the time is over.
         self._comm, self._messages = Comm(comm, reproducible=True), comm.Dup()
         self._name, self._description = name, "undefined"
@@ -120,11 +121,11 @@ class RankGroup(dist.ProcessGroup):  # type: ignore[misc]  # mypy sees no classe
 
     def rank(self) -> int:
         """Return the rank."""
-        return self._messages.rank
+        return self._rank
 
     def size(self) -> int:
         """Return how many ranks there are."""
-        return self._messages.size
+        return self._size
 
     getRank, getSize = rank, size  # noqa: N815 - torch's names
 

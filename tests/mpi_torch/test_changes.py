@@ -76,6 +76,6 @@ def test_a_gradient_that_somebody_else_takes_is_noticed():
     handle = module[1].bias.register_post_accumulate_grad_hook(lambda x: setattr(x, "grad", None))
     with mpiagg.DDP(module) as ddp:
         one_pass(module)
-        refused(mpiagg.PlanError, "another hook has taken a gradient away", ddp.sync_gradients)
+        refused(mpiagg.PlanError, "another hook has taken it away", ddp.sync_gradients)
         handle.remove()
         good_step(ddp)

@@ -486,6 +486,16 @@ def test_copies_that_have_not_trained():
         refused(ValueError, "sparse gradients", lambda: twin.join().__enter__())
 
 
+def test_a_copy_begins_inside_no_sync():
+    with mpiagg.DDP(net().double()) as ddp, copy.deepcopy(ddp) as twin:
+        for each in ddp, twin:
+            with each.no_sync():
+                loss_of(each(batch(0))).backward()
+            loss_of(each(batch(1))).backward()
+        for wanted, found in zip(ddp.parameters(), twin.parameters(), strict=True):
+            torch.testing.assert_close(found.grad, wanted.grad)
+
+
 def test_old_buckets_and_lost_modules_are_let_go():
     model = net().double()
     with mpiagg.DDP(model) as ddp:
@@ -682,6 +692,51 @@ def test_a_rank_that_uses_no_parameter_at_all():
             loss_of(ddp(batch(step))).backward()
             mine = [x.grad.numpy().tobytes() for x in model.parameters()]
             assert COMM.allgather(mine) == [mine] * SIZE
+
+
+def test_a_rank_that_uses_no_parameter_takes_part_in_every_pass():
+    model = Sometimes().double()
+    x = batch(0)
+    with mpiagg.DDP(model, find_unused_parameters=True) as ddp:
+
+        def is_mine_everywhere():
+            mine = [x.grad.numpy().tobytes() for x in model.parameters()]
+            return COMM.allgather(mine) == [mine] * SIZE
+
+        first, second = ddp(x), ddp(2 * x)  # two passes of as many forwards
+        first.sum().backward()
+        second.sum().backward()
+        assert is_mine_everywhere()
+        model.zero_grad()
+        with ddp.no_sync():  # and what has added up since is aggregated once more
+            ddp(x).square().sum().backward()
+        ddp.sync_gradients()
+        assert is_mine_everywhere()
+        model.zero_grad()
+        y = x.clone().requires_grad_()
+        ddp.require_backward_grad_sync = False
+        found = ddp(y)
+        torch.autograd.grad(found.sum(), y, retain_graph=True)
+        found.sum().backward()
+        ddp.require_backward_grad_sync = True
+        before = [None if x.grad is None else x.grad.clone() for x in model.parameters()]
+        torch.autograd.grad(ddp(y).sum(), y)  # brings nobody a gradient, and is no step
+        after = [x.grad for x in model.parameters()]
+        assert all(a is b or torch.equal(a, b) for a, b in zip(before, after, strict=True))
+
+
+def test_what_a_module_returns_is_handed_on_as_it_is():
+    class Returning(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer, self.found = nn.Linear(4, 2), {}
+
+        def forward(self, x):
+            self.found["y"] = self.layer(x)
+            return self.found
+
+    with mpiagg.DDP(Returning().double()) as ddp:
+        assert ddp(batch(0)) is ddp.module.found
 
 
 @pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
