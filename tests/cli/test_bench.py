@@ -212,7 +212,17 @@ def test_a_peer_that_is_not_there_is_told_before_anything_is_started(monkeypatch
 
 def test_the_command_measures_and_saves(mpiagg, tmp_path):
     path = tmp_path / "bench.json"
-    done = mpiagg("bench", "-m", "64:1K", "-i", "7", "-x", "1", "-f", "--json", str(path))
+    flags = (
+        "-m",
+        "64:1K",
+        "-i",
+        "7",
+        "-x",
+        "1",
+        "--time-limit",
+        "1000",
+    )  # on a busy machine they take longer than usual
+    done = mpiagg("bench", *flags, "-f", "--json", str(path))
     assert done.status == 0, done.err
     names = ["native", "auto", *algorithms("allreduce"), "copy"]
     lines = [line for line in done.out.splitlines() if not line.startswith("#")]
