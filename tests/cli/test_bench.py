@@ -221,7 +221,7 @@ def test_the_command_measures_and_saves(mpiagg, tmp_path):
         "1",
         "--time-limit",
         "1000",
-    )  # on a busy machine they take longer than usual
+    )  # however busy the machine is
     done = mpiagg("bench", *flags, "-f", "--json", str(path))
     assert done.status == 0, done.err
     names = ["native", "auto", *algorithms("allreduce"), "copy"]
