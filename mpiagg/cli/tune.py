@@ -24,7 +24,7 @@ from mpiagg.tables import Case, Memory, Settings
 from mpiagg.tables.cache import can_be_kept, folder, write_cached
 from mpiagg.tables.files import read_table, write_table
 from mpiagg.tables.predicted import Prices
-from mpiagg.tables.settings import FORCED, LEARN, TUNING, Found, default_table
+from mpiagg.tables.settings import FORCED, LEARN, TUNING, Found
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -253,8 +253,7 @@ def _measured_library(settings: Settings, library: str | None) -> str:
     """Return the MPI library to choose for, and say so if no row was measured with the one that is asked for."""
     if library is None:
         return _library_of(settings)
-    tables = [default_table()] if settings.table is None else [settings.table, default_table()]
-    known = sorted({row.library for table in tables for row in table.rows if row.library is not None})
+    known = sorted({row.library for table in settings.tables for row in table.rows if row.library is not None})
     if library not in known:
         click.echo(f"No row was measured with {library}, only with {' and '.join(known)}.", err=True)
     return library

@@ -32,17 +32,10 @@ BYTE is taken for a number, as MPI libraries do: mpi4py passes an array of uint8
 """
 
 # Fortran's truth need not be C's, and a quadruple is no long double, though its typestr is.
-_NOT_NUMBERS: Final = (
-    "PACKED",
-    "LOGICAL",
-    "LOGICAL1",
-    "LOGICAL2",
-    "LOGICAL4",
-    "LOGICAL8",
-    "REAL16",
-    "COMPLEX32",
-)
-
+_NOT_NUMBERS: Final = {
+    getattr(MPI, name).handle
+    for name in ("PACKED", "LOGICAL", "LOGICAL1", "LOGICAL2", "LOGICAL4", "LOGICAL8", "REAL16", "COMPLEX32")
+}
 
 _PREDEFINED: Final = {
     thing.handle: thing
@@ -52,11 +45,10 @@ _PREDEFINED: Final = {
 _DTYPES: Final = {np.dtype(code).str[1:]: np.dtype(code) for code in "?bhilqBHILQfdgFDG"}
 """The dtypes of numbers by their type strings, as ``MPI.Datatype.typestr`` spells them."""
 
-_OTHERS: Final = {getattr(MPI, name).handle for name in _NOT_NUMBERS}
 _NUMBER: Final = {
     handle: _DTYPES[datatype.typestr]
     for handle, datatype in _PREDEFINED.items()
-    if datatype.typestr in _DTYPES and handle not in _OTHERS
+    if datatype.typestr in _DTYPES and handle not in _NOT_NUMBERS
 }
 """The dtype of every datatype of numbers, by the datatype's handle."""
 

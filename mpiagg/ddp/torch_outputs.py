@@ -1,4 +1,4 @@
-"""What a module has returned, such that backward passes through it are heard of."""
+"""What a module has returned, with hooks for the backward passes through it."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ def watched(found: Any, call: Callable[[object], None], passed: set[torch.Tensor
     call : callable
         Called with a gradient.
     passed : set of torch.Tensor, optional
-        Has one more after a backward pass; torch.autograd.grad leaves it as it is. So it tells of the pass on ranks
-        that have used no parameter.
+        Each backward pass adds a tensor; torch.autograd.grad adds none. So a rank that has used no parameter knows of
+        the pass.
     """
     if passed is not None:
         mark = torch.zeros((), requires_grad=True)

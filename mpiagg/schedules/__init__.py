@@ -1,8 +1,8 @@
 """Collective algorithms as data: no MPI, no arrays, no clock.
 
-The modules named after an algorithm define it; ``table`` names them all; ``check`` checks them, ``model`` prices them
-and ``picture`` draws them, on the walk through all ranks that ``walk`` takes. For prices of very many ranks ``ranks``,
-``posts``, ``waves`` and ``clocks`` take that walk for all ranks at once.
+The modules named after an algorithm define it; ``table`` names them all. ``check`` checks them on the walk through all
+ranks that ``walk`` takes. ``model`` prices them; its ``ranks``, ``posts``, ``waves`` and ``clocks`` take that walk for
+all ranks at once. ``picture`` draws them.
 """
 
 from mpiagg.schedules.check import Count, check, count, forwards, prove

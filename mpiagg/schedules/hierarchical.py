@@ -99,9 +99,10 @@ def by_leaders(place: int, node: NodeExchange, across: Iterator[Round]) -> Itera
 def _with_each_node(place: int, node: NodeExchange) -> Iterator[Round]:
     """Exchange with the nodes that a rank is the leader for, one after the other."""
     for far in node.led(index(place)):
+        to, source = node.ranks(far)[place], node.ranks(-far)[place]
         yield Round(
-            *(send(node.ranks(far)[place], *block) for block in node.between(0, far)),
-            *(receive(node.ranks(-far)[place], *block) for block in node.between(-far, 0)),
+            *(send(to, *block) for block in node.between(0, far)),
+            *(receive(source, *block) for block in node.between(-far, 0)),
         )
 
 

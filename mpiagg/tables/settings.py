@@ -78,6 +78,11 @@ class Settings:
             return cls(None, forced, learns=forced is None)
         return cls(read_table(Path(path)) if path else None, forced)
 
+    @property
+    def tables(self) -> list[Table]:
+        """The tables whose rows are taken, the first that has one for a case."""
+        return [table for table in (self.table, default_table()) if table is not None]
+
     def found(self, case: Case) -> Found:
         """Return what is taken in a case, and why."""
         layout = case.layout
@@ -116,10 +121,9 @@ class Settings:
         """Return what is taken for lengths that grow; the last step is for any length."""
         if self.forced is not None and collective in algorithm(self.forced).schedules:
             return [Found(Choice(self.forced))]
-        tables = [default_table()] if self.table is None else [self.table, default_table()]
         return [
             Found(row.choice, table, number, row)
-            for table in tables
+            for table in self.tables
             for number, row in table.ladder(collective, ranks, spread, memory, library)
         ]
 
@@ -154,8 +158,7 @@ class Settings:
     @cached_property
     def digest(self) -> bytes:
         """What is the same exactly where the same choices are made."""
-        tables = [text_of(table) for table in (self.table, default_table()) if table is not None]
-        text = "\0".join([self.forced or "", LEARN * self.learns, *tables])
+        text = "\0".join([self.forced or "", LEARN * self.learns, *map(text_of, self.tables)])
         return blake2b(text.encode(), digest_size=DIGEST_BYTES).digest()
 
     def __str__(self) -> str:

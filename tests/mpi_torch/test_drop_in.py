@@ -157,13 +157,17 @@ def two_forwards(ddp, optimizer):
         optimizer.step()
 
 
+def average_by_hand(ddp):
+    for parameter in ddp.parameters():
+        dist.all_reduce(parameter.grad, dist.ReduceOp.AVG)
+
+
 def by_hand(ddp, optimizer):
     for step in range(3):
         optimizer.zero_grad()
         with ddp.no_sync():
             loss_of(ddp(batch(step))).backward()
-        for parameter in ddp.parameters():
-            dist.all_reduce(parameter.grad, dist.ReduceOp.AVG)
+        average_by_hand(ddp)
         optimizer.step()
 
 
@@ -196,8 +200,7 @@ def backwards_of_a_forward_in_no_sync(ddp, optimizer):
             found = ddp(batch(step))
         found.sum().backward(retain_graph=True)
         found.square().sum().backward()
-        for parameter in ddp.parameters():
-            dist.all_reduce(parameter.grad, dist.ReduceOp.AVG)
+        average_by_hand(ddp)
         optimizer.step()
 
 
