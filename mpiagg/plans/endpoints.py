@@ -180,6 +180,32 @@ class Endpoint:
         return tuple(a_round for a_round in rounds if a_round.starts or a_round.reductions)
 
 
+class Asking:
+    """A stream of a device's for what an operation asks of it."""
+
+    def __init__(self, device: Accelerator, label: str) -> None:
+        self.stream, self._computing = device.stream(), Computing(label)
+
+    def follow(self, *calls: Callback) -> BoundRound:
+        """Return the round that makes some calls after all that was asked for before, and waits for both."""
+        return self.done(self.stream.follow, *((self.ask(*calls),) if calls else ()))
+
+    def done(self, *starts: Callback) -> BoundRound:
+        """Return the round that begins with some calls, and waits for what was asked for here."""
+        return BoundRound(starts, (self.stream.done,), (), (self._computing,))
+
+    def ask(self, *calls: Callback) -> Callback:
+        """Return the call that makes some calls, whose work goes to the stream."""
+        return partial(_ask, self.stream, calls)
+
+
+def _ask(stream: Stream, calls: Sequence[Callable[[], object]]) -> None:
+    """Make calls whose work goes to a stream."""
+    with stream:
+        for call in calls:
+            call()
+
+
 class DeviceEndpoint(Endpoint):
     """Messages of a device's memory, which it works on in a stream of this endpoint's own.
 
@@ -192,12 +218,11 @@ class DeviceEndpoint(Endpoint):
 
     def __init__(self, channel: Channel, tag: Tag, label: str, device: Accelerator) -> None:
         super().__init__(channel, tag, label)
-        self.device, self._stream = device, device.stream()
-        self._computing = Computing(label)
+        self.device, self._asking = device, Asking(device, label)
 
     def _parts(self, draft: Draft) -> list[BoundRound]:
         """Return the round in two parts: what the device does before the messages, and these with what it does then."""
-        ready = BoundRound(self._asked(draft.encodings), (self._stream.done,), (), (self._computing,))
+        ready = self._asking.done(*self._asked(draft.encodings))
         messages = Draft()
         messages.receives, messages.sends = draft.receives, draft.sends
         (crossing,) = super()._parts(messages)
@@ -209,12 +234,11 @@ class DeviceEndpoint(Endpoint):
 
     def whole(self, rounds: Sequence[BoundRound]) -> tuple[BoundRound, ...]:
         """Return all rounds, after what was asked for before them, until the device is done."""
-        after = BoundRound((self._stream.follow,), (), (), ())
-        done = BoundRound((), (self._stream.done,), (), (self._computing,))
-        return (after, *(a_round for a_round in rounds if a_round.starts or a_round.tests), done)
+        asked = (a_round for a_round in rounds if a_round.starts or a_round.tests)
+        return (BoundRound((self._asking.stream.follow,), (), (), ()), *asked, self._asking.done())
 
     def _asked(self, calls: Sequence[Callback]) -> tuple[Callback, ...]:
-        return (partial(ask, self._stream, tuple(calls)),) if calls else ()
+        return (self._asking.ask(*calls),) if calls else ()
 
 
 class StagedEndpoint(DeviceEndpoint):
@@ -248,29 +272,3 @@ def _by_itself(numbered: tuple[int, tuple[Step, Piece]]) -> int:
     """Return a number that is another for each piece that is too long to be packed, and -1 for the others."""
     number, (_, piece) = numbered
     return number if piece.array.nbytes > PACKED else -1
-
-
-class Asking:
-    """A stream of a device's for what an operation asks of it."""
-
-    def __init__(self, device: Accelerator, label: str) -> None:
-        self._stream, self._computing = device.stream(), Computing(label)
-
-    def follow(self) -> BoundRound:
-        """Return the round that waits for all that was asked for before."""
-        return self.done()._replace(starts=(self._stream.follow,))
-
-    def done(self) -> BoundRound:
-        """Return the round that waits for what was asked for here."""
-        return BoundRound((), (self._stream.done,), (), (self._computing,))
-
-    def ask(self, *calls: Callback) -> Callback:
-        """Return the call that makes some calls, whose work goes to the stream."""
-        return partial(ask, self._stream, calls)
-
-
-def ask(stream: Stream, calls: Sequence[Callable[[], object]]) -> None:
-    """Make calls whose work goes to a stream."""
-    with stream:
-        for call in calls:
-            call()

@@ -112,7 +112,7 @@ def slot_rounds(  # noqa: PLR0917 - what there is to be said of them
             *((pieces[number - 1].work,) if 1 <= number <= len(pieces) else ()),
             *(pieces[number].loads if number < len(pieces) else ()),
         ]
-        rounds += (asking.done()._replace(starts=(asking.ask(*calls),)), barrier_round(barrier, o.label, number + 1))
+        rounds += (asking.done(asking.ask(*calls)), barrier_round(barrier, o.label, number + 1))
     return rounds[:-1]  # nobody reads what is copied out last
 
 

@@ -10,14 +10,13 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import replace
-from functools import partial
 from typing import Final
 
 import numpy as np
 
 from mpiagg.arrays import Accelerator, Array, convert, flat
-from mpiagg.plans.endpoints import ask
-from mpiagg.plans.program import BoundRound, Callback, Computing, Program, in_turn
+from mpiagg.plans.endpoints import Asking
+from mpiagg.plans.program import Callback, Program
 
 LEAST_PIECE: Final = 2**20
 MOST_PIECE: Final = 2**23
@@ -80,15 +79,9 @@ def by_way_of_host(
     label : str
         What it is, for messages to people.
     """
-    stream, computing = device.stream(), Computing(label)
-
-    def asked(call: Callback | None) -> Program:
-        if call is None:
-            return Program((), (), 0)
-        starts = (stream.follow, partial(ask, stream, (call,)))
-        return Program((BoundRound(starts, (stream.done,), (), (computing,)),), (), 0)
-
-    return replace(in_turn(asked(load), program, asked(store)), device=device)
+    asking = Asking(device, label)
+    first, last = ((asking.follow(call),) if call else () for call in (load, store))
+    return replace(program, rounds=(*first, *program.rounds, *last), device=device)
 
 
 def to_host(device: Accelerator, twin: Array, x: Array) -> None:
