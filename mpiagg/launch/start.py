@@ -49,6 +49,9 @@ _FRIENDLY: Final = {
 }
 
 
+MOST_ON_A_CORE: Final = 16
+"""Ranks that a command starts by itself for each core: with a slip of the pen it would take all memory there is."""
+
 PATIENCE: Final = 10.0
 """Seconds that a job has to end in when it is told to."""
 
@@ -223,7 +226,18 @@ def run(ranks: int, arguments: Sequence[str], options: Sequence[str] = ()) -> in
     """Run ``python arguments`` on a number of local ranks, wait for them, and return the exit status.
 
     The ``options`` are for mpiexec.
+
+    Raises
+    ------
+    click.UsageError
+        If these are more ranks than this machine should hold.
     """
+    most = MOST_ON_A_CORE * (os.cpu_count() or 1)
+    if ranks > most:
+        raise click.UsageError(
+            f"{ranks} ranks are too many: at most {most} are started here, {MOST_ON_A_CORE} for each core. "
+            "To have more, start the command with mpiexec or srun"
+        )
     terminal = sys.stdout is not None and sys.stdout.isatty()
     width = {TERMINAL_WIDTH: str(shutil.get_terminal_size().columns)} if terminal else {}
     return subprocess.call(command(ranks, arguments, options), env=environment(width))  # noqa: S603 - our own Python

@@ -163,6 +163,16 @@ def test_ranks_run_and_their_status_comes_back(bare, capfd):  # noqa: ARG001 - i
     assert launch.run(1, ["-c", "raise SystemExit(3)"]) != 0
 
 
+def test_more_ranks_than_the_machine_should_hold_are_refused(bare):
+    started = []
+    bare.setattr(subprocess, "call", lambda command, **_: started.append(command) or 0)
+    bare.setattr(os, "cpu_count", lambda: 3)
+    assert launch.run(48, ["-c", HELLO]) == 0
+    with pytest.raises(click.UsageError, match="49 ranks are too many: at most 48"):
+        launch.run(49, ["-c", HELLO])
+    assert len(started) == 1
+
+
 @pytest.mark.parametrize("vendor", ["MPICH", "Open MPI"])
 def test_a_job_started_by_the_right_launcher_is_not_blamed(bare, vendor):
     assert launch.wrong_launch(vendor) is None
