@@ -14,7 +14,7 @@ from mpiagg.collectives import block_functions, functions, moving_functions
 from mpiagg.collectives.comm import Comm
 from mpiagg.ddp.torch_modules import tensor_of
 from mpiagg.horovod.requests import TensorRequest, Terms
-from mpiagg.torch.tensors import moved, op_of, plain, put, view
+from mpiagg.torch.tensors import divide, moved, op_of, plain, put, view
 
 AVERAGE: Final = 0
 ADASUM: Final = 2
@@ -49,7 +49,7 @@ def scaled(tensor: torch.Tensor, factor: float) -> torch.Tensor:
 def _finished(tensor: torch.Tensor, terms: Terms, size: int) -> torch.Tensor:
     """Return a reduction as it is handed out: integers are divided here, since ours add them up alone."""
     if terms.op == AVERAGE and not tensor.is_floating_point() and not tensor.is_complex():
-        tensor = torch.div(tensor, size, rounding_mode="trunc")
+        divide(tensor, size)
     return scaled(tensor, terms.postscale)
 
 

@@ -191,12 +191,17 @@ def reducible(
     if kept:
         return
     if op == "sum" and kind_of(reduce_op) == dist.ReduceOp.AVG:
-        if whole.dtype.is_signed:
-            put(whole, torch.div(whole, size, rounding_mode="trunc"))
-        else:  # torch divides but one of its unsigned dtypes
-            np.floor_divide(view(whole), np.uint64(size), out=view(whole), casting="unsafe")
+        divide(whole, size)
     if whole is not tensor:
         put(tensor, whole)
+
+
+def divide(whole: torch.Tensor, size: int) -> None:
+    """Divide a plain tensor of integers, towards zero."""
+    if whole.dtype.is_signed:
+        put(whole, torch.div(whole, size, rounding_mode="trunc"))
+    else:  # torch divides but one of its unsigned dtypes
+        np.floor_divide(view(whole), np.uint64(size), out=view(whole), casting="unsafe")
 
 
 def flat(tensors: Sequence[torch.Tensor]) -> Array:

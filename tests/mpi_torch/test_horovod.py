@@ -2,6 +2,7 @@
 
 import copy
 
+import numpy as np
 import pytest
 import torch
 from mpi4py import MPI
@@ -70,6 +71,13 @@ def test_all_reduce(dtype):
     assert torch.equal(strided, total)
     twice = hvd.allreduce(numbers(RANK, dtype), op=hvd.Sum, prescale_factor=2, postscale_factor=3)
     assert torch.equal(twice, 6 * total)
+
+
+@pytest.mark.parametrize("name", [name for name in ("uint8", "uint16", "uint32", "uint64") if hasattr(torch, name)])
+def test_averages_of_unsigned_integers(name):
+    mine = torch.from_numpy(np.array([200, 7 + RANK, 0], name))
+    sums = [200 * SIZE % (256 if name == "uint8" else 2**16), 7 * SIZE + sum(range(SIZE)), 0]
+    assert hvd.allreduce(mine).tolist() == [value // SIZE for value in sums]
 
 
 def test_grouped_all_reduce_of_several_dtypes():
