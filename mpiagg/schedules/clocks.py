@@ -22,9 +22,7 @@ ROUNDING: Final = 8 * float(np.finfo(np.float64).eps)
 
 MOST_ROUNDS: Final = 4096
 MOST_NOISY_ROUNDS: Final = 512
-"""How many repeated rounds are carried out, without noise and with it, where ranks do not come to go on alike."""
-
-_LOOKS: Final = 16  # rounds between two looks at whether they go on alike
+"""How many repeated rounds are carried out, without noise and with it, where ranks do not come to repeat themselves."""
 
 
 class Costs(NamedTuple):
@@ -288,25 +286,34 @@ def _repeated(
 ) -> Values:
     """Let messages pass again and again: each after those of the round before that its two ends had a part in.
 
-    The clocks take maxima and add costs. So the advance of a clock is never above the largest of the round before,
-    nor below the smallest; once all are equal they stay so, and what is left of the rounds is that many advances. If
-    that takes too many rounds, the last rank is taken to go on as it did in the later half of those carried out.
+    The clocks take maxima and add costs, which commutes with adding a number to all of them. So once all clocks are
+    what they were some rounds ago, but for one number, such a cycle comes again and again, and what is left of the
+    rounds is that many cycles. Cycles are looked for by comparing each round with the last one whose number is a power
+    of two (Brent, An improved Monte Carlo factorization algorithm, BIT 20, 1980). If none is found in many rounds, the
+    last rank is taken to go on as it did in the later half of them.
     """
     peers, slot, own, order = table
     after_own, after_peer = np.full(peers.shape, -np.inf), np.full(peers.shape, -np.inf)
     most = MOST_NOISY_ROUNDS if chance.jitter else MOST_ROUNDS
-    halfway = 0.0
-    for done in range(1, min(times, most) + 1):
-        if chance.jitter or done == 1:
+    halfway, done, since, earlier = 0.0, 0, 0, clock
+    for carried_out in range(1, most + 1):
+        if chance.jitter or done == 0:
             both = Ends.of(costs, chance)
             after_own[slot, own] = np.concatenate([end.own for end in both])[order]
             after_peer[slot, own] = np.concatenate([end.peer for end in both])[order]
-        before = clock
         clock = np.maximum(clock + after_own, clock[peers] + after_peer).max(axis=0) + reduced
-        if done == most // 2:
+        done += 1
+        if carried_out == most // 2:
             halfway = clock.max()
-        look = not chance.jitter and (done % _LOOKS == 0 or done == 1)
-        if look and np.ptp(clock - before) <= ROUNDING * clock.max():
-            return clock + (times - done) * np.max(clock - before)
-    later: Values = clock + max(0, times - most) * (clock.max() - halfway) / (most - most // 2)
+        if not chance.jitter:
+            moved = clock - earlier
+            if np.ptp(moved) <= ROUNDING * clock.max():
+                cycle = done - since
+                cycles = (times - done) // cycle
+                clock, done = clock + cycles * moved.max(), done + cycles * cycle
+            elif done >= 2 * since:
+                earlier, since = clock, done
+        if done == times:
+            return clock
+    later: Values = clock + (times - done) * (clock.max() - halfway) / (most - most // 2)
     return later

@@ -714,7 +714,10 @@ def test_a_straggler_delays_all(name):
 @pytest.mark.parametrize("noise", [Noise(), Noise(jitter=1e-6)])
 @pytest.mark.parametrize("links", [(), (1e-9,) * 36 + (1e-7,)])
 def test_rounds_that_are_not_carried_out_take_as_long_as_others(monkeypatch, noise, links):
-    """Of a ring's 590 some; short messages let the ranks of a node run ahead of those that wait for another node."""
+    """Of a ring's 590 some; short messages let the ranks of a node run ahead of those that wait for another node.
+
+    Where all links are equal, and nothing is left to chance, the ranks come to repeat themselves, and all is exact.
+    """
     cluster = Cluster(beta=1e-9, node_alpha=0.3e-6, node_beta=2e-11, links=links)
     pricing = Pricing("ring", "allreduce", Layout.of([8] * 37), cluster)
     for name in ("MOST_ROUNDS", "MOST_NOISY_ROUNDS"):
@@ -724,7 +727,7 @@ def test_rounds_that_are_not_carried_out_take_as_long_as_others(monkeypatch, noi
         monkeypatch.setattr(f"mpiagg.schedules.clocks.{name}", 200)
     found = np.mean(pricing.sample(1000, noise, range(4)))
     assert found == pytest.approx(expected, rel=0.05)
-    assert found != expected
+    assert (found == expected) == (noise == Noise() and not links)
 
 
 # -- what a price is made of
