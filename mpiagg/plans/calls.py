@@ -232,7 +232,7 @@ class _Placed(Call):
         found.run(x, out, timeout)
 
     def _found_anew(self, key: Hashable, x: Array | None, out: Array | None) -> Call:
-        """Return what serves a place without a plan: the first gets one, others if they come again."""
+        """Return what serves a place without a plan: one is made for the first, and for others if they come again."""
         calls, is_new = self.channel.calls, self._is_new
         self._is_new = False
         if is_new or self.operation.nbytes > COPIED_BYTES or self._are_shared(x, out) or calls.asked_before(key):

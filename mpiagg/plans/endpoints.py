@@ -186,9 +186,9 @@ class Asking:
     def __init__(self, device: Accelerator, label: str) -> None:
         self.stream, self._computing = device.stream(), Computing(label)
 
-    def follow(self, *calls: Callback) -> BoundRound:
-        """Return the round that makes some calls after all that was asked for before, and waits for both."""
-        return self.done(self.stream.follow, *((self.ask(*calls),) if calls else ()))
+    def follow(self) -> BoundRound:
+        """Return the round that waits for all that was asked for before."""
+        return self.done(self.stream.follow)
 
     def done(self, *starts: Callback) -> BoundRound:
         """Return the round that begins with some calls, and waits for what was asked for here."""

@@ -80,7 +80,8 @@ def by_way_of_host(
         What it is, for messages to people.
     """
     asking = Asking(device, label)
-    first, last = ((asking.follow(call),) if call else () for call in (load, store))
+    follow = asking.stream.follow
+    first, last = ((asking.done(follow, asking.ask(call)),) if call else () for call in (load, store))
     return replace(program, rounds=(*first, *program.rounds, *last), device=device)
 
 
