@@ -176,9 +176,10 @@ def bench(ranks: int, json_file: Path | None, **options: object) -> None:
     """Time hand-written collectives beside the MPI library's own, and check their results.
 
     At every size, all algorithms and the MPI library's blocking call in place take turns. median and p99 are over
-    blocks of calls, of the slowest rank's mean in each block. algbw is the size over the median; busbw is
-    what the busiest link must have carried at least; /native is the median over the MPI library's, /gloo over
-    Gloo's, and /limit over that of one plain copy of the vector on every rank, or over what the links take at least.
+    blocks of calls, of the slowest rank's mean in each block. algbw is the size over the median; busbw is what the
+    busiest link must have carried at least; #wrong is how many elements differ from the right result; /native is the
+    median over the MPI library's, /gloo over Gloo's, and /limit over that of one plain copy of the vector on every
+    rank, or over what the links take at least.
 
     On a device, native works on copies in the host's memory. by-hand is a copy to the host, MPI_Allreduce and a copy
     back, one after the other; registered is auto on memory from mpiagg.empty; --beside mpi is the MPI library's

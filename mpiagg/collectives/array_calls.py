@@ -133,7 +133,7 @@ def _exchange(arguments: Arguments, x: Any, channel: Channel, timeout: float) ->
         call.run_other(lengths, taken, x, out, timeout)
         return out
     given = [[part, [rows * width for rows in each]] for part, each in ((x, sent), (out, received))]
-    call.hand_on(channel.comm.Alltoallv, given, timeout)
+    call.hand_on(channel.native.Alltoallv, given, timeout)
     return out
 
 

@@ -69,7 +69,7 @@ class _Native(Call, Recorded):
         Call.__init__(self, channel, operation, quiet=quiet)
         Recorded.__init__(self, channel, words or operation.description, operation.collective.value, operation.nbytes)
         self.subject.data = operation.data
-        self._call = native_caller(channel.comm, operation, x, out)
+        self._call = native_caller(channel.native, operation, x, out)
 
     def run(self, x: Array | None, out: Array | None, timeout: float = DEFAULT_TIMEOUT) -> None:
         """Carry the operation out; see :meth:`Call.run`."""
@@ -344,7 +344,7 @@ class _Blocks(WithPlan):
                 plan()
             return
         target = out if out.flags.carray else np.empty(out.shape, out.dtype)
-        self.hand_on(partial(call_native, channel.comm, o), (np.require(x, requirements=["C", "A"]), target), timeout)
+        self.hand_on(partial(call_native, channel.native, o), (np.require(x, requirements=["C", "A"]), target), timeout)
         if target is not out:
             np.copyto(out, target)
 

@@ -259,7 +259,7 @@ def _release(request: MPI.Request, given: object) -> None:
 
 def called_at_once(channel: Channel, operation: Operation, x: Array | None, out: Array | None) -> Program:
     """Return the MPI library's blocking collective as a program of one call."""
-    call = partial(native_caller(channel.comm, operation, x, out), x, out)
+    call = partial(native_caller(channel.native, operation, x, out), x, out)
     # On other ranks the same call may be one whose signature is compared.
     return Program((BoundRound((channel.memory.signatures().skip, call), (), (), ()),), (), 0)
 

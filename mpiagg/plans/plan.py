@@ -52,12 +52,15 @@ class Plan(Generic[Result]):
         What running the plan returns.
     label : str
         What the plan is, for messages to people.
-    timeout : float
-        Seconds that a wait may last without any message completing.
     subject : Subject, optional
         What it is, for those who watch over it.
     in_order : bool
         Whether all ranks start it in one order with what else they start so.
+
+    Attributes
+    ----------
+    timeout : float
+        Seconds that a wait may last without any message completing.
 
     Examples
     --------
@@ -89,7 +92,6 @@ class Plan(Generic[Result]):
         *,
         result: Result,
         label: str,
-        timeout: float = DEFAULT_TIMEOUT,
         subject: Subject | None = None,
         in_order: bool = False,
     ) -> None:
@@ -97,7 +99,7 @@ class Plan(Generic[Result]):
         self.result = result
         self.nbytes = program.nbytes
         self.sent_bytes = program.sent_bytes
-        self.timeout = timeout
+        self.timeout = DEFAULT_TIMEOUT
         self._channel = channel
         self._releases = program.releases
         self._rounds = program.rounds

@@ -56,7 +56,8 @@ def channel_of(comm: MPI.Intracomm | None) -> Channel:
         try:
             channel = comm.Get_attr(keyval)  # which another thread may have made since
             if not isinstance(channel, Channel):
-                channel = Channel(comm, reproducible=getattr(comm, "_reproducible", False))
+                kept: bool | None = getattr(comm, "_reproducible", None)  # a Comm's
+                channel = Channel(comm, reproducible=kept or False, hands_on=kept is not None)
                 comm.Set_attr(keyval, channel)
                 _channels[id(channel)] = channel
         finally:

@@ -64,9 +64,15 @@ class Channel(Agreement):
         The communicator to duplicate; a collective call.
     reproducible : bool
         Whether calls keep to our own schedules; by default, if the environment variable MPIAGG_REPRODUCIBLE is 1.
+    hands_on : bool
+        Whether methods of the communicator hand on to the MPI library what they are called with.
 
     Attributes
     ----------
+    native : MPI.Intracomm
+        What blocking calls of the MPI library's own collectives are made on. Where the methods of the communicator that
+        was given hand on what they are called with, it is that one: another rank may have to copy what it is called
+        with, and makes the same call of the library then. Otherwise it is the duplicate.
     library : str or None
         The MPI library, where its own collectives take as long as its tables say: None between ranks that were
         started at different times, which Open MPI connects by TCP on one node, too.
@@ -98,7 +104,7 @@ class Channel(Agreement):
         If a rank has died.
     """
 
-    def __init__(self, comm: MPI.Intracomm, *, reproducible: bool = False) -> None:
+    def __init__(self, comm: MPI.Intracomm, *, reproducible: bool = False, hands_on: bool = False) -> None:
         plain = MPI.Intracomm(comm)
         super().__init__(plain)
         self.reproducible = reproducible or REPRODUCIBLE
@@ -107,6 +113,7 @@ class Channel(Agreement):
             # What follows are calls of the MPI library's that wait without a deadline; but now all are here.
             subject.unleavable = DEFAULT_TIMEOUT
             self._set_up(plain)
+        self.native = plain if hands_on else self.comm
 
     def _set_up(self, comm: MPI.Intracomm) -> None:
         """Make what belongs to the channel, on a communicator of mpi4py's own class; collective."""
@@ -202,7 +209,7 @@ class Channel(Agreement):
             self.nccl = None
         keep_for_good(self.open)
         self.open = {}
-        self.comm = MPI.Intracomm(MPI.COMM_NULL)
+        self.comm = self.native = MPI.Intracomm(MPI.COMM_NULL)
 
     def _all_are_at_their_end(self) -> bool:
         """Wait for all ranks to come to the end of the program; return whether nothing has gone wrong meanwhile."""
