@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections import Counter
 from hashlib import blake2b
 from itertools import chain, zip_longest
 from typing import Final
@@ -35,6 +36,7 @@ from mpiagg.watch import say
 _JOINED: Final = 1
 _ENDS: Final = 2
 _GIVES_UP: Final = 4
+_RESTARTS: Final = 8
 
 _NAMED: Final = 8
 """How many requests that others lack are named, at most."""
@@ -50,6 +52,15 @@ class Engine:
     ----------
     comm : MPI.Intracomm
         The ranks; it is duplicated.
+
+    Attributes
+    ----------
+    numbers : Counter
+        How many requests without names there have been, by their kinds.
+    failed : BaseException or None
+        What has put the ranks out of step.
+    gone : list of int
+        Once it has ended: the ranks that have not ended it in order to start again.
     """
 
     def __init__(self, comm: MPI.Intracomm) -> None:
@@ -62,7 +73,10 @@ class Engine:
         self._gpu = 0
         self._joined: set[int] = set()
         self._ends = self._over = False
-        self._failed: BaseException | None = None
+        self._restarts = False
+        self.failed: BaseException | None = None
+        self.gone: list[int] = []
+        self.numbers: Counter[str] = Counter()
         self._pause = 0.0
         self._limit, self._warning = time_limit(), warning_time()
         self._stuck: tuple[bytes, set[int]] | None = None
@@ -75,7 +89,7 @@ class Engine:
     @property
     def usable(self) -> bool:
         """Whether requests can still be made."""
-        return self._failed is None and not self._ends
+        return self.failed is None and not self._ends
 
     def submit(self, request: TensorRequest) -> TensorRequest:
         """Ask for something, which is done when all ranks have asked for it.
@@ -109,8 +123,8 @@ class Engine:
             return self._join
 
     def _check(self) -> None:
-        if self._failed is not None:
-            raise HorovodInternalError(f"the ranks are not together any more: {self._failed}") from self._failed
+        if self.failed is not None:
+            raise HorovodInternalError(f"the ranks are not together any more: {self.failed}") from self.failed
         if self._ends:
             raise HorovodInternalError("Horovod has been shut down.")
 
@@ -129,10 +143,10 @@ class Engine:
             self._step()
         return request.over.is_set()
 
-    def begin_to_end(self) -> None:
-        """Let the other ranks know that this one makes no more requests."""
+    def begin_to_end(self, *, to_restart: bool = False) -> None:
+        """Let the other ranks know that this one makes no more requests, and whether it starts again."""
         with self._changed:
-            self._ends = True
+            self._ends, self._restarts = True, self._restarts or to_restart
             self._changed.notify()
 
     def end(self) -> None:
@@ -142,7 +156,7 @@ class Engine:
             self._step()
         if self._thread is not None:
             self._thread.join()
-        if self._failed is None and not MPI.Is_finalized():
+        if self.failed is None and not MPI.Is_finalized():
             self.comm.Free()
 
     # -- the rounds
@@ -172,7 +186,8 @@ class Engine:
         with self._changed:
             pending = list(self._pending.values())
             late = self._stuck is not None and time.monotonic() - self._since > self._limit
-            flags = _JOINED * (self._join is not None) + _ENDS * self._ends + _GIVES_UP * late
+            flags = _JOINED * (self._join is not None) + _ENDS * self._ends
+            flags += _GIVES_UP * late + _RESTARTS * self._restarts
         text = msgspec.msgpack.encode([msgspec.Raw(request.encoded) for request in pending])
         first = blake2b(pending[0].encoded if pending else b"", digest_size=16).digest()
         own = np.array([*np.frombuffer(first, np.int64), flags, len(text)])
@@ -191,7 +206,7 @@ class Engine:
         found = self._do_common([{each.name: each for each in terms} for terms in lists], joined)
         if not found and len(joined) < self.size:
             self._look_for_stall(whole, lists, joined, gives_up=bool((told[:, 2] & _GIVES_UP).any()))
-        self._end_of_round(joined, told[:, 2] & _ENDS)
+        self._end_of_round(joined, told[:, 2])
         return found
 
     def _look_for_stall(self, whole: bytes, lists: list[list[Terms]], joined: set[int], *, gives_up: bool) -> None:
@@ -233,7 +248,7 @@ class Engine:
                 self._do(request or TensorRequest(reference, reference.stand_ins(self._gpu)))
         return bool(common)
 
-    def _end_of_round(self, joined: set[int], ending: np.ndarray) -> None:
+    def _end_of_round(self, joined: set[int], flags: np.ndarray) -> None:
         """Let those go who wait for all to join or to end."""
         if len(joined) == self.size:
             last = max(joined - self._joined or joined)
@@ -244,6 +259,7 @@ class Engine:
                 request.end(last)
         else:
             self._joined = joined
+        ending = flags & _ENDS
         if ending.any():
             with self._changed:
                 left = [*self._pending.values(), *([self._join] if self._join else [])]
@@ -251,6 +267,7 @@ class Engine:
                 self._join = None
             for request in left:
                 request.end(error=HorovodInternalError("Horovod has been shut down."))
+            self.gone = np.flatnonzero(flags & _RESTARTS == 0).tolist()
             self._over = bool(ending.all())
 
     def _do(self, request: TensorRequest) -> None:
@@ -272,7 +289,7 @@ class Engine:
     def _fail(self, error: BaseException) -> None:
         """Give up: the ranks are at different places in what they have begun."""
         with self._changed:
-            self._failed, self._over = error, True
+            self.failed, self._over = error, True
             left = [*self._pending.values(), *([self._join] if self._join else [])]
             self._pending.clear()
         for request in left:

@@ -130,7 +130,6 @@ class WorldState:
         self.homogeneous = len(set(comm.allgather(self.local_size))) == 1
         self.engines = {0: Engine(comm)}
         self.sets: dict[int, ProcessSet] = {0: global_process_set}
-        self.numbers: dict[tuple[int, str], int] = {}
         self._next = 1
         global_process_set.ranks = list(range(comm.size))
 
@@ -177,10 +176,10 @@ class WorldState:
         engine = self.engines[0]
         engine.wait(engine.submit(TensorRequest(Terms("process sets", "process sets", words=words), task=task)))
 
-    def end(self) -> None:
+    def end(self, *, to_restart: bool = False) -> None:
         """End all sets; collective. What not all ranks have asked for fails."""
         for engine in self.engines.values():  # others may be waiting in any of them
-            engine.begin_to_end()
+            engine.begin_to_end(to_restart=to_restart)
         for number in sorted(self.engines, reverse=True):
             self.engines[number].end()
         for number, each in self.sets.items():

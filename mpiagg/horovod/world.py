@@ -8,6 +8,8 @@ from collections.abc import Sequence
 
 from mpi4py import MPI
 
+from mpiagg.errors import RankFailedError, StallError
+from mpiagg.horovod.exceptions import HorovodInternalError
 from mpiagg.horovod.process_sets import DYNAMIC, STATE, ProcessSet, WorldState, state
 from mpiagg.plans.background import threads_allowed
 from mpiagg.transport import meet, require_mpi
@@ -85,15 +87,31 @@ def shutdown() -> None:
 
 
 def restart() -> None:
-    """End and start again, with the same ranks and sets; collective. What not all ranks have asked for fails."""
-    old = state()
+    """End and start again, with the same ranks and sets; collective. What not all ranks have asked for fails.
+
+    Raises
+    ------
+    RuntimeError
+        If other ranks do not start again. Then Horovod has been shut down.
+    """
+    old = STATE.pop()
     sets = [each for number, each in old.sets.items() if number]
-    old.end()
-    meet(old.base, "start Horovod again")
-    STATE[0] = WorldState(old.base, dynamic=old.dynamic)
-    old.free()
-    for process_set in sets:
-        STATE[0].add(process_set)
+    old.end(to_restart=True)
+    engine = old.engines[0]
+    if engine.gone:
+        old.free()  # as they do
+        raise RuntimeError(f"Horovod does not start again: ranks {engine.gone} have shut it down")
+    if engine.failed is not None:
+        raise RuntimeError(f"Horovod does not start again: {engine.failed}") from engine.failed
+    try:
+        meet(old.base, "start Horovod again")
+        STATE.append(WorldState(old.base, dynamic=old.dynamic))
+        old.free()
+        for process_set in sets:
+            STATE[0].add(process_set)
+    except (StallError, RankFailedError, HorovodInternalError) as error:
+        STATE.clear()
+        raise RuntimeError(f"Horovod does not start again: {error}") from error
 
 
 def is_initialized() -> bool:

@@ -253,6 +253,19 @@ def test_batch_normalisation_may_be_changed_in_place():
     torch.testing.assert_close(x.grad, whole.grad[4 * RANK : 4 * RANK + 4])
 
 
+def test_join_leaves_what_other_sets_have_under_way():
+    if SIZE > 2:
+        pair = hvd.add_process_set([0, 1])
+        asked = [hvd.allreduce_async(torch.ones(1), op=hvd.Sum, process_set=pair)] if RANK == 0 else []
+        hvd.allreduce(torch.ones(1))
+        hvd.join()
+        if RANK < 2:
+            while len(asked) < 2:
+                asked.append(hvd.allreduce_async(torch.full((1,), 3.0 ** len(asked)), op=hvd.Sum, process_set=pair))
+            assert [hvd.synchronize(each).item() for each in asked] == [2, 6]
+        hvd.remove_process_set(pair)
+
+
 def test_join_ends_what_a_rank_has_asked_for_before():
     pending = []
     if RANK == 0:

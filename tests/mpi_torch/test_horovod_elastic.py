@@ -66,6 +66,35 @@ def test_all_ranks_start_again(fail):
     hvd.remove_process_set(last)
 
 
+def use():
+    with pytest.raises(hvd.HorovodInternalError, match="shut down"):
+        hvd.allreduce(torch.ones(1))
+
+
+@several
+@pytest.mark.parametrize("after", [lambda: None, use])
+def test_a_rank_does_not_start_again_without_those_that_have_shut_down(after):
+    steps, _ = train(hvd.elastic.ObjectState(step=0), lambda: None)
+    assert steps == 5
+
+    @hvd.elastic.run
+    def fails_late(state):
+        state.commit()
+        if RANK == 0:
+            raise hvd.HorovodInternalError("of this rank alone")
+
+    if RANK == 0:
+        with pytest.raises(RuntimeError, match=r"ranks \[1.*\] have shut it down"):
+            fails_late(hvd.elastic.ObjectState(step=0))
+    else:
+        fails_late(hvd.elastic.ObjectState(step=0))
+        after()
+        hvd.shutdown()
+    assert not hvd.is_initialized()
+    hvd.init()
+    assert hvd.allreduce(torch.ones(1), op=hvd.Sum).item() == SIZE
+
+
 @several
 def test_a_state_that_is_not_brought_together_is_tried_again():
     class Failing(hvd.elastic.ObjectState):

@@ -47,7 +47,7 @@ def engine():
 
     yield make
     made[0].end()
-    if not made[0].usable and made[0]._failed is not None:
+    if not made[0].usable and made[0].failed is not None:
         made[0].comm.Free()
 
 

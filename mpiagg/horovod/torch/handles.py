@@ -10,7 +10,7 @@ import torch
 
 from mpiagg.horovod.engine import Engine
 from mpiagg.horovod.exceptions import InvalidRequestError
-from mpiagg.horovod.process_sets import ProcessSet, engine_of, global_process_set, state
+from mpiagg.horovod.process_sets import ProcessSet, engine_of, global_process_set
 from mpiagg.horovod.requests import TensorRequest, Terms
 from mpiagg.torch.streams import keep_for_present_stream
 
@@ -75,9 +75,8 @@ def submit(
     if kind in ("allgather", "alltoall", "reducescatter") and any(not x.dim() for x in bare):
         raise InvalidRequestError(f"{kind} is of tensors with at least one dimension")
     if name is None:
-        numbers, key = state().numbers, (process_set.process_set_id or 0, kind)
-        numbers[key] = numbers.get(key, 0) + 1
-        name = f"noname.{numbers[key]}"
+        engine.numbers[kind] += 1
+        name = f"noname.{engine.numbers[kind]}"
     shapes = tuple((0, *x.shape[1:]) if own_rows else tuple(x.shape) for x in bare)
     devices = {x.device for x in bare}
     if len(devices) > 1:
@@ -262,7 +261,6 @@ def join(device: int = -1) -> int:
         device = torch.cuda.current_device() if torch.cuda.is_initialized() else 0
     engine = engine_of(global_process_set)
     last = engine.wait(engine.join(device))
-    # Ranks that have joined early have numbered fewer operations.
-    state().numbers.clear()
+    engine.numbers.clear()  # ranks that have joined early have numbered fewer operations
     assert isinstance(last, int)
     return last

@@ -35,8 +35,8 @@ def run(func: Callable[..., Any]) -> Callable[..., Any]:
     Raises
     ------
     RuntimeError
-        If ranks have died, or do not come: :class:`mpiagg.Loop` goes on without them. Also if training was begun anew
-        too often.
+        If ranks have died, do not come or have called :func:`shutdown` meanwhile: :class:`mpiagg.Loop` goes on without
+        them. Also if training was begun anew too often.
 
     Examples
     --------
