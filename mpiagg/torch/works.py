@@ -253,7 +253,8 @@ class MessageWork(Work):
 class Line:
     """The work of a group, in the order in which it was asked for.
 
-    What is to be done at once is done by who asks for it, if nothing is under way; else by a thread.
+    What is to be done at once is done by who asks for it, if nothing is under way, also for other threads of the
+    caller's; else by a thread of the group's.
     """
 
     def __init__(self, name: str) -> None:
@@ -261,27 +262,43 @@ class Line:
         self._queue: SimpleQueue[Work | None] = SimpleQueue()
         self._thread: threading.Thread | None = None
         self._last: Work | None = None
+        self._doing, self._asking = threading.Lock(), threading.Lock()
 
     def do(self, tensors: Sequence[torch.Tensor], task: WorkFunction, *, at_once: bool) -> Work:
         """Do a task after those before it; return the work that it is."""
-        if self._last is None or self._last.is_completed():
-            self._last = None
-            if at_once or not threads_allowed():
-                try:
+        if (at_once or not threads_allowed()) and self._doing.acquire(blocking=False):
+            try:
+                if self._all_done():
                     task()
-                except (StallError, MPI.Exception) as error:
-                    raise as_torch_words_it(error) from error
-                return Work(tensors)
+                    return Work(tensors)
+            except (StallError, MPI.Exception) as error:
+                raise as_torch_words_it(error) from error
+            finally:
+                self._doing.release()
         context = copy_context()  # in which a caller says, for one, how warnings of NumPy's are handled
-        work = self._last = Work(tensors, lambda: context.run(task))
-        if self._thread is None:
-            self._thread = threading.Thread(target=self._run, name=self._name, daemon=True)
-            self._thread.start()
-        self._queue.put(work)
+        work = Work(tensors, lambda: context.run(task))
+        with self._asking:
+            self._last = work
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name=self._name, daemon=True)
+                self._thread.start()
+            self._queue.put(work)
         return work
+
+    def _all_done(self) -> bool:
+        """Whether all that was put into the queue is done."""
+        last = self._last
+        if last is not None and last.is_completed():
+            with self._asking:
+                if self._last is last:
+                    self._last = None  # its tensors are let go
+            last = None
+        return last is None
 
     def _run(self) -> None:
         while (work := self._queue.get()) is not None:
+            with self._doing:
+                pass  # what was begun at once is done; nothing else begins so before this work is done
             work.run()
 
     def end(self) -> None:

@@ -1,6 +1,8 @@
 """torch.distributed with the backend mpiagg: its collectives, messages and groups, and what torch builds on them."""
 
 import os
+import threading
+import time
 from datetime import timedelta
 
 import pytest
@@ -263,6 +265,28 @@ def test_work_goes_on_by_itself_and_in_order():
         assert work.exception() is None
         assert work.get_future().wait()[0] is tensor
         assert torch.equal(tensor, sum(numbers(rank + 7 * which, shape=(5000,)) for rank in range(SIZE)))
+
+
+def test_threads_wait_for_one_another():
+    """Two threads have blocking calls while a rank is late. The calls are alike, in whatever order they are made."""
+    sums, go = [torch.full((3,), float(RANK)) for _ in range(2)], torch.zeros(1)
+
+    def add_up(tensor):
+        dist.all_reduce(tensor)
+
+    if RANK == SIZE - 1:
+        for rank in range(SIZE - 1):
+            dist.recv(go, rank)
+    threads = [threading.Thread(target=add_up, args=(each,)) for each in sums]
+    for thread in threads:
+        thread.start()
+        time.sleep(0.05)  # by then it is most likely in its call
+    if RANK < SIZE - 1:
+        dist.send(go, SIZE - 1)
+    for thread in threads:
+        thread.join()
+    assert all(each.tolist() == [SIZE * (SIZE - 1) / 2] * 3 for each in sums)
+    dist.barrier()
 
 
 def test_futures_run_what_comes_after():
