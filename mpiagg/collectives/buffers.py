@@ -222,11 +222,7 @@ def datatype_of(thing: Any, kind: MPI.Datatype | str | None) -> MPI.Datatype:
     """Return the datatype that is given, or else that of a buffer's elements."""
     if isinstance(kind, MPI.Datatype):
         return kind
-    if kind is None:
-        kind = _format(thing)
-        if kind == "B":
-            return MPI.BYTE
-    return MPI.Datatype.fromcode(kind)
+    return MPI.Datatype.fromcode(_format(thing) if kind is None else kind)
 
 
 def _format(thing: Any) -> str:

@@ -28,7 +28,7 @@ _OPS: Final[dict[str, tuple[str, ...]]] = {
 }
 """The operators that MPI defines for each kind of number, in NumPy's letters.
 
-BYTE is taken for a number, as MPI libraries do: mpi4py passes an array of uint8 as BYTE, a list as its datatype says.
+BYTE is taken for a number, as some MPI libraries do.
 """
 
 # Fortran's truth need not be C's, and a quadruple is no long double, though its typestr is.

@@ -289,3 +289,20 @@ def test_one_ranks_array_may_lie_at_an_odd_address(comm, verb, form, length):
         if RANK or verb != "Exscan":  # what rank 0 has after an exclusive scan is not defined
             results.append((x.tobytes(), out.tobytes()))
     assert not results or results[0] == results[1]
+
+
+def test_ranks_may_name_bytes_in_different_ways(comm):
+    ways = [
+        lambda x: x,
+        lambda x: [x, MPI.UNSIGNED_CHAR],
+        lambda x: [x, "B"],
+        lambda x: [x, x.size],
+        memoryview,
+    ]
+    for turn in range(len(ways)):
+        sent, received = (ways[(RANK * each + turn) % len(ways)] for each in (1, 2))
+        x, out = np.full(5, RANK + 1, np.uint8), np.zeros(5, np.uint8)
+        comm.Allreduce(sent(x), received(out), op=MPI.MAX)
+        assert out.tolist() == [SIZE] * 5
+        comm.Scan(sent(x), received(out))
+        assert out.tolist() == [(RANK + 1) * (RANK + 2) // 2] * 5
