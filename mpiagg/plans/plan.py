@@ -229,7 +229,7 @@ class Plan(Generic[Result]):
             return self.test()
 
         if not test():
-            self._wait(test)
+            self._wait_progressing(test)
         return self.result
 
     def wait_for(self, test: Callable[[], bool], awaited: Wait | Interleaved) -> None:
@@ -249,13 +249,21 @@ class Plan(Generic[Result]):
         for _ in range(0 if CORE.shared else self._spins):
             if test():
                 return
+        self._wait_progressing(test)
+
+    def _wait_progressing(self, test: Callable[[], bool]) -> None:
+        """Wait, and let the MPI library bring forward what the program has started, as it does in its own waits.
+
+        Tests of messages do so. Those of ranks that come in shared memory do not, while the one that is to come may
+        wait for what this rank has sent.
+        """
         probe = self._channel.comm.Iprobe
 
         def progressing() -> bool:
-            """Test, and let the MPI library bring forward what the program has started, as in its own barrier."""
             if test():
                 return True
-            probe()
+            if isinstance(self._awaited_now(), Arrival):
+                probe()
             return False
 
         self._wait(progressing)

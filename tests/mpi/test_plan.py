@@ -5,6 +5,7 @@ from itertools import product
 
 import numpy as np
 import pytest
+from mpi4py import MPI
 from support import fill_recorder, kept_plans
 
 import mpiagg
@@ -382,3 +383,29 @@ def test_results_of_calls_are_not_the_plans_own(comm, rank):
     second = mpiagg.allreduce(np.full(4, 100.0), comm=comm)
     assert np.array_equal(first, before)
     assert not np.shares_memory(first, second)
+
+
+@pytest.mark.parametrize("at_once", [False, True])
+def test_what_a_rank_has_sent_arrives_while_it_waits(comm, at_once):
+    """The last rank comes to the collective when it has received a message, which others bring forward meanwhile."""
+    if comm.size == 1:
+        return
+    last, message = comm.size - 1, np.zeros(2**19)
+    buffer = bytearray(message.nbytes + 2 * MPI.BSEND_OVERHEAD)
+    x, out = np.full(2000, 1.0), np.empty(2000)
+    with mpiagg.allreduce_init(x, out=out, comm=comm, timeout=20) as plan:
+        plan()
+        if comm.rank == last:
+            for rank in range(last):
+                comm.Recv(message, rank)
+        else:
+            MPI.Attach_buffer(buffer)
+            comm.Bsend(message, last)
+        if at_once:
+            plan()
+        else:
+            plan.start()
+            plan.wait()
+        if comm.rank != last:
+            MPI.Detach_buffer()
+    assert np.all(out == comm.size)
