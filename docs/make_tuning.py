@@ -3,9 +3,9 @@
 Run it after a change to the schedules, their prices, or ``mpiagg/tables/predicted.py``: ``python docs/make_tuning.py``.
 """
 
-from mpiagg.tables.files import write_table
+from mpiagg.tables.files import text_of
 from mpiagg.tables.predicted import derived
 from mpiagg.tables.settings import DEFAULT_FILE
 
 if __name__ == "__main__":
-    write_table(DEFAULT_FILE, derived())
+    DEFAULT_FILE.write_text(text_of(derived()))

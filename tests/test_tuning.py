@@ -7,7 +7,7 @@ import mpiagg
 from mpiagg.plans.choices import NATIVE, Case, Memory, choose, pick
 from mpiagg.schedules import Collective, Layout
 from mpiagg.tables import Choice, Row, Table, settings
-from mpiagg.tables.files import write_table
+from mpiagg.tables.files import text_of
 from mpiagg.tables.settings import Settings
 
 CASE = Case(Collective.ALLREDUCE, 2**20, Layout.of([1, 1, 1, 1]))
@@ -34,7 +34,7 @@ def test_auto_is_the_table():
 
 def test_a_table_from_the_environment_is_used(environment, tmp_path):
     path = tmp_path / "table.json"
-    write_table(path, Table("", (Row(Collective.ALLREDUCE, Choice("tree", 2), 2**20),)))
+    path.write_text(text_of(Table("", (Row(Collective.ALLREDUCE, Choice("tree", 2), 2**20),))))
     environment(MPIAGG_TUNING=path)
     assert choose(CASE) == Choice("tree", 2)
     assert choose(CASE._replace(nbytes=2**20 + 1)) == Settings().found(CASE._replace(nbytes=2**20 + 1)).choice
@@ -78,7 +78,7 @@ def test_the_simulation_follows(environment, tmp_path):
     assert simulated("tree") != simulated("shared")  # else the rest shows nothing
     environment(MPIAGG_ALGORITHM="tree")
     assert simulated() == simulated("tree")
-    write_table(tmp_path / "t.json", Table("", (Row(Collective.ALLREDUCE, Choice("tree")),)))
+    (tmp_path / "t.json").write_text(text_of(Table("", (Row(Collective.ALLREDUCE, Choice("tree")),))))
     environment(MPIAGG_TUNING=tmp_path / "t.json")
     assert simulated() == simulated("tree")
 

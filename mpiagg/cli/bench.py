@@ -207,7 +207,7 @@ def bench(ranks: int, json_file: Path | None, **options: object) -> None:
         if world.rank != 0:
             return 0
         if json_file is not None:
-            json_file.write_text(json.dumps(measured.record(rows), indent=1) + "\n")
+            job.write(json_file, json.dumps(measured.record(rows), indent=1) + "\n")
         wrong = sum(row.wrong for row in rows)
         if wrong:
             click.echo(f"Error: {wrong} elements are wrong", err=True)

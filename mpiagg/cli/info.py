@@ -145,7 +145,7 @@ def _tell(report: JobReport, *, json_file: Path | None) -> None:
         if str(json_file) == _PRINTED:
             click.echo(numbers)
             return
-        json_file.write_text(numbers + "\n")
+        job.write(json_file, numbers + "\n")
     console = job.console()
     console.print(_overview(report))
     if any(rank.visible for rank in report.ranks):

@@ -129,7 +129,7 @@ def command(target: float, json_file: Path | None, **options: Any) -> None:
     if json_file is not None:
         told = {"ranks": times.layout.size, "parameters": training.parameters, "step_seconds": training.step}
         record = {**told, "advised": best.name, "target": target, "aggregations": [asdict(each) for each in found]}
-        json_file.write_text(json.dumps(record, indent=1) + "\n")
+        job.write(json_file, json.dumps(record, indent=1) + "\n")
 
 
 def _question(

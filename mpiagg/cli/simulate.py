@@ -181,7 +181,7 @@ def simulate(plot: Path | None, json_file: Path | None, **options: Any) -> None:
     for table in _tables(question, found):
         job.console().print(table)
     if json_file is not None:
-        json_file.write_text(json.dumps(_record(question, found), indent=1) + "\n")
+        job.write(json_file, json.dumps(_record(question, found), indent=1) + "\n")
     if figure is not None:
         _draw(figure, question)
         figure.savefig(plot, dpi=120)

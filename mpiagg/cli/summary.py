@@ -39,7 +39,7 @@ def report(results: Sequence[TrainingResult], plot: Path, json_file: Path | None
         )
     if json_file is not None:
         numbers = [{"machine": machine.facts(), **result.as_json()} for result in results]
-        json_file.write_text(json.dumps(numbers if len(numbers) > 1 else numbers[0], indent=1) + "\n")
+        job.write(json_file, json.dumps(numbers if len(numbers) > 1 else numbers[0], indent=1) + "\n")
     click.echo(draw(results, plot))
     problems = [problem for result in results if (problem := fault(result)) is not None]
     for problem in problems:

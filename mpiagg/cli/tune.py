@@ -22,7 +22,7 @@ from mpiagg.launch import job, start
 from mpiagg.schedules import Collective, Layout
 from mpiagg.tables import Case, Memory, Settings
 from mpiagg.tables.cache import can_be_kept, folder, write_cached
-from mpiagg.tables.files import read_table, write_table
+from mpiagg.tables.files import read_table, text_of
 from mpiagg.tables.predicted import Prices
 from mpiagg.tables.settings import FORCED, LEARN, TUNING, Found
 
@@ -155,7 +155,7 @@ def _measure(  # noqa: PLR0917 - what the command was given
     if world.rank > 0 or path is None:
         return 0
     if output:
-        write_table(path, table)
+        job.write(path, text_of(table))
     elif not write_cached(path, table):
         return 1
     tell(f"# saved {len(table.rows)} rows in {path}")

@@ -164,6 +164,8 @@ class OutputFile(click.Path):
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Path:
         """Return the path, if it can be written to its folder."""
         path = Path(os.fsdecode(super().convert(value, param, ctx)))
+        if not value:
+            self.fail("the name is empty", param, ctx)
         folder = path.absolute().parent
         if self.allow_dash and str(path) == "-":
             return path
@@ -172,6 +174,14 @@ class OutputFile(click.Path):
         if not (path.exists() or os.access(folder, os.W_OK)):
             self.fail(f"nothing can be written to the folder {str(folder)!r}", param, ctx)
         return path
+
+
+def write(path: Path, text: str) -> None:
+    """Write a file; a ClickException says why that is not possible."""
+    try:
+        path.write_text(text)
+    except OSError as error:
+        raise click.ClickException(f"{str(path)!r} cannot be written: {error.strerror}") from error
 
 
 class PictureFile(OutputFile):

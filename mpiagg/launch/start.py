@@ -13,11 +13,12 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import click
 
@@ -240,7 +241,29 @@ def run(ranks: int, arguments: Sequence[str], options: Sequence[str] = ()) -> in
         )
     terminal = sys.stdout is not None and sys.stdout.isatty()
     width = {TERMINAL_WIDTH: str(shutil.get_terminal_size().columns)} if terminal else {}
-    return subprocess.call(command(ranks, arguments, options), env=environment(width))  # noqa: S603 - our own Python
+    started = subprocess.Popen(command(ranks, arguments, options), env=environment(width))  # noqa: S603 - our own Python
+    with started, _passing_on(started):
+        try:
+            status = started.wait()
+        except BaseException:  # as subprocess.call has it
+            started.kill()
+            raise
+    return status if status >= 0 else 128 - status  # as a shell says by which signal a program was ended
+
+
+@contextmanager
+def _passing_on(started: subprocess.Popen[bytes]) -> Iterator[None]:
+    """Pass on the signals that end this process to the launcher, which takes its ranks with it."""
+    before: dict[int, Any] = {}
+    if threading.current_thread() is threading.main_thread():
+        for number in (signal.SIGTERM, signal.SIGHUP):
+            if signal.getsignal(number) != signal.SIG_IGN:  # as by nohup
+                before[number] = signal.signal(number, lambda given, _: started.send_signal(given))
+    try:
+        yield
+    finally:
+        for changed, handler in before.items():
+            signal.signal(changed, handler)
 
 
 class Ended(NamedTuple):

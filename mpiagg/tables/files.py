@@ -129,11 +129,6 @@ def _row(given: _StoredRow) -> Row:
 # -- writing
 
 
-def write_table(path: Path, table: Table) -> None:
-    """Write a table into a file, a row a line."""
-    path.write_text(text_of(table))
-
-
 def text_of(table: Table) -> str:
     """Return a table as JSON, a row a line; of what says nothing, nothing is written."""
     origin = table.origin

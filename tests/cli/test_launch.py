@@ -1,8 +1,10 @@
 """Starting ranks, and telling how this process was started."""
 
 import os
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import click
@@ -165,12 +167,17 @@ def test_ranks_run_and_their_status_comes_back(bare, capfd):  # noqa: ARG001 - i
 
 def test_more_ranks_than_the_machine_should_hold_are_refused(bare):
     started = []
-    bare.setattr(subprocess, "call", lambda command, **_: started.append(command) or 0)
+
+    def command(ranks, *_):
+        started.append(ranks)
+        return [sys.executable, "-c", ""]
+
+    bare.setattr(launch, "command", command)
     bare.setattr(os, "cpu_count", lambda: 3)
     assert launch.run(48, ["-c", HELLO]) == 0
     with pytest.raises(click.UsageError, match="49 ranks are too many: at most 48"):
         launch.run(49, ["-c", HELLO])
-    assert len(started) == 1
+    assert started == [48]
 
 
 @pytest.mark.parametrize("vendor", ["MPICH", "Open MPI"])
@@ -232,3 +239,47 @@ def test_a_reader_may_leave_before_the_end(command):
         done = started(*command, stdout=pipe)
     assert done.returncode == 1
     assert not done.stderr
+
+
+SLEEPING = """
+import os, sys, time
+from pathlib import Path
+from mpi4py import MPI
+Path(sys.argv[1], str(os.getpid())).touch()
+time.sleep(120)
+"""
+
+
+def alive(pid):
+    """Whether a process is there and has not ended."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def within(seconds, holds):
+    end = time.monotonic() + seconds
+    while not holds() and time.monotonic() < end:
+        time.sleep(0.05)
+    return holds()
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_ranks_end_with_the_command_that_has_started_them(tmp_path, number):
+    code = f"import sys; from mpiagg.launch import start; sys.exit(start.run(2, {['-c', SLEEPING, str(tmp_path)]!r}))"
+    with subprocess.Popen([sys.executable, "-c", code], stderr=subprocess.DEVNULL, start_new_session=True) as command:
+        assert within(60, lambda: len(list(tmp_path.iterdir())) == 2)
+        command.send_signal(number)
+        assert command.wait(60) != 0
+    ranks = [int(each.name) for each in tmp_path.iterdir()]
+    assert within(60, lambda: not any(map(alive, ranks)))
+
+
+@pytest.mark.parametrize("command", [("info",), ("simulate", "ring", "-n", "4"), ("bench", "-m", "64", "-i", "3")])
+def test_a_file_that_cannot_be_written_is_told_in_one_line(command):
+    for file, status in (("", 2), ("/dev/full", 1)):
+        told = started(*command, "--json", file, stdout=subprocess.PIPE)
+        assert told.returncode == status
+        assert "Traceback" not in told.stderr
+        assert ("empty" if status == 2 else "'/dev/full' cannot be written: No space left") in told.stderr

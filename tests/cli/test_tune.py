@@ -12,7 +12,7 @@ from mpiagg.launch import start as launch
 from mpiagg.plans.staging import LEAST_COST
 from mpiagg.schedules import Collective, Layout, algorithms
 from mpiagg.tables import Choice, Memory, Origin, Row, Spread, Table
-from mpiagg.tables.files import read_table, write_table
+from mpiagg.tables.files import read_table, text_of
 
 
 @pytest.fixture
@@ -111,7 +111,7 @@ def table(tmp_path):
     """Return the path of a table."""
     times = {1024: {"ring": 2e-6, "tree": 1e-6, "direct": 3e-6, "tree, 2 lanes": 4e-6}}
     row = Row(Collective.ALLREDUCE, Choice("tree", 2), 4096, 4, Spread.ONE_NODE, None, times)
-    write_table(tmp_path / "t.json", Table("", (row,), Origin(Layout.of([4]), "MPICH", {})))
+    (tmp_path / "t.json").write_text(text_of(Table("", (row,), Origin(Layout.of([4]), "MPICH", {}))))
     return str(tmp_path / "t.json")
 
 
@@ -131,7 +131,7 @@ def test_a_table_is_shown_with_its_times(invoke, table, how):
 def test_what_was_not_timed_is_not_explained_by_the_time_of_another(invoke, tmp_path):
     times = {1024: {"ring": 2e-6, "direct": 3e-6}}
     row = Row(Collective.ALLREDUCE, Choice("tree"), 4096, 4, Spread.ONE_NODE, None, times)
-    write_table(tmp_path / "t.json", Table("", (row,), Origin(Layout.of([4]), "MPICH", {})))
+    (tmp_path / "t.json").write_text(text_of(Table("", (row,), Origin(Layout.of([4]), "MPICH", {}))))
     _, output = invoke("--show", "--collective", "allreduce", "-m", "2K:2K", "--table", str(tmp_path / "t.json"))
     assert "measured at 1,024 B: tree was not timed; ring 2.0 us; direct 3.0 us" in output
 
@@ -317,7 +317,7 @@ def test_what_a_piece_of_a_staged_message_costs_is_measured_and_used(run_ranks, 
     assert f"a piece costs as much as {found:,} B" in done.out
     monkeypatch.setenv("MPIAGG_TUNING", str(path))
     for cost, pieces in ((None, 2), (2**22, 2), (2**18, 4)):
-        write_table(path, Table("", (), piece_cost=cost))
+        path.write_text(text_of(Table("", (), piece_cost=cost)))
         done = run_ranks(2, on_device(PIECES))
         assert (done.out, done.err) == (f"{cost} {pieces}", "")
 
