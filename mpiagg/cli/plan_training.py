@@ -113,7 +113,7 @@ def command(target: float, json_file: Path | None, **options: Any) -> None:
     table says, of each aggregation, the bytes that a rank sends a step and at most at once, how long communication and
     the aggregation's own work take a step, which part of the time the ranks compute, one after the other and
     overlapped as far as the aggregation lets them, and the memory beside the parameters. Their names come below. The
-    first that reaches --target is advised: those above lead more nearly where one process would come to.
+    results of those that come first are nearest to those of one process. The first that reaches --target is advised.
     """
     if math.isnan(target):  # in no order to other numbers, so click lets it pass
         raise click.BadParameter("nan is no part of the time", param_hint="--target")
@@ -125,7 +125,7 @@ def command(target: float, json_file: Path | None, **options: Any) -> None:
         click.echo(f"{number:2} {each.name}")
     reached = "" if best.share_overlapped >= target else f" (none reaches {target:.0%})"
     click.echo(f"Take {best.name}: the ranks compute for {best.share_overlapped:.1%} of the time{reached}.")
-    click.echo(f"It is wrong where {best.caution}.")
+    click.echo(f"Take another one if {best.caution}.")
     if json_file is not None:
         told = {"ranks": times.layout.size, "parameters": training.parameters, "step_seconds": training.step}
         record = {**told, "advised": best.name, "target": target, "aggregations": [asdict(each) for each in found]}

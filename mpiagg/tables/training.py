@@ -98,7 +98,7 @@ class Planned:
     alike : bool
         Whether training is that of one process, but for rounding.
     caution : str
-        When it is wrong.
+        When another one is better.
     """
 
     name: str
