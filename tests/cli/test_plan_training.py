@@ -9,7 +9,7 @@ from mpiagg.cli import main
 from mpiagg.cli.plan_training import parse_count, parse_shapes, shapes_of
 from mpiagg.cli.quantities import format_size
 from mpiagg.schedules import Cluster, Collective, Layout
-from mpiagg.tables.files import write_table
+from mpiagg.tables.files import text_of
 from mpiagg.tables.rows import Choice, Origin, Row, Table
 from mpiagg.tables.times import Modelled
 from mpiagg.tables.training import Training, plan_training
@@ -80,7 +80,7 @@ def test_measured_links(tmp_path):
     times = {4096: {"ring": 1e-3}, 2**20: {"ring": 0.1}}
     rows = tuple(Row(Collective(name), Choice("ring"), times=times) for name in ("allreduce", "allgather"))
     path = tmp_path / "tuning.json"
-    write_table(path, Table("tuning", rows, Origin(Layout.of([1, 1, 1]), "MPICH", {})))
+    path.write_text(text_of(Table("tuning", rows, Origin(Layout.of([1, 1, 1]), "MPICH", {}))))
     done = plan("--parameters", "1M", "--step-time", "300ms", "--tuning", path)
     assert done.exit_code == 0, done.output
     assert "3 ranks" in done.output

@@ -10,7 +10,7 @@ from support import refused
 import mpiagg
 from mpiagg.schedules import Collective, Layout
 from mpiagg.tables import Choice, Origin, Row, Table
-from mpiagg.tables.files import write_table
+from mpiagg.tables.files import text_of
 from mpiagg.transport import channel_of
 
 pytestmark = pytest.mark.mpi
@@ -27,7 +27,7 @@ def table(folder, algorithm="tree", layout=None):
     """Return a file with a table of one row."""
     path = folder / f"{algorithm}.json"
     origin = None if layout is None else Origin(layout, "MPICH", {})
-    write_table(path, Table("", (Row(Collective.ALLREDUCE, Choice(algorithm)),), origin))
+    path.write_text(text_of(Table("", (Row(Collective.ALLREDUCE, Choice(algorithm)),), origin)))
     return path
 
 
