@@ -44,6 +44,8 @@ class Asked(NamedTuple):
     ragged : bool
         As an operation has it: only the MPI library's own knows the lengths of all blocks, and takes blocks that lie
         apart, as they may on some ranks.
+    counted : bool
+        As an operation has it.
     alone : bool
         Whether only the MPI library can combine the values, by an operator of the user's: on the host, of copies.
     x, out : ArgumentSpan or None
@@ -59,6 +61,7 @@ class Asked(NamedTuple):
     ours: bool = False
     received: tuple[int, ...] = ()
     ragged: bool = False
+    counted: bool = False
     alone: bool = False
     x: ArgumentSpan | None = None
     out: ArgumentSpan | None = None
@@ -125,6 +128,7 @@ class Asked(NamedTuple):
             form,
             self.received,
             self.ragged,
+            self.counted,
             trial,
         )
 

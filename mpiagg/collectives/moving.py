@@ -44,7 +44,8 @@ def allgather(channel: Channel, given: tuple[Any, ...], *, counted: bool) -> Ask
         if sent is None or sent.memory.size != counts[channel.rank]:
             return None
         x = sent.part
-    return Asked(Collective.ALLGATHER, counts, BYTES, ours=not is_mpis(received.datatype), x=x, out=received.part)
+    ours = not is_mpis(received.datatype)
+    return Asked(Collective.ALLGATHER, counts, BYTES, ours=ours, counted=counted, x=x, out=received.part)
 
 
 def rooted(channel: Channel, given: tuple[Any, ...], *, collective: Collective, counted: bool) -> Asked | None:

@@ -77,7 +77,8 @@ def reduce_scatter(channel: Channel, given: tuple[Any, ...]) -> Asked | None:
     if sent is not received and received.length != own:
         return None
     out = received.part.within(0, own * (sent.memory.size // max(1, sent.length)))
-    return _reducing(Collective.REDUCE_SCATTER, counts, op, sent, out)
+    asked = _reducing(Collective.REDUCE_SCATTER, counts, op, sent, out)
+    return None if asked is None else asked._replace(counted=True)
 
 
 def scattered_counts(

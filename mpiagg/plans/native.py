@@ -125,8 +125,8 @@ def _moving_call(o: Operation, method: str, x: Array | None, out: Array | None) 
 
 
 def _alike(o: Operation) -> bool:
-    """Whether all chunks are known to be of one length."""
-    return not o.ragged and len({*o.counts, *o.received}) == 1
+    """Whether all chunks are known to be of one length, and no call has counts that say so."""
+    return not (o.ragged or o.counted) and len({*o.counts, *o.received}) == 1
 
 
 def _parted(o: Operation, method: str, array: Any, counts: Sequence[int]) -> Any:

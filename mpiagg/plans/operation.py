@@ -43,6 +43,8 @@ class Operation:
         For an all-to-all the elements that this rank receives from each.
     ragged : bool
         Whether a rank knows the lengths of those chunks alone that it has before or after.
+    counted : bool
+        Whether ranks call the MPI library's collective that takes a count for each chunk, also where all are equal.
     tried : Case or None
         What it is chosen by, if its communicator learns from calls like it.
     """
@@ -58,6 +60,7 @@ class Operation:
     form: Form | None = None
     received: tuple[int, ...] = ()
     ragged: bool = False
+    counted: bool = False
     tried: Case | None = None
 
     @cached_property

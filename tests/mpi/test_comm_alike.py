@@ -256,6 +256,11 @@ VERBS = [
     "Scatter",
     "Allgather",
     "Alltoall",
+    "Reduce_scatter",
+    "Allgatherv",
+    "Gatherv",
+    "Scatterv",
+    "Alltoallv",
 ]
 
 
@@ -281,11 +286,12 @@ def test_one_ranks_array_may_lie_at_an_odd_address(comm, verb, form, length):
     for which, odd, how in ((MPI.COMM_WORLD, None, "blocking"), (comm, ROOT, form)):
         x, out = (unaligned(each, here=odd == RANK) for each in (values, np.full_like(values, -1)))
         sent, received = ([each[: length * 4], MPI.INT] for each in (x, out))
-        if verb in ("Scatter", "Alltoall", "Reduce_scatter_block"):
+        if verb.startswith(("Scatter", "Alltoall", "Reduce_scatter")):
             sent = [x, MPI.INT]
-        if verb in ("Gather", "Allgather", "Alltoall"):
+        if verb.startswith(("Gather", "Allgather", "Alltoall")):
             received = [out, MPI.INT]
-        called(which, verb, how, (sent,) if verb == "Bcast" else (sent, received))
+        counts = ([length] * SIZE,) if verb == "Reduce_scatter" else ()
+        called(which, verb, how, (sent,) if verb == "Bcast" else (sent, received, *counts))
         if RANK or verb != "Exscan":  # what rank 0 has after an exclusive scan is not defined
             results.append((x.tobytes(), out.tobytes()))
     assert not results or results[0] == results[1]
