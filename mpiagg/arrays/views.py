@@ -62,8 +62,11 @@ def writeable(array: Array) -> bool:
 
 
 def flat(array: Array) -> Array | None:
-    """Return a one-dimensional view of all elements in C order, or None where there is no such view."""
-    if not array.flags.c_contiguous:
+    """Return a one-dimensional view of all elements in C order, or None where there is no such view.
+
+    None is for those at odd addresses, too: mpi4py knows no datatype of theirs.
+    """
+    if not (array.flags.c_contiguous and getattr(array.flags, "aligned", True)):
         return None
     vector = array.reshape(-1)
     return vector if vector.ndim == 1 else flat(np.asarray(array))  # NumPy's matrices always have two dimensions

@@ -409,3 +409,19 @@ def test_what_a_rank_has_sent_arrives_while_it_waits(comm, at_once):
         if comm.rank != last:
             MPI.Detach_buffer()
     assert np.all(out == comm.size)
+
+
+@pytest.mark.parametrize("length", [1, 2000, 100_000])
+@pytest.mark.parametrize(
+    "collective", [*dict.fromkeys(name for name, _ in EVERY), "gather", "scatter", "alltoall", "scan"]
+)
+def test_an_array_may_lie_at_an_odd_address(comm, rank, size, collective, length):
+    values = np.arange(size * length, dtype="f4").reshape(size, length) % 10 + rank
+    room = np.zeros(values.nbytes + 1, "u1")
+    x = np.ndarray(values.shape, "f4", room, 1 if rank == size - 1 else 0)
+    x[:] = values
+    wanted = getattr(mpiagg, collective)(values, comm=comm)
+    assert agrees(getattr(mpiagg, collective)(x, comm=comm), wanted)
+    with init(collective, x, comm=comm) as plan:
+        assert agrees(plan(), wanted)
+    assert np.array_equal(x, values)
