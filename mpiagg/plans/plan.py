@@ -11,6 +11,8 @@ from functools import partial
 from types import TracebackType
 from typing import Final, Generic, Protocol, TypeVar
 
+from mpi4py import MPI
+
 from mpiagg.arrays import Stream
 from mpiagg.errors import Error, PlanError
 from mpiagg.plans.compiled import TRIES, Waiting, compile_rounds
@@ -257,7 +259,7 @@ class Plan(Generic[Result]):
         Tests of messages do so. Those of ranks that come in shared memory do not, while the one that is to come may
         wait for what this rank has sent.
         """
-        probe = self._channel.comm.Iprobe
+        probe = (self._channel.comm or MPI.COMM_SELF).Iprobe  # a persistent request outlives its communicator
 
         def progressing() -> bool:
             if test():
