@@ -61,12 +61,14 @@ def writeable(array: Array) -> bool:
     return bool(getattr(array.flags, "writeable", True))
 
 
-def flat(array: Array) -> Array | None:
-    """Return a one-dimensional view of all elements in C order, or None where there is no such view.
+def is_flat(array: Array) -> bool:
+    """Whether all elements lie one after the other in C order, aligned: mpi4py has no type for others."""
+    return bool(array.flags.c_contiguous and getattr(array.flags, "aligned", True))
 
-    None is for those at odd addresses, too: mpi4py knows no datatype of theirs.
-    """
-    if not (array.flags.c_contiguous and getattr(array.flags, "aligned", True)):
+
+def flat(array: Array) -> Array | None:
+    """Return a one-dimensional view of all elements, or None where an array :func:`is_flat` not."""
+    if not is_flat(array):
         return None
     vector = array.reshape(-1)
     return vector if vector.ndim == 1 else flat(np.asarray(array))  # NumPy's matrices always have two dimensions

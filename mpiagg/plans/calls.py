@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from mpi4py import MPI
 
-from mpiagg.arrays import HOST, Accelerator, Array, address, device_of
+from mpiagg.arrays import HOST, Accelerator, Array, address, device_of, is_flat
 from mpiagg.errors import PlanError
 from mpiagg.plans.block_exchange import BlockExchange, memory_for_calls, serves_blocks
 from mpiagg.plans.bound import COPIED_BYTES, STAGED_BYTES, bind_arrays, goes_by_host, pinned, plan_of
@@ -32,7 +32,7 @@ def resolve(channel: Channel, operation: Operation, x: Array | None, out: Array 
     o, device = operation, device_of(x if out is None else out)
     channel.memory.signatures()  # made by all ranks together, at the first call of any kind
     given = [part for part in (x, out) if part is not None]
-    flat = all(part.flags.c_contiguous and getattr(part.flags, "aligned", True) for part in given)
+    flat = all(map(is_flat, given))
     as_they_are = flat and all(part.dtype == o.reduction.dtype for part in given)
     by_host = device is not HOST and goes_by_host(o)
     if serves_blocks(channel, o, device) and (for_calls := memory_for_calls(channel)) is not None:

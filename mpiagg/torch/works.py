@@ -287,13 +287,10 @@ class Line:
 
     def _all_done(self) -> bool:
         """Whether all that was put into the queue is done."""
-        last = self._last
-        if last is not None and last.is_completed():
-            with self._asking:
-                if self._last is last:
-                    self._last = None  # its tensors are let go
-            last = None
-        return last is None
+        with self._asking:
+            if self._last is not None and self._last.is_completed():
+                self._last = None  # its tensors are let go
+            return self._last is None
 
     def _run(self) -> None:
         while (work := self._queue.get()) is not None:
