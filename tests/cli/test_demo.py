@@ -95,6 +95,16 @@ def test_a_fault_is_the_exit_status(monkeypatch, capsys, tmp_path):
     assert "Error: the training diverged" in capsys.readouterr().err
 
 
+def test_a_picture_that_was_asked_for_needs_matplotlib_before_any_rank_starts(monkeypatch, tmp_path):
+    monkeypatch.setattr(
+        sys.modules["mpiagg.cli.demo"], "find_spec", lambda name: None if name == "matplotlib" else name
+    )
+    monkeypatch.setattr("mpiagg.launch.job.run", lambda *_: pytest.fail("ranks were started"))
+    result = CliRunner().invoke(main, ["demo", "--plot", str(tmp_path / "loss.png")])
+    assert result.exit_code == 1
+    assert "--plot needs matplotlib: pip install matplotlib" in result.output
+
+
 def test_without_matplotlib_one_line_says_what_to_install(monkeypatch, tmp_path):
     monkeypatch.setitem(__import__("sys").modules, "matplotlib.figure", None)
     assert "pip install matplotlib" in summary.draw([RESULT], tmp_path / "loss.png")
