@@ -70,7 +70,7 @@ class ArgumentVector:
             thing = thing[0]
         span, dtype = self._span, self._dtype
         if not self._array:
-            return _memory(thing, writable=self._writable)[span].view(dtype)
+            return memory_of(thing, writable=self._writable)[span].view(dtype)
         if self._turned:
             thing = thing.T
         if thing.ndim != 1:
@@ -136,7 +136,7 @@ def _read(specification: object, place: int, *, writable: bool, blocks: int) -> 
     extent = extent_of(datatype)
     if extent is None:
         return None
-    memory = _memory(thing, writable=writable)
+    memory = memory_of(thing, writable=writable)
     start = index(displacement or 0) * extent
     if count is None:
         count, rest = divmod(memory.size - start, extent * blocks)
@@ -236,7 +236,7 @@ def _format(thing: Any) -> str:
     return code.lstrip("@<" if sys.byteorder == "little" else "@>")
 
 
-def _memory(thing: Any, *, writable: bool) -> Array:
+def memory_of(thing: Any, *, writable: bool) -> Array:
     """Return the bytes of a buffer, in the order in which they lie."""
     if thing is None or thing is MPI.BOTTOM:
         return np.empty(0, np.uint8)
@@ -246,13 +246,22 @@ def _memory(thing: Any, *, writable: bool) -> Array:
             raise BufferError("not writable")
     elif not _on_device(thing):
         # Slicing refuses memory that the processor cannot reach.
-        view: Any = MPI.buffer.frombuffer(thing, readonly=not writable)[:]
+        view: Any = MPI.buffer.frombuffer(_by_rows(thing), readonly=not writable)[:]
         return np.frombuffer(view, np.uint8)
     if not thing.flags.c_contiguous:
         thing = thing.T
         if not thing.flags.c_contiguous:
             raise BufferError("not contiguous")
     return thing.reshape(-1).view(np.uint8)  # type: ignore[no-any-return]  # an array, perhaps of a device's
+
+
+def _by_rows(thing: Any) -> Any:
+    """Return a buffer, turned round if its elements lie by columns: mpi4py's buffers are of those by rows alone."""
+    try:
+        view = memoryview(thing)
+    except TypeError:  # it speaks DLPack
+        return thing
+    return thing if view.c_contiguous else np.asarray(view).T
 
 
 def _on_device(thing: object) -> bool:

@@ -14,6 +14,7 @@ from mpi4py import MPI
 
 from mpiagg.arrays import Array, Combine, Reduction, reduction
 from mpiagg.collectives.mpi_ops import op_name
+from mpiagg.common.once import once
 from mpiagg.plans.native import PAIRS
 
 _LOGICAL: Final = ("land", "lor", "lxor")
@@ -59,7 +60,7 @@ Datatype = MPI.Datatype | np.dtype[Any]
 """A datatype of MPI's; for half precision NumPy's: not every MPI library has one, and those that have combine in it."""
 
 
-@cache
+@once
 def _identities() -> int:
     return MPI.Datatype.Create_keyval()
 

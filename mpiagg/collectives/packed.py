@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from enum import Enum
-from functools import cache, partial
+from functools import partial
 from itertools import accumulate, pairwise
 from operator import index
 from threading import Lock
@@ -25,12 +25,14 @@ from mpiagg.collectives.buffers import (
     datatype_of,
     in_place,
     lengths_of,
+    memory_of,
     parts,
     read,
     read_blocks,
     starts_of,
 )
 from mpiagg.collectives.datatypes import extent_of
+from mpiagg.common.once import once
 from mpiagg.plans.operation import even_counts
 from mpiagg.plans.program import Program, in_turn
 from mpiagg.transport import Channel
@@ -165,7 +167,7 @@ def _pieces(place: int, specification: Any, buffer: Buffer, size: int, *, writab
         unit = _unit(datatype)
         if unit is None or device_of(thing) is not HOST or (unit == datatype and buffer is not Buffer.COUNTED):
             return None
-        whole = MPI.buffer.frombuffer(thing, readonly=not writable).nbytes
+        whole = memory_of(thing, writable=writable).nbytes
         if not all(_inside(datatype, start, count, whole) for start, count in zip(starts, counts, strict=True)):
             return None
         many = datatype.size // unit.size
@@ -235,7 +237,7 @@ _ALONE: Final = Lock()
 """Held by the thread that copies, or another might receive what it has sent."""
 
 
-@cache
+@once
 def _itself() -> MPI.Intracomm:
     """Return a communicator on which no messages of others are."""
     return MPI.COMM_SELF.Dup()

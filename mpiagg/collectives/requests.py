@@ -14,7 +14,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 from collections.abc import Iterable, Sequence
-from functools import cache, partial
+from functools import partial
 from itertools import cycle
 from typing import TYPE_CHECKING, Any, Final, Literal
 
@@ -22,6 +22,7 @@ import numpy as np
 from mpi4py import MPI
 
 from mpiagg.collectives.request_lines import RequestLine, Runnable
+from mpiagg.common.once import once
 from mpiagg.errors import PlanError
 from mpiagg.plans.background import driver
 from mpiagg.plans.plan import Plan
@@ -49,8 +50,9 @@ class Request(MPI.Request):
     def __new__(cls, plan: Runnable, line: RequestLine | None = None) -> Self:
         """Return a request whose handle is a token."""
         del plan, line
-        tag = _tokens().new_tag()
-        self = MPI.Request.__new__(cls, cls._new_token(_tokens().comm, tag))
+        tokens = _tokens()
+        tag = tokens.new_tag()
+        self = MPI.Request.__new__(cls, cls._new_token(tokens.comm, tag))
         self._tag = tag
         return self
 
@@ -324,6 +326,6 @@ class _Tokens:
             self.comm.Free()
 
 
-@cache
+@once
 def _tokens() -> _Tokens:
     return _Tokens()

@@ -17,6 +17,7 @@ from typing import Any, Final, Protocol
 import numpy as np
 from mpi4py import MPI
 
+from mpiagg.common.once import once
 from mpiagg.errors import PlanError, RankFailedError
 from mpiagg.plans.plan import Plan
 
@@ -107,7 +108,7 @@ class Driver:
             return False
 
 
-@cache
+@once
 def driver() -> Driver:
     """Return the process's driver, whose thread starts with the first call."""
     return Driver()

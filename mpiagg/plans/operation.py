@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
+from zlib import crc32
 
 from mpi4py import MPI
 
@@ -84,6 +85,8 @@ class Operation:
         """What all ranks must agree on."""
         length = "any lengths of" if self.ragged else sum(self.counts)
         values = self.form or f"{length} {self.reduction.dtype}"
+        if len({*self.counts}) > 1 and not self.ragged:
+            values = f"{values} in chunks of {_listed(self.counts)}"
         how = f", op {self.reduction.name}" if self.collective.reduces else ""
         where = f", root {self.root}" if self.collective.rooted else ""
         return f"{self.label}{self.choice.details} of {values}{how}{where}"
@@ -212,6 +215,12 @@ class Operation:
         if length > room:
             room -= self.size  # where each rank's chunk is cut, each part may have an element more than the others
         return max(1, -(-length // max(1, room)))
+
+
+def _listed(counts: tuple[int, ...]) -> str:
+    """Return counts in words: many are cut off, and told from others by their checksum."""
+    text = ", ".join(map(str, counts))
+    return text if len(text) <= 60 else f"{text[:57]}... (checksum {crc32(text.encode()):08x})"
 
 
 def even_counts(length: int, size: int) -> tuple[int, ...]:

@@ -13,6 +13,7 @@ from typing import Any
 
 from mpi4py import MPI
 
+from mpiagg.common.once import once
 from mpiagg.errors import Error, PlanError
 from mpiagg.transport.meetings import end_all, gather
 from mpiagg.transport.messages import MAKE, Channel
@@ -132,10 +133,10 @@ _USUAL: set[type[MPI.Comm]] = {MPI.Intracomm}
 _KEYVAL: list[int] = []
 
 
+@once
 def _keyval() -> int:
-    if not _KEYVAL:
-        _KEYVAL.append(MPI.Comm.Create_keyval(delete_fn=_forget))
-        atexit.register(_free_all)
+    _KEYVAL.append(MPI.Comm.Create_keyval(delete_fn=_forget))
+    atexit.register(_free_all)
     return _KEYVAL[0]
 
 

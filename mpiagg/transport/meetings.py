@@ -18,6 +18,7 @@ import numpy as np
 from mpi4py import MPI
 
 from mpiagg.arrays import cuts_of, ranges
+from mpiagg.common.once import once
 from mpiagg.errors import Error, MismatchError, StallError
 from mpiagg.transport.process import ending
 from mpiagg.transport.waiting import time_limit, wait_patiently
@@ -187,13 +188,10 @@ class _AllGather:
 _late: dict[int, _AllGather] = {}
 """Those that were given up; each is an attribute of its communicator, too, and forgotten when that is freed."""
 
-_KEYVAL: list[int] = []
 
-
+@once
 def _keyval() -> int:
-    if not _KEYVAL:
-        _KEYVAL.append(MPI.Comm.Create_keyval(delete_fn=_forget))
-    return _KEYVAL[0]
+    return MPI.Comm.Create_keyval(delete_fn=_forget)
 
 
 def _forget(comm: MPI.Comm, keyval: int, late: _AllGather) -> None:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import os
 import threading
-from functools import cache
 from typing import Final, NamedTuple
 
 from mpi4py import MPI
 
+from mpiagg.common.once import once
 from mpiagg.launch.launchers import on_one_node, started_by
 from mpiagg.transport.waiting import timeout_by_environment
 from mpiagg.watch import KEEPS, PEER_BYTES, Ending, Recorder, Watchdog, say
@@ -53,24 +53,27 @@ class Process(NamedTuple):
 
 
 _ENDING: list[Ending] = []
+_ALONE: Final = threading.Lock()
+"""Held by the thread that makes it."""
 
 
 def ending() -> Ending:
     """Return how this process ends before its time; from now on an error that nobody catches ends the job."""
-    if _ENDING:
-        return _ENDING[0]
-    keeps = os.environ.get(RECORD) or "operations"
-    recorder = Recorder(keeps if keeps in KEEPS else "operations")
-    if not MPI.Is_initialized() or MPI.Is_finalized():
-        return Ending(recorder, 0, 1, _abort)
-    made = Ending(recorder, MPI.COMM_WORLD.Get_rank(), MPI.COMM_WORLD.Get_size(), _abort, started_by())
-    _ENDING.append(made)
-    if made.size > 1:
-        made.install()
-    return made
+    with _ALONE:
+        if _ENDING:
+            return _ENDING[0]
+        keeps = os.environ.get(RECORD) or "operations"
+        recorder = Recorder(keeps if keeps in KEEPS else "operations")
+        if not MPI.Is_initialized() or MPI.Is_finalized():
+            return Ending(recorder, 0, 1, _abort)
+        made = Ending(recorder, MPI.COMM_WORLD.Get_rank(), MPI.COMM_WORLD.Get_size(), _abort, started_by())
+        _ENDING.append(made)
+        if made.size > 1:
+            made.install()
+        return made
 
 
-@cache
+@once
 def process() -> Process:
     """Return what watches over this process; the first call sets it up.
 

@@ -6,8 +6,9 @@ import os
 import signal
 import threading
 from collections.abc import Callable
-from functools import cache
 from typing import Final
+
+from mpiagg.common.once import once
 
 HELD: Final = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
 """The signals for which there are handlers of ours, which are for ranks alone."""
@@ -22,7 +23,7 @@ def forget_in_children(forget: Callable[[], object]) -> None:
     _forgets.append(forget)
 
 
-@cache
+@once
 def _register() -> None:
     os.register_at_fork(before=_hold, after_in_parent=_let_go, after_in_child=_forget)
 
