@@ -225,12 +225,16 @@ def _planned(comm: Comm, method: Method, given: tuple[Any, ...], memory: Memory)
         whole = memory, channel.memory.host.leased, method.key(given)
         known = channel.calls.get(whole)
         key = whole
+    # Ranks that prepare a request may wait for one another; those that only start one must not.
+    compares = CHECK and memory is Memory.TOGETHER
     if known is not None:
+        if compares:
+            known.check()
         known.used = True
         return None if known.given_as_it_is else (channel, known.operation, arrays_of(known.vectors, given), _same, key)
     asked, copied = _read(method, channel, given)
     if asked is None:
-        known = Unread(channel, method.name, "")
+        known = Unread(channel, method.name, method.unread(channel, given))
     else:
         with_vectors = given if copied is None else copied.given(given)
         vectors, arrays = asked.taken_from(with_vectors)
@@ -238,6 +242,8 @@ def _planned(comm: Comm, method: Method, given: tuple[Any, ...], memory: Memory)
         known.vectors = vectors
         native = known.operation.choice.algorithm == NATIVE and known.dtype == known.operation.reduction.dtype
         known.given_as_it_is = native and not asked.alone
+    if compares:
+        known.check()
     if asked is not None and (asked.alone or (copied is not None and not known.given_as_it_is)):
         key = None
     if key is not None:

@@ -36,6 +36,9 @@ TAGS: Final = 2**15 - 1
 BARRIER: Final = TAGS
 """The tag of the messages of a monitored barrier."""
 
+LONGEST: Final = 2**30
+"""Bytes of a message up to which they are counted one by one."""
+
 _YEARS: Final = 1e9
 """Seconds of a timeout at most, of which torch has no infinite ones."""
 
@@ -296,7 +299,7 @@ class RankGroup(dist.ProcessGroup):  # type: ignore[misc]  # mypy sees no classe
         else:
             whole = plain(tensor)
         start = self._messages.Irecv if into else self._messages.Isend
-        request = start([moved(whole).view(np.uint8), MPI.BYTE], rank, tag)
+        request = _started(start, moved(whole).view(np.uint8), rank, tag)
         peer = "any rank" if rank == MPI.ANY_SOURCE else f"rank {rank}"
         label = f"{whole.nbytes} bytes to {'arrive from' if into else 'be sent to'} {peer}"
         then = partial(in_order, partial(put, tensor, whole)) if into and whole is not tensor else None
@@ -359,6 +362,20 @@ class RankGroup(dist.ProcessGroup):  # type: ignore[misc]  # mypy sees no classe
             except dist.DistBackendError:
                 late.append(rank)
         return late
+
+
+def _started(start: Callable[..., MPI.Request], memory: Array, rank: int, tag: int) -> MPI.Request:
+    """Start a message of bytes: a long one as one element, since not every MPI library counts beyond 31 bits."""
+    if memory.size <= LONGEST:
+        return start([memory, MPI.BYTE], rank, tag)
+    pieces, rest = divmod(memory.size, LONGEST)
+    piece = MPI.BYTE.Create_contiguous(LONGEST)
+    whole = MPI.Datatype.Create_struct([pieces, rest], [0, pieces * LONGEST], [piece, MPI.BYTE]).Commit()
+    try:
+        return start([memory, 1, whole], rank, tag)
+    finally:
+        piece.Free()
+        whole.Free()
 
 
 class _Destroyed:

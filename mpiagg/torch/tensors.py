@@ -84,7 +84,11 @@ def moved(tensor: torch.Tensor) -> Array:
 
 
 def is_plain(tensor: torch.Tensor) -> bool:
-    """Whether a tensor's values lie one after the other in memory as they are."""
+    """Whether a tensor's values lie one after the other in memory as they are; ValueError for a sparse one."""
+    if tensor.layout is not torch.strided:
+        raise ValueError(
+            f"a tensor of {tensor.layout}: mpiagg takes sparse ones in all_reduce alone, of torch.sparse_coo, by SUM"
+        )
     return bool(tensor.is_contiguous() and not tensor.is_neg() and not tensor.is_conj())
 
 

@@ -10,6 +10,7 @@ from contextvars import copy_context
 from datetime import timedelta
 from functools import partial
 from queue import SimpleQueue
+from time import monotonic
 from typing import Any, Final
 
 import torch
@@ -17,7 +18,7 @@ import torch.distributed as dist
 from mpi4py import MPI
 
 from mpiagg.errors import StallError
-from mpiagg.plans.background import threads_allowed
+from mpiagg.plans.background import driver, threads_allowed
 from mpiagg.torch.options import NOT_SET
 from mpiagg.torch.versions import not_compiled
 from mpiagg.transport import wait_patiently
@@ -193,7 +194,7 @@ class MessageWork(Work):
         super().__init__([tensor], then or _nothing)
         self._request, self._label, self._timeout = request, label, timeout
         self._testing = threading.Lock()
-        self._source = -1
+        self._source, self._until = -1, 0.0
         self._under_way = under_way
         under_way[self] = None
 
@@ -225,23 +226,27 @@ class MessageWork(Work):
         return True
 
     def get_future(self) -> Any:
-        """Return a future of the tensor, which a thread brings to its end: who waits for it does not ask here."""
+        """Return a future of the tensor; who waits for it does not ask here, so a thread does."""
         future = super().get_future()
         if not self.is_completed() and threads_allowed():
-            _CALLBACKS.submit(self._bring_to_end)
+            self._until = monotonic() + self._timeout
+            driver().add(self)
         return future
 
-    def _bring_to_end(self) -> None:
-        """Wait for the message; who waits for the future learns of it if that is in vain."""
-        try:
-            self.wait()
-        except Exception as error:  # noqa: BLE001 - for who waits for the future
-            with _FUTURES:
-                if self._over.is_set():  # by which the future was settled
-                    return
-                future, self._future = self._future, None
-            if future is not None:  # another thread may have come first
-                future.set_exception(error)
+    def drive_if_free(self) -> bool:
+        """Ask for who waits for the future, who learns of it if that is in vain; return whether to go on asking."""
+        over = self.is_completed()
+        if not over and monotonic() < self._until:
+            return True
+        driver().remove(self)
+        with _FUTURES:
+            if over or self._over.is_set():  # by which the future was settled
+                return False
+            future, self._future = self._future, None
+        if future is not None:  # who asks next gets a new one
+            in_vain = as_torch_words_it(StallError(f"waited {self._timeout:g} s in vain for {self._label}"))
+            _CALLBACKS.submit(future.set_exception, in_vain)
+        return False
 
     def source_rank(self) -> int:
         """Return the rank that the message has come from."""

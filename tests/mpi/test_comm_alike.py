@@ -219,6 +219,19 @@ def test_two_threads_do_not_share_a_copy(monkeypatch):
     comm.Free()
 
 
+@pytest.mark.parametrize("code", ["d", "g", "G"])
+def test_elements_of_an_array_in_fortrans_order_may_lie_apart(code):
+    """NumPy knows these numbers, and of two of them DLPack knows nothing."""
+    comm = mpiagg.Comm(MPI.COMM_WORLD, reproducible=True)
+    number = MPI.Datatype.fromcode(code)
+    apart = number.Create_resized(0, 2 * number.extent).Commit()
+    x, out = np.ones((2, 6), code).T, np.zeros(6, code)
+    comm.Bcast([x, 6, apart] if RANK == 0 else out, 0)
+    assert RANK == 0 or (out == 1).all()
+    apart.Free()
+    comm.Free()
+
+
 def test_calls_for_the_mpi_library_are_compared_each_time(monkeypatch):
     monkeypatch.setattr(forms, "CHECK", True)
     comm = mpiagg.Comm(MPI.COMM_WORLD)

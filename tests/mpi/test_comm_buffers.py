@@ -34,6 +34,7 @@ def fortran(x):
 WAYS = {
     "array": lambda x: x,
     "array of Fortran's order": fortran,
+    "memoryview in Fortran's order": lambda x: memoryview(fortran(x)),
     "scalar shape": lambda x: x.reshape(2, 1, 2),
     "type": lambda x: [x, MPI.INT],
     "tuple": lambda x: (x, MPI.INT),

@@ -406,6 +406,19 @@ def test_counts_are_those_of_the_call_in_registered_memory(ours, rank, size, kep
         assert (out[: sum(counts)] == np.repeat(np.arange(1, size + 1), counts)).all()
 
 
+def test_counts_that_differ_are_an_error_also_if_their_sums_are_equal(ours, rank, size, monkeypatch):
+    if size == 1:
+        return
+    monkeypatch.setattr("mpiagg.collectives.forms.CHECK", True)
+    counts = [9, 11, *[10] * (size - 2)] if rank == 1 else [10] * size
+    own, everything = np.full(counts[rank], rank + 1.0), np.zeros(10 * size)
+    gather, reduce = (own, [everything, counts]), (np.ones(10 * size), own, counts)
+    for verb, given in (("Allgatherv", gather), ("Reduce_scatter", reduce)):
+        for form in (verb, f"{verb}_init"):
+            with pytest.raises(mpiagg.MismatchError, match=r"rank 1: .* in chunks of "):
+                getattr(ours, form)(*given)
+
+
 def test_blocks_may_lie_apart_on_some_ranks_where_calls_are_compared(ours, rank, size, monkeypatch):
     monkeypatch.setattr("mpiagg.collectives.forms.CHECK", True)
     starts = [2 * at for at in range(size)]

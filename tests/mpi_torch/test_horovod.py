@@ -214,6 +214,7 @@ def test_join_with_uneven_batches():
         here = SIZE - step
         assert torch.equal(hvd.allreduce(torch.ones(3), op=hvd.Sum), torch.full((3,), float(here)))
         assert len(hvd.allgather(torch.ones(2, 3))) == 2 * here
+        assert hvd.allgather_object("x" * RANK) == ["x" * rank for rank in range(step, SIZE)]
     assert hvd.join() == SIZE - 1
     assert torch.equal(hvd.allreduce(torch.ones(1)), torch.ones(1))
     if RANK:

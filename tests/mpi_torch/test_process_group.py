@@ -703,6 +703,22 @@ def test_sparse_tensors_are_not_scaled():
             dist.all_reduce(x, op)
 
 
+@pytest.mark.filterwarnings("ignore:Sparse CSR tensor support is in beta")
+def test_sparse_tensors_are_refused_where_they_are_only_moved():
+    if SIZE == 1:
+        return
+    x = torch.eye(2).to_sparse()
+    for call in (
+        lambda: dist.broadcast(x, 0),
+        lambda: dist.reduce(x, 0),
+        lambda: dist.all_gather([x.clone() for _ in range(SIZE)], x),
+        lambda: dist.send(x, 1 - RANK % 2),
+        lambda: dist.all_reduce(torch.eye(2).to_sparse_csr()),
+    ):
+        with pytest.raises(ValueError, match=r"takes sparse ones in all_reduce alone, of torch\.sparse_coo, by SUM"):
+            call()
+
+
 def test_outputs_that_autograd_watches():
     with torch.inference_mode():
         whole, sparse = torch.full((4,), RANK), torch.eye(2).to_sparse()
@@ -731,6 +747,37 @@ def test_a_future_of_a_message_that_does_not_come_is_an_error():
         work.wait(timedelta(minutes=1))
         assert tensor.tolist() == [1] * 3
         assert torch.equal(work.get_future().wait()[0], tensor)
+    dist.barrier()
+
+
+def test_messages_beyond_what_the_mpi_library_counts(monkeypatch):
+    """Cut into pieces of seven bytes, as those of 2 GiB are into pieces of one."""
+    monkeypatch.setattr("mpiagg.torch.group.LONGEST", 7)
+    to, source = (RANK + 1) % SIZE, (RANK - 1) % SIZE
+    for length in (7, 8, 14, 100):
+        got = torch.zeros(length, dtype=torch.uint8)
+        works = [dist.isend(torch.arange(length, dtype=torch.uint8) + RANK, to), dist.irecv(got, source)]
+        for work in works:
+            work.wait()
+        assert torch.equal(got, torch.arange(length, dtype=torch.uint8) + source)
+
+
+def test_many_futures_of_messages_hold_nothing_up():
+    if SIZE == 1:
+        return
+    group = dist.new_group([0, 1])
+    if RANK < 2:
+        tensors, futures = torch.zeros(300, 1), []
+        if RANK == 0:
+            futures = [dist.irecv(x, 1, group=group, tag=tag).get_future() for tag, x in enumerate(tensors)]
+        total = dist.all_reduce(torch.ones(3), group=group, async_op=True).get_future().wait()[0]
+        assert total.tolist() == [2] * 3
+        if RANK == 1:  # only now
+            for tag in range(300):
+                dist.send(torch.full((1,), float(tag)), 0, group=group, tag=tag)
+        for future in futures:
+            future.wait()
+        assert RANK or tensors.flatten().tolist() == list(range(300))
     dist.barrier()
 
 

@@ -153,7 +153,7 @@ def allgather_object(obj: object, name: str | None = None, process_set: ProcessS
     Returns
     -------
     list
-        A copy of each rank's object, in the order of the ranks.
+        A copy of each rank's object, in the order of the ranks; of a rank that has joined there is none.
 
     Raises
     ------
@@ -168,10 +168,11 @@ def allgather_object(obj: object, name: str | None = None, process_set: ProcessS
     """
     name = name or "object"
     content, error = _bytes_of(obj)
-    length = torch.tensor([-1 if error else len(content)], device="cpu")  # whatever the default device is
-    lengths = allgather(length, f"{name}.length", process_set).tolist()
-    _check_lengths(dict(zip(process_set.ranks or [], lengths, strict=True)), error)
-    parts = allgather(content, f"{name}.content", process_set).split(lengths)
+    rank = -1 if process_set.ranks is None else process_set.ranks[engine_of(process_set).rank]
+    length = torch.tensor([[rank, -1 if error else len(content)]], device="cpu")  # whatever the default device is
+    lengths = dict(allgather(length, f"{name}.length", process_set).tolist())
+    _check_lengths(lengths, error)
+    parts = allgather(content, f"{name}.content", process_set).split(list(lengths.values()))
     return [pickle.loads(part.numpy().tobytes()) for part in parts]  # noqa: S301 - of this job
 
 
