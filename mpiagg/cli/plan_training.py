@@ -120,7 +120,7 @@ def command(target: float, json_file: Path | None, **options: Any) -> None:
     training, times = _question(**options)
     found = plan_training(training, times)
     best = advised(found, target)
-    job.console().print(_table(training, times, found))
+    job.show(_table(training, times, found))
     for number, each in enumerate(found, 1):
         click.echo(f"{number:2} {each.name}")
     reached = "" if best.share_overlapped >= target else f" (none reaches {target:.0%})"

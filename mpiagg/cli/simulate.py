@@ -179,7 +179,7 @@ def simulate(plot: Path | None, json_file: Path | None, **options: Any) -> None:
     found = _predicted(question, alone=options["algorithm"] != ALL)
     question = replace(question, names=tuple(found))
     for table in _tables(question, found):
-        job.console().print(table)
+        job.show(table)
     if json_file is not None:
         job.write(json_file, json.dumps(_record(question, found), indent=1) + "\n")
     if figure is not None:

@@ -57,7 +57,7 @@ def trace(sources: tuple[Path, ...], output: Path, flight: Path | None) -> None:
         raise click.ClickException(str(error)) from None
     for line in summary(timeline):
         click.echo(line)
-    job.console().print(_table(timeline))
+    job.show(_table(timeline))
     click.echo(f"Saved the timeline to {output}; open it at https://ui.perfetto.dev")
     if flight is not None:
         click.echo(f"Saved the flight records to {flight}; analyse them by: torchfrtrace {flight}")

@@ -62,11 +62,11 @@ class Comm(MPI.Intracomm):
 
     Notes
     -----
-    Datatypes: what only moves elements takes all predefined datatypes of MPI, and arrays of bfloat16. Reductions take
-    numbers of every kind with the operators that MPI defines for it: booleans, integers, floating-point numbers and
-    complex numbers. Arrays of float16 and bfloat16 are combined in float32. Operators of the user's are for the
-    MPI library. Data described by derived datatypes are copied where our own algorithms run; structures of several
-    kinds of numbers are for the MPI library.
+    Datatypes: what only moves elements takes all predefined datatypes of MPI, and arrays of bfloat16 whose blocks
+    follow one another. Reductions take numbers of every kind with the operators that MPI defines for it: booleans,
+    integers, floating-point numbers and complex numbers. Arrays of float16 and bfloat16 are combined in float32.
+    Operators of the user's are for the MPI library. Data described by derived datatypes are copied where our own
+    algorithms run; structures of several kinds of numbers are for the MPI library.
 
     Every collective raises ``MPI.Exception``, TypeError or ValueError for wrong arguments, as mpi4py's does, and
     TypeError for buffers on two devices. Every collective that mpiagg's algorithms carry out raises

@@ -14,7 +14,10 @@ from typing import IO, TYPE_CHECKING, Any, NoReturn
 
 import click
 import mpi4py
+from rich.cells import cell_len
 from rich.console import Console
+from rich.measure import Measurement
+from rich.table import Table
 
 from mpiagg.launch import start as launch
 from mpiagg.watch import LAST_WORDS
@@ -139,6 +142,18 @@ def console() -> Console:
     """
     width = os.environ.get(launch.TERMINAL_WIDTH)
     return Console(force_terminal=width is not None, width=None if width is None else int(width))
+
+
+def show(table: Table) -> None:
+    """Print a table; its numbers are whole also where a terminal is narrower, and wraps its lines."""
+    for column in table.columns:
+        if column.no_wrap:
+            column.min_width = max(
+                (cell_len(line) for cell in column.cells for line in str(cell).splitlines()), default=0
+            )
+    printed = console()
+    printed.width = max(printed.width, Measurement.get(printed, printed.options.update(width=1000), table).minimum)
+    printed.print(table)
 
 
 def ranks_option(default: int) -> Callable[[Callable[..., None]], Callable[..., None]]:

@@ -59,9 +59,11 @@ def test_the_table_and_the_file_say_what_the_function_does(tmp_path):
 
 
 @pytest.mark.parametrize("parameters", ["1", "125M", "1000M"])
-def test_names_and_numbers_are_whole_in_80_columns(tmp_path, parameters):
+@pytest.mark.parametrize("columns", [40, 80])
+def test_names_and_numbers_are_whole_in_80_columns(tmp_path, parameters, columns):
+    """In fewer columns a terminal wraps the lines."""
     path = tmp_path / "plan.json"
-    done = plan("--parameters", parameters, "--step-time", "1us", "-n", 4, "--json", path, columns=80)
+    done = plan("--parameters", parameters, "--step-time", "1us", "-n", 4, "--json", path, columns=columns)
     lines = done.output.splitlines()
     for number, each in enumerate(json.loads(path.read_text())["aggregations"], 1):
         assert f"{number:2} {each['name']}" in lines
