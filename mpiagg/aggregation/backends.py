@@ -39,7 +39,7 @@ def torch_distributed(group: Any = None) -> Backend:
         Without torch.
     """
     import torch  # noqa: PLC0415 - an extra, imported when it is asked for
-    import torch.distributed  # noqa: PLC0415
+    import torch.distributed  # noqa: PLC0415 - likewise
 
     ops = {"sum": torch.distributed.ReduceOp.SUM, "min": torch.distributed.ReduceOp.MIN}
     ops["max"] = torch.distributed.ReduceOp.MAX

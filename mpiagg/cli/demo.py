@@ -118,7 +118,7 @@ def demo(
 
     def work(world: MPI.Intracomm) -> int:
         # scikit-learn takes a second to import, which a process that only starts the ranks need not spend.
-        from mpiagg.cli import summary, surviving, training  # noqa: PLC0415
+        from mpiagg.cli import summary, surviving, training  # noqa: PLC0415 - as above
 
         death = None if kill_rank is None else surviving.Death(kill_rank, 50 if at_step is None else at_step)
         with progress("training", len(every) * every[0].epochs, "epochs", shown=world.rank == 0) as advance:

@@ -108,7 +108,7 @@ def draw(results: Sequence[TrainingResult], plot: Path) -> str:
     """Draw the loss curves, if matplotlib is installed, and return a line that says so."""
     try:
         from matplotlib.figure import Figure  # noqa: PLC0415 - an extra that need not be installed
-        from matplotlib.ticker import MaxNLocator  # noqa: PLC0415
+        from matplotlib.ticker import MaxNLocator  # noqa: PLC0415 - likewise
     except ImportError:
         return "For the loss curve install matplotlib: pip install matplotlib"
     figure = Figure(figsize=(7, 4.5), layout="constrained")

@@ -50,7 +50,7 @@ def trace(sources: tuple[Path, ...], output: Path, flight: Path | None) -> None:
     try:
         timeline = Timeline(read_all(sources))
         lines = ",\n".join(json.dumps(event) for event in events(timeline))
-        output.write_text(f'{{"traceEvents": [\n{lines}\n]}}\n')
+        job.write(output, f'{{"traceEvents": [\n{lines}\n]}}\n')
         if flight is not None:
             flight_recorder.write(timeline.recordings, flight)
     except (OSError, ValueError) as error:

@@ -142,7 +142,7 @@ def _measure(  # noqa: PLR0917 - what the command was given
 ) -> int:
     """Do the work of a rank and return its exit status; without an output, the table is kept in the user's cache."""
     from mpiagg.benchmarks.tuner import Tuner  # noqa: PLC0415 - needs MPI, which only a rank may load
-    from mpiagg.transport import cache_of, channel_of  # noqa: PLC0415
+    from mpiagg.transport import cache_of, channel_of  # noqa: PLC0415 - needs MPI, as only ranks have it
 
     def tell(line: str) -> None:
         if world.rank == 0:

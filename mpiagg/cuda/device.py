@@ -146,7 +146,7 @@ class Cuda(Accelerator):
 
     def _array(self, memory: Any, length: int, dtype: npt.DTypeLike) -> Array:
         pointer = cupy.cuda.MemoryPointer(memory, 0)
-        return cupy.ndarray((length,), dtype, pointer)  # type: ignore[no-any-return]
+        return cupy.ndarray((length,), dtype, pointer)  # type: ignore[no-any-return]  # CuPy has no types
 
     def address(self, array: Array) -> int:
         """Return where the first element lies."""
@@ -166,12 +166,12 @@ class Cuda(Accelerator):
             # CuPy returns before memory is read that the device reaches by itself.
             pinned = array.size and runtime.pointerGetAttributes(_address(array)).type == runtime.memoryTypeHost
             source = np.array(array) if pinned else array
-            return cupy.array(words(source)).view(array.dtype)  # type: ignore[no-any-return]
+            return cupy.array(words(source)).view(array.dtype)  # type: ignore[no-any-return]  # likewise
 
     def to_host(self, array: Array) -> Array:
         """Return a copy of an array as a NumPy array, when all that it waits for is done."""
         with self._device:
-            return words(array).get(order="A").view(array.dtype)  # type: ignore[attr-defined, no-any-return]
+            return words(array).get(order="A").view(array.dtype)  # type: ignore[attr-defined, no-any-return]  # likewise
 
     # -- streams
 

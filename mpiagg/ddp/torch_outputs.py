@@ -46,6 +46,6 @@ class _Marked(torch.autograd.Function):  # type: ignore[misc,unused-ignore]  # w
         return tensor.clone()
 
     @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor | None) -> tuple[torch.Tensor | None, torch.Tensor]:  # noqa: ARG004
+    def backward(ctx: Any, gradient: torch.Tensor | None) -> tuple[torch.Tensor | None, torch.Tensor]:  # noqa: ARG004 - torch's
         """Hand the gradient on."""
         return gradient, torch.zeros(())

@@ -36,7 +36,7 @@ def _by_object(ordinal: int) -> int:
     return int(torch.cuda.current_stream(ordinal).cuda_stream)
 
 
-_present_stream: Callable[[int], int] = getattr(torch._C, "_cuda_getCurrentRawStream", _by_object)  # noqa: SLF001
+_present_stream: Callable[[int], int] = getattr(torch._C, "_cuda_getCurrentRawStream", _by_object)  # noqa: SLF001 - it has no other
 """Returns the present stream of a device by its number, as torch's compiler asks for it: the public function makes an
 object, in ten calls."""
 

@@ -2,12 +2,12 @@
 
 With N nodes of L ranks (n = N L), B bytes and chunks of B/n:
 
-==============  =====================  ============================================
+==============  =====================  =======================================================
 collective      rounds                 bytes sent by a rank
-==============  =====================  ============================================
+==============  =====================  =======================================================
 allreduce       2 + 2(N-1)             2 (L-1)/L B within the node, 2 (N-1)/n B across
-alltoall        2 + ceil((N-1)/L)      2 (L-1)/L B within the node at most, (N-1)/N B across
-==============  =====================  ============================================
+alltoall        2 + ceil((N-1)/L)      2 (L-1)/L B within, ceil((N-1)/L) L/N B across at most
+==============  =====================  =======================================================
 
 Every rank of a node reduces its part of the node's vectors (``direct``), all-reduces that part with the ranks of
 the same place on the other nodes (``ring``), and hands it to its node. So a node sends 2 (N-1)/N B over its link, where

@@ -8,7 +8,7 @@ collective      rounds      messages of a rank      bytes sent by a rank
 reduce          L           1, the root 0           B, the root 0
 broadcast       L           (k-1) L at most         (k-1) L B at most
 allreduce       2L          (k-1) L + 1 at most     ((k-1) L + 1) B at most
-gather          L           1, the root 0           B/k at most, the root 0
+gather          L           1, the root 0           k^(L-1)/n B at most, the root 0
 scatter         L           (k-1) L at most         (n-1)/n B at most
 ==============  ==========  ======================  ==================================
 

@@ -164,11 +164,11 @@ def _recursive_multiplying(name: str, radix: int) -> Algorithm:
 
 
 def _double_tree(name: str, blocks: int) -> Algorithm:
-    return _flat(name, lambda size: 2 * blocks, double_tree.generators(blocks), "scratch of two blocks")  # noqa: ARG005
+    return _flat(name, lambda size: 2 * blocks, double_tree.generators(blocks), "scratch of two blocks")  # noqa: ARG005 - as all
 
 
 def _circulant_blocks(name: str, blocks: int) -> Algorithm:
-    return _flat(name, lambda size: blocks, circulant_blocks.generators(blocks), "scratch of one block")  # noqa: ARG005
+    return _flat(name, lambda size: blocks, circulant_blocks.generators(blocks), "scratch of one block")  # noqa: ARG005 - as all
 
 
 def _bruck(name: str, radix: int) -> Algorithm:

@@ -37,11 +37,14 @@ def write(recorder: Recorder, rank: int, size: int, reason: str, *, beside: bool
     with suppress(OSError):
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         aside = path.with_name(f"{path.name}.{os.getpid()}.{threading.get_ident()}")
-        with open(os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:  # noqa: PTH123 - by number
-            json.dump(recording(recorder, rank, size, reason), file)
-        if beside or path not in _written:
-            _keep(path)
-        aside.replace(path)
+        try:
+            with open(os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:  # noqa: PTH123 - by number
+                json.dump(recording(recorder, rank, size, reason), file)
+            if beside or path not in _written:
+                _keep(path)
+            aside.replace(path)
+        finally:
+            aside.unlink(missing_ok=True)
         _written.add(path)
         return path.absolute()
     return None

@@ -211,7 +211,7 @@ class _Distributed(torch.optim.Optimizer):  # type: ignore[misc]  # mypy sees no
         return found
 
     # torch would wrap it once more, and call the hooks of steps twice.
-    step.hooked = True  # type: ignore[attr-defined]
+    step.hooked = True  # type: ignore[attr-defined]  # torch's own mark
 
     def _step_by_adasum(self, closure: Callable[[], Any] | None) -> Any:
         """Take a step alone, and then the ranks' steps together."""
