@@ -170,14 +170,14 @@ class _Copied(Call):
         with self.channel.one_thread:  # the vector belongs to the call
             if x is not None and source is not None:
                 if by is None:
-                    device.convert(source.reshape(x.shape), x)
+                    device.convert(source if x.ndim == 1 else source.reshape(x.shape), x)
                 else:
                     to_host(by, source, x)
                     by.synchronise()
             self._inner.run(source, target, timeout)
             if out is not None and target is not None:
                 if by is None:
-                    self._store(out, target.reshape(out.shape))
+                    self._store(out, target if out.ndim == 1 else target.reshape(out.shape))
                 else:
                     from_host(by, out, target)
             if isinstance(device, Accelerator):
