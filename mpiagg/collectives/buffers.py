@@ -50,7 +50,7 @@ class ArgumentVector:
         Whether it is written to.
     """
 
-    __slots__ = ("_array", "_dtype", "_listed", "_place", "_span", "_turned", "_writable")
+    __slots__ = ("_array", "_as_it_is", "_dtype", "_listed", "_place", "_span", "_turned", "_writable")
 
     def __init__(self, part: ArgumentSpan, given: tuple[Any, ...], dtype: np.dtype[Any], *, writable: bool) -> None:
         self._place, self._writable, self._dtype = part.place, writable, dtype
@@ -62,10 +62,14 @@ class ArgumentVector:
         self._turned = self._array and not thing.flags.c_contiguous
         span = slice(part.start // dtype.itemsize, part.stop // dtype.itemsize) if self._array else slice(*part[1:])
         self._span = None if self._array and part[1:] == (0, thing.nbytes) else span
+        plain = self._array and not self._listed and not self._turned
+        self._as_it_is = plain and self._span is None and thing.dtype == dtype
 
     def __call__(self, given: tuple[Any, ...]) -> Array:
         """Return the vector of arguments."""
         thing = given[self._place]
+        if self._as_it_is and thing.ndim == 1:
+            return thing  # type: ignore[no-any-return]  # an array
         if self._listed:
             thing = thing[0]
         span, dtype = self._span, self._dtype

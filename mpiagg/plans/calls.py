@@ -144,12 +144,14 @@ class _Copied(Call):
         self, channel: Channel, operation: Operation, x: Array | None, out: Array | None, *, quiet: bool
     ) -> None:
         super().__init__(channel, operation, quiet=quiet)
-        o, self._device = operation, device_of(x if out is None else out)
-        self._by = self._device if isinstance(self._device, Accelerator) and goes_by_host(o) else None
-        whole = self._device.empty(o.length, o.reduction.dtype) if self._by is None else pinned(o, self._by)
+        o, device = operation, device_of(x if out is None else out)
+        self._device = device if isinstance(device, Accelerator) else None
+        self._by = self._device if goes_by_host(o) else None
+        whole = device.empty(o.length, o.reduction.dtype) if self._by is None else pinned(o, self._by)
         # What is too large for half precision becomes infinite.
         warned = not quiet or self.dtype == o.reduction.dtype
-        self._store = self._device.convert if warned else partial(in_errstate, self._device.convert)
+        self._load: Callable[[Any, Any], object] = device.convert
+        self._store = self._load if warned else partial(in_errstate, self._load)
         self._source, self._target = (None if part is None else whole[part] for part in (o.source, o.target))
         self._inner: Call
         if o.choice.algorithm == NATIVE:
@@ -166,11 +168,13 @@ class _Copied(Call):
 
     def run(self, x: Array | None, out: Array | None, timeout: float = DEFAULT_TIMEOUT) -> None:
         """Carry the operation out; see :meth:`Call.run`."""
-        device, by, source, target = self._device, self._by, self._source, self._target
-        with self.channel.one_thread:  # the vector belongs to the call
+        by, source, target = self._by, self._source, self._target
+        one_thread = self.channel.one_thread  # the vector belongs to the call
+        one_thread.enter()
+        try:
             if x is not None and source is not None:
                 if by is None:
-                    device.convert(source if x.ndim == 1 else source.reshape(x.shape), x)
+                    self._load(source if x.ndim == 1 else source.reshape(x.shape), x)
                 else:
                     to_host(by, source, x)
                     by.synchronise()
@@ -180,8 +184,10 @@ class _Copied(Call):
                     self._store(out, target if out.ndim == 1 else target.reshape(out.shape))
                 else:
                     from_host(by, out, target)
-            if isinstance(device, Accelerator):
-                device.synchronise()
+            if self._device is not None:
+                self._device.synchronise()
+        finally:
+            one_thread.leave()
 
     def free(self) -> None:
         """Free what it runs."""

@@ -11,6 +11,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from threading import get_ident
 from time import perf_counter_ns
 from types import FrameType
 from typing import Any, Final, NamedTuple
@@ -258,7 +259,7 @@ def _check_thread(last: Entry) -> None:
     The thread is found by its stack, which takes long, but only then; to note it would cost each operation as much as
     to read the clock.
     """
-    own = threading.get_ident()
+    own = get_ident()
     found = frames()
     for ident in sorted(found, key=lambda ident: ident != own):
         frame: FrameType | None = found[ident]
@@ -297,26 +298,36 @@ def _two_threads(other: int, what: str) -> PlanError:
 class OneThread:
     """A block in which one thread of a process is at a time; it may enter again within it.
 
+    Attributes
+    ----------
+    leave : callable
+        Leaves the block. With ``enter`` and this a short call takes half of the time of a ``with`` statement.
+
     Raises
     ------
     PlanError
         When another thread is in it.
     """
 
-    __slots__ = ("_holder", "_lock")
+    __slots__ = ("_enter", "_holder", "leave")
 
     def __init__(self) -> None:
-        self._lock, self._holder = threading.RLock(), 0
+        lock = threading.RLock()
+        self._enter, self._holder, self.leave = lock.acquire, 0, lock.release
+
+    def enter(self) -> None:
+        """Enter the block."""
+        if not self._enter(False):
+            raise _two_threads(self._holder, "another call")
+        self._holder = get_ident()
 
     def __enter__(self) -> None:
         """Enter the block."""
-        if not self._lock.acquire(blocking=False):
-            raise _two_threads(self._holder, "another call")
-        self._holder = threading.get_ident()
+        self.enter()
 
     def __exit__(self, *error: object) -> None:
         """Leave the block."""
-        self._lock.release()
+        self.leave()
 
 
 def _no_entry(subject: Subject, blocking: bool) -> Entry:
