@@ -282,7 +282,7 @@ def measured() -> Iterator[Row]:
     Longer vectors take about half of its time through memory that the ranks share, those in other memory up to 1 MiB.
     Longer ones there are read where that takes less time than the library's own: reductions, but for those to one of
     two ranks with Open MPI, scatters, gathers of MPICH and broadcasts to several ranks; the rest is the library's own.
-    Scans of MPICH's take three to ten times as long as a ring. Between nodes (``bench/network.py``) longer vectors take
+    Scans of MPICH's take two to ten times as long as a ring, also between nodes. There (``bench/network.py``) longer vectors take
     a third to all of its time, but for gathers, scatters and all-to-alls, which take as long.
     """
     for collective in Collective:
@@ -290,6 +290,10 @@ def measured() -> Iterator[Row]:
             if collective is Collective.ALLTOALL and spread is Spread.SEVERAL:  # 0.7 to 0.9 of the library's time
                 yield Row(collective, _NATIVE, None, 4, spread)
                 yield Row(collective, Choice("hierarchical"), 32 * _KIB, spread=spread)
+            if memory is None and ON_A_NODE[collective] is _PREFIX:  # a chain takes 0.2 to 0.6 of MPICH's time
+                ranks = 8 if spread is Spread.SEVERAL else 4  # as many as were measured
+                yield Row(collective, Choice("ring"), 16 * _KIB, ranks, spread, library="MPICH")
+                yield Row(collective, Choice("ring", 4), NETWORK_NATIVE, ranks, spread, library="MPICH")
             most = NETWORK_NATIVE if memory is None and not collective.moves else None
             yield Row(collective, _NATIVE, most, spread=spread, memory=memory)
         for choice, most, ranks, library in ON_A_NODE[collective]:
