@@ -30,7 +30,7 @@ UNITS = {2**20: "MiB", 2**10: "KiB", 1: "B"}
 def page() -> str:
     """Return the text of the page, with its tables."""
     text = PAGE.read_text()
-    calls = [_calls, _in_other_words, _as_requests, _many, _in_company, _call_goals, _auto]
+    calls = [_calls, _in_other_words, _as_requests, _many, _between_nodes, _in_company, _call_goals, _auto]
     tables = [*calls, _ddp, _node, _cache_sharing, _network, _others, _exact, _goals, _overhead]
     for name, table in ((make.__name__.removeprefix("_"), make()) for make in tables):
         # Once: after an empty place the pattern would match again, up to the end of the next.
@@ -67,6 +67,10 @@ def _as_requests() -> str:
 
 def _many() -> str:
     return _methods([f"calls-many-n2-{library}" for library in CALLS], ("many", "lengths"))
+
+
+def _between_nodes() -> str:
+    return _methods([f"calls-{nodes}-{library}" for nodes in ("2x2", "4x1") for library in CALLS], ("plain",))
 
 
 def _in_company() -> str:
