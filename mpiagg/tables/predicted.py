@@ -282,8 +282,8 @@ def measured() -> Iterator[Row]:
     Longer vectors take about half of its time through memory that the ranks share, those in other memory up to 1 MiB.
     Longer ones there are read where that takes less time than the library's own: reductions, but for those to one of
     two ranks with Open MPI, scatters, gathers of MPICH and broadcasts to several ranks; the rest is the library's own.
-    Scans of MPICH's take two to ten times as long as a ring, also between nodes. There (``bench/network.py``) longer vectors take
-    a third to all of its time, but for gathers, scatters and all-to-alls, which take as long.
+    Scans of MPICH's take two to ten times as long as a ring, also between nodes. There (``bench/network.py``) longer
+    vectors take a third to all of its time, but for gathers, scatters and all-to-alls, which take as long.
     """
     for collective in Collective:
         for spread, memory in ((Spread.ONE_EACH, None), (Spread.SEVERAL, None), (Spread.ONE_NODE, Memory.NONE)):
