@@ -291,9 +291,9 @@ def measured() -> Iterator[Row]:
                 yield Row(collective, _NATIVE, None, 4, spread)
                 yield Row(collective, Choice("hierarchical"), 32 * _KIB, spread=spread)
             if memory is None and ON_A_NODE[collective] is _PREFIX:  # a chain takes 0.2 to 0.6 of MPICH's time
-                ranks = 8 if spread is Spread.SEVERAL else 4  # as many as were measured
-                yield Row(collective, Choice("ring"), 16 * _KIB, ranks, spread, library="MPICH")
-                yield Row(collective, Choice("ring", 4), NETWORK_NATIVE, ranks, spread, library="MPICH")
+                few = 8 if spread is Spread.SEVERAL else 4  # as many as were measured
+                yield Row(collective, Choice("ring"), 16 * _KIB, few, spread, library="MPICH")
+                yield Row(collective, Choice("ring", 4), NETWORK_NATIVE, few, spread, library="MPICH")
             most = NETWORK_NATIVE if memory is None and not collective.moves else None
             yield Row(collective, _NATIVE, most, spread=spread, memory=memory)
         for choice, most, ranks, library in ON_A_NODE[collective]:
