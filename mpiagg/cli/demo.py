@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import click
+from click.core import ParameterSource
 
 from mpiagg.cli.aggregators import AGGREGATORS
 from mpiagg.cli.progress import progress
@@ -21,8 +22,6 @@ if TYPE_CHECKING:
 
 MOST: Final = 7
 """Aggregators in one picture, beside the serial training."""
-
-LOSS_CURVE: Final = Path("mpiagg-loss.png")
 
 _EXAMPLES: Final = """\b
 mpiagg demo                starts 4 ranks on this machine
@@ -70,7 +69,8 @@ def _served(name: str) -> str:
 @click.option(
     "--plot",
     type=job.PictureFile(),
-    show_default=str(LOSS_CURVE),
+    default=Path("mpiagg-loss.png"),
+    show_default=True,
     help="Where the loss curve goes: .png, .pdf or .svg; needs the extra `plot`.",
 )
 @click.option("--json", "json_file", type=job.OutputFile(), help="Save the numbers.")
@@ -81,7 +81,7 @@ def _served(name: str) -> str:
 def demo(
     *,
     ranks: int,
-    plot: Path | None,
+    plot: Path,
     json_file: Path | None,
     learning_rate: float | None,
     aggregators: tuple[str, ...],
@@ -99,7 +99,8 @@ def demo(
         raise click.ClickException(
             "the demo trains on the digits of scikit-learn; install it with: pip install scikit-learn"
         )
-    if plot is not None and find_spec("matplotlib") is None:
+    asked_for = click.get_current_context().get_parameter_source("plot") is not ParameterSource.DEFAULT
+    if asked_for and find_spec("matplotlib") is None:
         raise click.ClickException("--plot needs matplotlib: pip install matplotlib")
     if len(aggregators) > (MOST if kill_rank is None else 1):
         raise click.UsageError(f"--aggregator can be given {MOST} times, and with --kill-rank once")
@@ -127,7 +128,7 @@ def demo(
             else:
                 results = [surviving.work(every[0], world, death, after_epoch=advance)]
         told = [result for result in results if result is not None]
-        return summary.report(told, plot or LOSS_CURVE, json_file) if told else 0
+        return summary.report(told, plot, json_file) if told else 0
 
     job.run(ranks, work, () if kill_rank is None else launch.SURVIVING)
 
