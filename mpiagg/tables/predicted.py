@@ -169,6 +169,22 @@ ON_A_NODE: Final[dict[Collective, Sequence[_Limited]]] = {
 }
 """What takes least time on a node, in memory that its ranks share, by measurements."""
 
+BETWEEN_NODES: Final[dict[tuple[Collective, Spread], Sequence[_Limited]]] = {
+    (Collective.ALLTOALL, Spread.SEVERAL): (  # 0.7 to 0.9 of the library's time
+        _Limited(_NATIVE, ranks=4),
+        _Limited(Choice("hierarchical"), 32 * _KIB),
+    ),
+    **{
+        (collective, spread): (  # 0.2 to 0.6 of MPICH's time, of as many ranks as were measured
+            _Limited(Choice("ring"), 16 * _KIB, ranks, "MPICH"),
+            _Limited(Choice("ring", 4), NETWORK_NATIVE, ranks, "MPICH"),
+        )
+        for collective in (Collective.SCAN, Collective.EXSCAN)
+        for spread, ranks in ((Spread.ONE_EACH, 4), (Spread.SEVERAL, 8))
+    },
+}
+"""What takes less time between nodes than the MPI library's own does, by measurements."""
+
 TOLERANCE: Final = 1.03
 CALLS: Final = 2
 """How many calls are priced in a row."""
@@ -287,13 +303,8 @@ def measured() -> Iterator[Row]:
     """
     for collective in Collective:
         for spread, memory in ((Spread.ONE_EACH, None), (Spread.SEVERAL, None), (Spread.ONE_NODE, Memory.NONE)):
-            if collective is Collective.ALLTOALL and spread is Spread.SEVERAL:  # 0.7 to 0.9 of the library's time
-                yield Row(collective, _NATIVE, None, 4, spread)
-                yield Row(collective, Choice("hierarchical"), 32 * _KIB, spread=spread)
-            if memory is None and ON_A_NODE[collective] is _PREFIX:  # a chain takes 0.2 to 0.6 of MPICH's time
-                few = 8 if spread is Spread.SEVERAL else 4  # as many as were measured
-                yield Row(collective, Choice("ring"), 16 * _KIB, few, spread, library="MPICH")
-                yield Row(collective, Choice("ring", 4), NETWORK_NATIVE, few, spread, library="MPICH")
+            for choice, most, ranks, library in BETWEEN_NODES.get((collective, spread), ()):
+                yield Row(collective, choice, most, ranks, spread, library=library)
             most = NETWORK_NATIVE if memory is None and not collective.moves else None
             yield Row(collective, _NATIVE, most, spread=spread, memory=memory)
         for choice, most, ranks, library in ON_A_NODE[collective]:

@@ -235,12 +235,11 @@ class MessageWork(Work):
 
     def drive_if_free(self) -> bool:
         """Ask for who waits for the future, who learns of it if that is in vain; return whether to go on asking."""
-        over = self.is_completed()
-        if not over and monotonic() < self._until:
+        if not self.is_completed() and monotonic() < self._until:
             return True
         driver().remove(self)
         with _FUTURES:
-            if over or self._over.is_set():  # by which the future was settled
+            if self._over.is_set():  # by which the future was settled
                 return False
             future, self._future = self._future, None
         if future is not None:  # who asks next gets a new one

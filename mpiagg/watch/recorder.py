@@ -321,9 +321,7 @@ class OneThread:
             raise _two_threads(self._holder, "another call")
         self._holder = get_ident()
 
-    def __enter__(self) -> None:
-        """Enter the block."""
-        self.enter()
+    __enter__ = enter
 
     def __exit__(self, *error: object) -> None:
         """Leave the block."""
