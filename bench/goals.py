@@ -58,7 +58,7 @@ REGISTERED = on(NODE, "registered")
 ANY = on(NODE, "any")
 FOUR_NODES = on(("4x1",), "any", "tuned")
 TWO_BY_TWO = on(("2x2",), "any", "registered")
-EVERYWHERE = (*on(NODE, "any", "registered"), *FOUR_NODES, *TWO_BY_TWO, *on(NETWORK, "quick"))
+EVERYWHERE = (*on(NODE, "any", "registered"), *FOUR_NODES, *TWO_BY_TWO, *on((*NETWORK, *NODE), "quick"))
 
 GOALS = (
     Goal("node, registered, 64 KiB to 1 MiB", "auto", "native", 0.5, REGISTERED, 64 * KIB, 1 * MIB),

@@ -4,8 +4,8 @@
 
 It saves ``bench/results/tuning-4x1-<library>.json``, the table, and ``allreduce-4x1-tuned-<library>.json``, with its
 picture: there ``auto`` is what a user of this cluster gets who has measured a table for it. A table that is there
-already is used; delete it to have another one measured. ``allreduce-<cluster>-quick-<library>.json`` are the same after
-``mpiagg tune --quick``, with ``MPIAGG_TUNING=learn``.
+already is used; delete it to have another one measured. ``allreduce-<ranks>-quick-<library>.json`` are sweeps on
+virtual nodes and on this one after ``mpiagg tune --quick``, with ``MPIAGG_TUNING=learn``.
 """
 
 import subprocess
@@ -24,18 +24,22 @@ TUNE = [
 SWEEPS = {"allreduce-4x1-tuned": [*FOUR_NODES, "env", f"MPIAGG_TUNING={TABLE}", *BENCH, *OPTIONS]}
 
 CACHE = RESULTS.parents[1] / "build"
-QUICK = [sys.executable, "-m", "mpiagg", "tune", "--quick", "-m", "64:4M"]
-CLUSTERS = {f"allreduce-{nodes}x{ranks}-quick": on(nodes, ranks) for nodes, ranks in ((4, 1), (2, 2))}
 LEARNED = ["env", f"XDG_CACHE_HOME={CACHE}"]
-SWEEPS |= {
-    name: [*cluster, *LEARNED, "MPIAGG_TUNING=learn", *BENCH, "-m", "64:4M", "--link-rate", RATE, "--time-limit", "4"]
-    for name, cluster in CLUSTERS.items()
-}
+QUICK = [sys.executable, "-m", "mpiagg", "tune", "--quick", "-m", "64:4M"]
+BENCH_LEARNED = [*LEARNED, "MPIAGG_TUNING=learn", *BENCH, "-m", "64:4M"]
+TABLES = []
+for nodes, ranks in ((4, 1), (2, 2)):
+    TABLES.append([*on(nodes, ranks), *LEARNED, *QUICK])
+    sweep = [*on(nodes, ranks), *BENCH_LEARNED, "--link-rate", RATE, "--time-limit", "4"]
+    SWEEPS[f"allreduce-{nodes}x{ranks}-quick"] = sweep
+for ranks in (2, 4):
+    TABLES.append([*LEARNED, *QUICK, "-n", str(ranks)])
+    SWEEPS[f"allreduce-n{ranks}-quick"] = [*BENCH_LEARNED, "-n", str(ranks), "--time-limit", "4"]
 
 if __name__ == "__main__":
     measures = not {"-h", "--help"} & set(sys.argv)
-    for cluster in CLUSTERS.values() if measures else ():
-        if status := subprocess.call([*cluster, *LEARNED, *QUICK]):  # noqa: S603 - our own Python
+    for measure in TABLES if measures else ():
+        if status := subprocess.call(measure):  # noqa: S603 - our own Python
             sys.exit(status)
     if measures and not TABLE.exists():
         RESULTS.mkdir(exist_ok=True)

@@ -220,16 +220,24 @@ class Tuner:
         found: dict[Candidate, Contender] = {}
         for choice in choices:
             if choice.algorithm == NATIVE:
-                found[Candidate(choice)] = tasks[0].native()
+                found[Candidate(choice)] = tasks[0].ours(NATIVE, None, planned=False)
                 continue
             owned = algorithm(choice.algorithm).owned is not None
             anywhere = not choice.reads and (owned or _in_memory(choice, self.layout))
             for task in tasks if anywhere else tasks[:1]:
-                found[Candidate(choice, task.memory is not None)] = plan_of(task, choice)
+                found[Candidate(choice, task.memory is not None)] = call_of(task, choice)
         results = timing.run(self.comm, [timing.TimedContender(one.call) for one in found.values()], pace)
         for contender in found.values():
             contender.free()
         return {name: float(np.median(result.seconds)) for name, result in zip(found, results, strict=True)}
+
+
+def call_of(task: Task, choice: Choice) -> Contender:
+    """Return how users call a choice, for short vectors; for others, of which the call is no part, its plan."""
+    words = Choice(choice.algorithm, lanes=choice.lanes)
+    if choice == words and task.count * task.dtype.itemsize <= ANNOUNCED:
+        return task.ours(choice.algorithm, choice.lanes, planned=False)
+    return plan_of(task, choice)
 
 
 def plan_of(task: Task, choice: Choice) -> Contender:

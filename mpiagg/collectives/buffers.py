@@ -7,6 +7,8 @@ Whatever is not understood here, and whatever is wrong, is None: mpi4py then tak
 
 from __future__ import annotations
 
+import ctypes
+import struct
 import sys
 from collections.abc import Sequence
 from itertools import accumulate
@@ -22,6 +24,14 @@ from mpiagg.plans.operation import even_counts
 
 REFUSED: Final = (AttributeError, BufferError, OverflowError, RuntimeError, TypeError, ValueError)
 """What is raised for things that are no buffer specification; RuntimeError by NumPy 2.0, for memory of a device."""
+
+_CAPSULE_POINTER: Final = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.py_object, ctypes.c_char_p)(
+    ("PyCapsule_GetPointer", ctypes.pythonapi)
+)
+_DLPACK_DTYPE: Final = ctypes.sizeof(ctypes.c_void_p) + 12
+"""Where a ``DLTensor`` has the type of its elements: after a pointer, the device's two numbers, and that of axes."""
+
+_DLPACK_KINDS: Final = {0: "i", 1: "u", 2: "f", 5: "c", 6: "b"}
 
 
 class ArgumentSpan(NamedTuple):
@@ -236,8 +246,18 @@ def _format(thing: Any) -> str:
     try:
         code = memoryview(thing).format
     except TypeError:  # no such buffer: it speaks DLPack, or nothing that we know
-        code = np.from_dlpack(thing).dtype.char
+        code = _dlpack_code(thing)
     return code.lstrip("@<" if sys.byteorder == "little" else "@>")
+
+
+def _dlpack_code(thing: Any) -> str:
+    """Return the type of a DLPack object's elements, by NumPy's letter; ``np.from_dlpack`` refuses long doubles."""
+    capsule = thing.__dlpack__()  # which has the tensor
+    tensor = _CAPSULE_POINTER(capsule, b"dltensor")
+    kind, bits, lanes = struct.unpack("BBH", ctypes.string_at(tensor + _DLPACK_DTYPE, 4))
+    if kind not in _DLPACK_KINDS or lanes != 1:
+        raise ValueError("elements that NumPy has no type for")
+    return np.dtype(f"{_DLPACK_KINDS[kind]}{bits // 8}").char
 
 
 def memory_of(thing: Any, *, writable: bool) -> Array:

@@ -1,6 +1,7 @@
 """Every way in which mpi4py lets a buffer be given, and that it is ours that reads it."""
 
 import array
+import ctypes
 
 import numpy as np
 import pytest
@@ -25,6 +26,18 @@ class OnlyDLPack:
 
     def __dlpack_device__(self):
         return self.x.__dlpack_device__()
+
+
+class LongDoubles(OnlyDLPack):
+    """Long doubles that speak DLPack, which NumPy's own do not."""
+
+    def __dlpack__(self, stream=None):
+        capsule = self.x.view("c16").__dlpack__(stream=stream)
+        pointer = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.py_object, ctypes.c_char_p)(
+            ("PyCapsule_GetPointer", ctypes.pythonapi)
+        )
+        ctypes.c_uint8.from_address(pointer(capsule, b"dltensor") + ctypes.sizeof(ctypes.c_void_p) + 12).value = 2
+        return capsule
 
 
 def fortran(x):
@@ -104,6 +117,16 @@ def test_a_call_like_one_before_takes_its_own_arrays(comm, way):
         order = np.asfortranarray(x.reshape(2, 2)).ravel("K") if "Fortran" in way else x
         assert sums.tolist() == (SIZE * order).tolist()
         made += [given, sums]  # so that no other has their place
+
+
+@pytest.mark.parametrize("dtype", ["?", "H", "f", "F", "D", "g"])
+def test_every_dtype_of_dlpack(comm, carried, dtype):
+    speaks = LongDoubles if dtype == "g" else OnlyDLPack
+    x, out = np.arange(4).astype(dtype), np.zeros((SIZE, 4), dtype)
+    # The others have NumPy's own: who is handed on by a rank alone waits for ever.
+    comm.Allgather(speaks(x) if RANK == 0 else x, out)
+    assert np.array_equal(out, [x] * SIZE)
+    assert carried == ["allgather"]
 
 
 def test_the_memory_around_an_output_is_left_alone(comm, carried):
