@@ -122,7 +122,8 @@ def posts_of(
         by_post.append([np.broadcast_to(column, shape).ravel() for column in wide])
         columns_of_ends = np.empty((4, len(group), len(ends)), np.int64)
         for index, end in enumerate(ends):
-            columns_of_ends[:, :, index] = [np.broadcast_to(value(part), len(group)) for part in end]
+            for column, part in zip(columns_of_ends, end, strict=True):
+                column[:, index] = value(part)  # of each rank, or the same for all of them
         sends, peers, counts, reduced = columns_of_ends.reshape(4, -1)
         by_end.append([(peers + root) % size, counts, sends, reduced])
         firsts = first + shape[1] * np.arange(shape[0])
