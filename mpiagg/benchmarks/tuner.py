@@ -70,8 +70,7 @@ class Candidate(NamedTuple):
         return f"{self.choice}, registered memory" if self.registered else str(self.choice)
 
 
-MedianTimes = dict[Candidate, float]
-"""The median seconds of candidates."""
+MedianTimes = dict[Candidate, float]  # in seconds
 
 
 class Tuner:
@@ -234,8 +233,7 @@ class Tuner:
 
 def call_of(task: Task, choice: Choice) -> Contender:
     """Return how users call a choice, for short vectors; for others, of which the call is no part, its plan."""
-    words = Choice(choice.algorithm, lanes=choice.lanes)
-    if choice == words and task.count * task.dtype.itemsize <= ANNOUNCED:
+    if choice == Choice(choice.algorithm, choice.lanes) and task.count * task.dtype.itemsize <= ANNOUNCED:
         return task.ours(choice.algorithm, choice.lanes, planned=False)
     return plan_of(task, choice)
 

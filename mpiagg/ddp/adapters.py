@@ -100,7 +100,7 @@ class Adapter(Protocol):
         """See above."""
 
     def arrays(self) -> list[Array]:
-        """Return everything that makes two copies of the module equal, in its own memory."""
+        """Return the parameters, in their own memory."""
 
     def words(self) -> list[str]:
         """Return what it consists of: the names, dtypes and shapes."""

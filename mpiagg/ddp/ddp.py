@@ -304,11 +304,11 @@ class DDP:
             If the DDP is freed.
         """
         self._require_open()
-        self._broadcast(self._adapter.arrays(), root)
+        self._broadcast(root)
 
-    def _broadcast(self, arrays: list[Array], root: int = 0) -> None:
+    def _broadcast(self, root: int) -> None:
         with self._adapter.stream():
-            for array in arrays:
+            for array in self._adapter.arrays():
                 broadcast(array, root=root, out=array, comm=self.comm)
 
     # -- giving back

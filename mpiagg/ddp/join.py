@@ -43,7 +43,7 @@ class JoinState:
         self.sent_bytes += self._flags.sent_bytes
         if not len(ranks):
             return 0
-        self.last = int(ranks[0])
+        self.last = int(ranks[-1])  # as torch has it
         return 1 if self._by_initial_size else self._own.size / len(ranks)
 
     def free(self) -> None:

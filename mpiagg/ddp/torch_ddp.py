@@ -10,18 +10,18 @@ from weakref import WeakMethod
 
 import torch
 from mpi4py import MPI
-from torch.utils._pytree import tree_map
 
 from mpiagg.aggregation import Aggregation, AllReduce
 from mpiagg.arrays import Array
-from mpiagg.collectives.moving_functions import broadcast
+from mpiagg.common.compiling import not_compiled
 from mpiagg.ddp.comm_hooks import CommHook, GradBucket, HookFlight
 from mpiagg.ddp.ddp import BUCKET_BYTES, DDP
 from mpiagg.ddp.sparse import average_sparse
 from mpiagg.ddp.steps import GradientList
+from mpiagg.ddp.torch_buffers import broadcast_buffers
 from mpiagg.ddp.torch_copies import SavedModule
 from mpiagg.ddp.torch_keywords import TorchKeywords
-from mpiagg.ddp.torch_modules import TorchAdapter, UnsyncedParameters, require_threads, stored_array
+from mpiagg.ddp.torch_modules import TorchAdapter, UnsyncedParameters, require_threads
 from mpiagg.ddp.torch_outputs import watched
 from mpiagg.errors import PlanError
 from mpiagg.transport import channel_of
@@ -123,7 +123,7 @@ class TorchDDP(SavedModule, DDP):
         overlap = overlap and not asked.static_graph if isinstance(overlap, bool) else overlap
         DDP.__init__(self, module, comm, aggregation, bucket_bytes, overlap=overlap, check_finite=check_finite)
         if asked.init_sync:
-            self._broadcast(self._adapter.arrays(buffers=asked.broadcast_buffers))
+            self._broadcast(0, buffers=asked.broadcast_buffers)
 
     def _set_up(self) -> None:
         super()._set_up()
@@ -177,22 +177,27 @@ class TorchDDP(SavedModule, DDP):
         Collective where buffers are broadcast (see above), where parameters have come to require a gradient or to
         require none any more, and for a copy of a DDP, the first time.
         """
+        inputs, keywords = self._before_forward(inputs, keywords)
+        return self._after_forward(self.module(*inputs, **keywords))
+
+    @not_compiled
+    def _before_forward(self, inputs: Any, keywords: Any) -> Any:
+        """Do what is collective, and return the inputs where the module is."""
         if self._freed:
-            return self.module(*inputs, **keywords)
+            return inputs, keywords
         trains = torch.is_grad_enabled() and self._syncing
         if trains:
             self._require_open()
             if self._adapter.is_changed():
                 self._lay_out_again()
         if self._laid_out and self._buffers_due and self._asked.sync_buffers and self._steps.attend is None:
-            self._broadcast_buffers()
+            broadcast_buffers(self._adapter, self.comm, 0)
         self._buffers_due = trains
-        if (device := self._asked.device) is not None:
-            inputs, keywords = tree_map(
-                lambda x: x.to(device) if isinstance(x, torch.Tensor) else x, (inputs, keywords)
-            )
-        found = self.module(*inputs, **keywords)
-        if self._laid_out and torch.is_grad_enabled():
+        return self._asked.on_device((inputs, keywords))
+
+    @not_compiled
+    def _after_forward(self, found: Any) -> Any:
+        if self._laid_out and not self._freed and torch.is_grad_enabled():
             found = watched(found, self._queue, self._unsynced.found if self._asked.find_unused_parameters else None)
             # One of several forwards before a backward is enough.
             self._pass_syncs = self._syncing or (self._expected and self._pass_syncs)
@@ -340,20 +345,10 @@ class TorchDDP(SavedModule, DDP):
 
     # -- parameters and buffers
 
-    def _broadcast_buffers(self) -> None:
-        """Give rank 0's buffers to all, those of a dtype in one message."""
-        of_dtype: dict[tuple[torch.dtype, torch.device], list[torch.Tensor]] = {}
-        for buffer in self._adapter.buffers():
-            of_dtype.setdefault((buffer.dtype, buffer.device), []).append(buffer)
-        with torch.no_grad(), self._adapter.stream():
-            for buffers in of_dtype.values():
-                whole = torch.cat([x.reshape(-1) for x in buffers])
-                array = stored_array(whole, "the buffers")
-                broadcast(array, root=0, out=array, comm=self.comm)
-                if self.comm.rank != 0:
-                    for buffer, part in zip(buffers, whole.split([x.numel() for x in buffers]), strict=True):
-                        # A graph that remembers the buffer goes on with what is there, as with torch's DDP.
-                        buffer.data.copy_(part.view(buffer.shape))
+    def _broadcast(self, root: int, *, buffers: bool = True) -> None:
+        super()._broadcast(root)
+        if buffers:
+            broadcast_buffers(self._adapter, self.comm, root)
 
     def to(self, *args: Any, **kwargs: Any) -> TorchDDP:
         """Call the ``to`` of a module of torch's, and lay the buckets out again if that changes anything; collective.

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from mpi4py import MPI
+from torch.utils._pytree import tree_map_only
 
 from mpiagg.common.arguments import check_flag
 
@@ -64,6 +65,11 @@ class TorchKeywords:
             return None
         first = self.device_ids[0]
         return torch.device("cuda", first) if isinstance(first, int) else torch.device(first)
+
+    def on_device(self, inputs: Any) -> Any:
+        """Return inputs, in what containers they are, with their tensors on the device, if there is one."""
+        device = self.device
+        return inputs if device is None else tree_map_only(torch.Tensor, lambda x: x.to(device), inputs)
 
     def comm(self, given: MPI.Intracomm | None) -> MPI.Intracomm | None:
         """Return the communicator that is meant, by itself or by a process group; TypeError for other groups."""

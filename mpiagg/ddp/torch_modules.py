@@ -271,6 +271,7 @@ class TorchAdapter:
             require_untrained(name, tensor)
         self.arrays()
         for name, tensor in self._tensors():
+            stored_array(tensor.new_empty(1), name)
             if any(step == 0 and length > 1 for step, length in zip(tensor.stride(), tensor.shape, strict=True)):
                 raise ValueError(f"{name} is expanded, and has one element for several; clone() it")
         self._known = [(name, x, x.dtype, x.device, x.requires_grad) for name, x in self._parameters()]
@@ -304,10 +305,9 @@ class TorchAdapter:
         """Return whether parameters have come to require a gradient, or require none any more."""
         return [x.requires_grad for x in self._trained] != [trained for *_, trained in self._known]
 
-    def arrays(self, *, buffers: bool = True) -> list[Array]:
-        """Return all parameters, and buffers."""
-        named = self._tensors() if buffers else self._parameters()
-        return [stored_array(x, name) for name, x in named]
+    def arrays(self) -> list[Array]:
+        """Return all parameters. Buffers are no arrays: torch resizes no tensor of which there has been one."""
+        return [stored_array(x, name) for name, x in self._parameters()]
 
     def words(self) -> list[str]:
         """Return the parameters and buffers in words."""

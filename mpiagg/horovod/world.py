@@ -34,6 +34,10 @@ def init(
         If this rank is not among the ranks, or if a set is none of these.
     PlanError
         If MPI is not initialised in this process.
+    StallError
+        If a rank does not come within the timeout.
+    RankFailedError
+        If a rank has died.
 
     Examples
     --------
@@ -59,6 +63,7 @@ def init(
         ranks = made = world.Create_group(group)
         group.Free()
     dynamic = process_sets == "dynamic" or os.environ.get(DYNAMIC, "0") not in ("", "0")
+    meet(ranks, "start Horovod")
     STATE.append(WorldState(ranks, dynamic=dynamic))
     if made is not None:
         made.Free()

@@ -19,11 +19,12 @@ from mpi4py import MPI
 from mpiagg.arrays import Array
 from mpiagg.collectives.comm import Comm
 from mpiagg.collectives.registered import empty
+from mpiagg.common.compiling import methods_not_compiled
 from mpiagg.ddp.torch_modules import DEVICES, tensor_of
 from mpiagg.torch.starting import BACKEND
 from mpiagg.torch.streams import behind_present
 from mpiagg.torch.tensors import moved, plain, put
-from mpiagg.torch.versions import SPLITS, not_compiled
+from mpiagg.torch.versions import SPLITS
 from mpiagg.torch.works import Line, MessageWork, Work
 from mpiagg.transport import DEFAULT_TIMEOUT, channel_of, keep_for_good
 
@@ -52,7 +53,7 @@ def check_tag(tag: int) -> int:
     return tag
 
 
-@not_compiled
+@methods_not_compiled
 class RankGroup(dist.ProcessGroup):  # type: ignore[misc]  # mypy sees no classes of torch's where torch is not installed
     """The ranks of a process group over a communicator.
 

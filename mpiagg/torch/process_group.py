@@ -12,6 +12,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from mpiagg.arrays import Array
 from mpiagg.collectives import block_functions, functions, moving_functions
+from mpiagg.common.compiling import methods_not_compiled
 from mpiagg.ddp.sparse import sum_of_sparse
 from mpiagg.torch.group import RankGroup, Tensors
 from mpiagg.torch.options import read
@@ -30,11 +31,10 @@ from mpiagg.torch.tensors import (
     vector_of,
     view,
 )
-from mpiagg.torch.versions import not_compiled
 from mpiagg.torch.works import Work
 
 
-@not_compiled
+@methods_not_compiled
 class ProcessGroup(RankGroup):
     """A process group of ``torch.distributed``.
 

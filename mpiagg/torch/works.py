@@ -17,10 +17,10 @@ import torch
 import torch.distributed as dist
 from mpi4py import MPI
 
+from mpiagg.common.compiling import methods_not_compiled
 from mpiagg.errors import StallError
 from mpiagg.plans.background import driver, threads_allowed
 from mpiagg.torch.options import NOT_SET
-from mpiagg.torch.versions import not_compiled
 from mpiagg.transport import wait_patiently
 
 WorkFunction = Callable[[], object]
@@ -69,7 +69,7 @@ _KEPT: Final = _KeptWorks()
 MOST_KEPT: Final = 1024
 
 
-@not_compiled
+@methods_not_compiled
 class Work(dist.Work):  # type: ignore[misc]  # mypy sees no classes of torch's where torch is not installed
     """Work of a process group: done in the caller's thread, or by the group's thread.
 
@@ -161,7 +161,7 @@ class Work(dist.Work):  # type: ignore[misc]  # mypy sees no classes of torch's 
             future.set_result(list(self._tensors))
 
 
-@not_compiled
+@methods_not_compiled
 class MessageWork(Work):
     """A message under way: it goes on when somebody asks.
 

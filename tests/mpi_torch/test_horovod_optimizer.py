@@ -1,6 +1,7 @@
 """Horovod's interface: training where a step has failed, or a rank has no gradient, or another kind of it."""
 
 import copy
+import gc
 from functools import partial
 
 import pytest
@@ -193,6 +194,33 @@ def test_hooks_of_steps_run_once(again):
         counts.clear()
         optimizer.step()
         assert counts == ["before", "after"]
+
+
+def test_a_model_is_wrapped_again_when_its_first_optimizer_is_gone():
+    model = model_of(RANK)
+    hvd.broadcast_parameters(model.state_dict(), 0)
+    for _ in range(2):
+        optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), model.named_parameters())
+        for _ in range(2):
+            optimizer.zero_grad()
+            model(torch.full((2, 3), RANK + 1.0, dtype=torch.float64)).square().sum().backward()
+            optimizer.step()
+        del optimizer
+        gc.collect()
+    assert equal_on_all(model)
+
+
+@pytest.mark.parametrize("kind", [torch.optim.SGD, torch.optim.Adam, torch.optim.SparseAdam])
+def test_a_new_optimizer_has_gradients_of_zeros_when_its_state_was_broadcast(kind):
+    first, *others = model_of(RANK).parameters()
+    first.requires_grad_(False)
+    optimizer = kind([first, *others], lr=0.1 * (RANK + 1))
+    before = [x.detach().clone() for x in others]
+    hvd.broadcast_optimizer_state(optimizer, 0)
+    assert optimizer.param_groups[0]["lr"] == 0.1
+    assert first.grad is None
+    assert all(x.grad.is_sparse is (kind is torch.optim.SparseAdam) and not x.grad.to_dense().any() for x in others)
+    assert all(map(torch.equal, others, before))
 
 
 @several

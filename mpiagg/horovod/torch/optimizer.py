@@ -11,6 +11,7 @@ from contextlib import contextmanager, suppress
 from functools import partial
 from itertools import pairwise
 from typing import Any
+from weakref import WeakMethod
 
 import torch
 
@@ -56,11 +57,17 @@ class _Distributed(torch.optim.Optimizer):  # type: ignore[misc]  # mypy sees no
         self._await(new)
 
     def _await(self, parameters: Iterable[torch.Tensor]) -> None:
-        """Have gradients reduced when they are there."""
+        """Have gradients reduced when they are there, while there is this optimizer: parameters may outlive it."""
+        hook = WeakMethod(self._gradient_is_there)
+
+        def gradient_is_there(p: torch.Tensor) -> None:
+            if (call := hook()) is not None:
+                call(p)
+
         for p in parameters if self._active else ():
             if p.requires_grad:
                 self._wanted.add(p)
-                p.register_post_accumulate_grad_hook(self._gradient_is_there)
+                p.register_post_accumulate_grad_hook(gradient_is_there)
 
     def set_backward_passes_per_step(self, passes: int) -> None:
         """Let gradients be of so many backward passes, added up.
