@@ -273,18 +273,17 @@ class DDP:
             If the aggregation is of minima or maxima, in which zeros count; or of sums or with a denom of its own, and
             is to be divided.
         MismatchError
-            If another rank has left the block by an error: at this rank's next step, or where it is waiting for all to
-            have left. The block ends then: no rank waits for one that has failed.
+            If another rank has left the block by an error: at this rank's next step, or where it waits for the others.
         PlanError
-            If there is a join already; after an error in a step; if the last backward pass was not followed by
-            :meth:`sync_gradients`.
+            If there is a join already; after an error in a step; if a step has begun that has not ended.
         """
         self._require_open()
         self._channel.agree_on(lambda: check_join(self._steps, self.aggregation, divide_by_initial_size))
-        join_state = JoinState(self.comm, divide_by_initial_size=divide_by_initial_size)
+        join_state = JoinState(self.comm, divide_by_initial_size=divide_by_initial_size, sync=self._sync_buffers)
         with joined(self._steps, join_state, self._adapter.stream):
             yield
-        self.broadcast_parameters(join_state.last)
+        self._broadcast(join_state.last)
+        self._sync_buffers(join_state.last)
 
     # -- parameters
 
@@ -310,6 +309,9 @@ class DDP:
         with self._adapter.stream():
             for array in self._adapter.arrays():
                 broadcast(array, root=root, out=array, comm=self.comm)
+
+    def _sync_buffers(self, root: int) -> None:
+        """Broadcast buffers, if there are some that are to be alike."""
 
     # -- giving back
 

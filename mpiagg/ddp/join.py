@@ -18,15 +18,23 @@ from mpiagg.errors import PlanError
 class JoinState:
     """What the ranks share before each step: which of them are active. Making this is collective.
 
+    Parameters
+    ----------
+    comm : MPI.Intracomm
+    divide_by_initial_size : bool
+        See :meth:`DDP.join`.
+    sync : callable
+        Called on all ranks before each step, with a rank that is active in it.
+
     Attributes
     ----------
     last : int
         A rank that was active in the last step, the same on all ranks.
     """
 
-    def __init__(self, comm: MPI.Intracomm, *, divide_by_initial_size: bool) -> None:
+    def __init__(self, comm: MPI.Intracomm, *, divide_by_initial_size: bool, sync: Callable[[int], None]) -> None:
         self._own = np.arange(comm.Get_size()) == comm.Get_rank()
-        self._by_initial_size = divide_by_initial_size
+        self._by_initial_size, self._sync = divide_by_initial_size, sync
         self._flags = Flags(comm, comm.Get_size())
         self.sent_bytes = 0
         self.last = 0
@@ -44,6 +52,7 @@ class JoinState:
         if not len(ranks):
             return 0
         self.last = int(ranks[-1])  # as torch has it
+        self._sync(self.last)
         return 1 if self._by_initial_size else self._own.size / len(ranks)
 
     def free(self) -> None:

@@ -180,7 +180,9 @@ class Steps:
     def require_end(self) -> None:
         """Raise PlanError if a step has begun."""
         if self.begun:
-            raise PlanError("the last backward pass was not followed by sync_gradients()")
+            raise PlanError(
+                "the last backward pass was not followed by sync_gradients(), or a forward of a join by no backward"
+            )
 
     def no_gradients(self) -> GradientList:
         """Return the gradients of a rank that has none."""

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import fields
-from typing import Any, Final
+from typing import Any
 from weakref import WeakMethod
 
 import torch
@@ -20,13 +19,11 @@ from mpiagg.ddp.sparse import average_sparse
 from mpiagg.ddp.steps import GradientList
 from mpiagg.ddp.torch_buffers import broadcast_buffers
 from mpiagg.ddp.torch_copies import SavedModule
-from mpiagg.ddp.torch_keywords import TorchKeywords
+from mpiagg.ddp.torch_keywords import NAMES, TorchKeywords
 from mpiagg.ddp.torch_modules import TorchAdapter, UnsyncedParameters, require_threads
 from mpiagg.ddp.torch_outputs import watched
 from mpiagg.errors import PlanError
 from mpiagg.transport import channel_of
-
-_NAMES: Final = frozenset(field.name for field in fields(TorchKeywords))
 
 
 class TorchDDP(SavedModule, DDP):
@@ -113,7 +110,7 @@ class TorchDDP(SavedModule, DDP):
         if isinstance(comm, list | tuple):  # torch's arguments in their places: device_ids, output_device, dim
             torch_keywords = {**torch_keywords, "device_ids": comm}
             comm, aggregation, bucket_bytes = None, None, BUCKET_BYTES
-        unknown = torch_keywords.keys() - _NAMES
+        unknown = torch_keywords.keys() - NAMES
         if unknown:
             raise TypeError(f"mpiagg.DDP has no keyword {', '.join(sorted(unknown))}")
         asked = self._asked = TorchKeywords(**torch_keywords)
@@ -123,7 +120,9 @@ class TorchDDP(SavedModule, DDP):
         overlap = overlap and not asked.static_graph if isinstance(overlap, bool) else overlap
         DDP.__init__(self, module, comm, aggregation, bucket_bytes, overlap=overlap, check_finite=check_finite)
         if asked.init_sync:
-            self._broadcast(0, buffers=asked.broadcast_buffers)
+            self._broadcast(0)
+            if asked.broadcast_buffers:
+                broadcast_buffers(self._adapter, self.comm, 0)
 
     def _set_up(self) -> None:
         super()._set_up()
@@ -169,7 +168,7 @@ class TorchDDP(SavedModule, DDP):
         except AttributeError:
             if name == "module" or name.startswith("_"):
                 raise
-        return getattr(self._asked if name in _NAMES else self.module, name)
+        return getattr(self._asked if name in NAMES else self.module, name)
 
     def forward(self, *inputs: Any, **keywords: Any) -> Any:
         """Call the module, so that backward passes through what it returns aggregate gradients.
@@ -190,8 +189,11 @@ class TorchDDP(SavedModule, DDP):
             self._require_open()
             if self._adapter.is_changed():
                 self._lay_out_again()
-        if self._laid_out and self._buffers_due and self._asked.sync_buffers and self._steps.attend is None:
-            broadcast_buffers(self._adapter, self.comm, 0)
+        if self._laid_out and self._asked.sync_buffers:
+            if trains and self._steps.attend is not None:
+                self._steps.begin()  # with those that have no batch, too
+            elif self._buffers_due and self._steps.attend is None:
+                self._sync_buffers(0)
         self._buffers_due = trains
         return self._asked.on_device((inputs, keywords))
 
@@ -284,21 +286,19 @@ class TorchDDP(SavedModule, DDP):
     ) -> AbstractContextManager[None]:
         """Train on uneven numbers of batches, as :meth:`DDP.join`, whose keyword is taken by both names.
 
-        Inside the block buffers are not broadcast; at its end all have those of a rank that was active last.
+        Buffers are those of the highest rank with a batch, from the first forward of a step on, and at the end.
 
         Parameters
         ----------
         divide_by_initial_world_size, divide_by_initial_size : bool
             See :meth:`DDP.join`.
-        enable : bool
-            Whether there is to be a join at all.
-        throw_on_early_termination : bool
-            Not there: True is a ValueError.
+        enable, throw_on_early_termination : bool
+            Whether there is to be a join at all; the other one must be False.
 
         Raises
         ------
         ValueError
-            As :meth:`DDP.join`; for embeddings with sparse gradients, too.
+            See :meth:`DDP.join`; for embeddings with sparse gradients, too.
         """
         if not enable:
             return nullcontext()
@@ -345,10 +345,14 @@ class TorchDDP(SavedModule, DDP):
 
     # -- parameters and buffers
 
-    def _broadcast(self, root: int, *, buffers: bool = True) -> None:
-        super()._broadcast(root)
-        if buffers:
+    def _sync_buffers(self, root: int) -> None:
+        if self._asked.sync_buffers:
             broadcast_buffers(self._adapter, self.comm, root)
+
+    def broadcast_parameters(self, root: int = 0) -> None:
+        """See :meth:`DDP.broadcast_parameters`."""
+        super().broadcast_parameters(root)
+        broadcast_buffers(self._adapter, self.comm, root)
 
     def to(self, *args: Any, **kwargs: Any) -> TorchDDP:
         """Call the ``to`` of a module of torch's, and lay the buckets out again if that changes anything; collective.

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, fields
+from typing import Any, Final
 
 import torch
 from mpi4py import MPI
@@ -82,3 +82,6 @@ class TorchKeywords:
         if not isinstance(found, MPI.Intracomm):
             raise TypeError("the process group must be of the backend 'mpiagg'; give the ranks by comm= otherwise")
         return found
+
+
+NAMES: Final = frozenset(field.name for field in fields(TorchKeywords))

@@ -757,3 +757,22 @@ def test_compiled_modules_are_trained(compiled):
             optimizer.step()
     for ours, other in zip(ddp.parameters(), theirs.parameters(), strict=True):
         torch.testing.assert_close(ours, other)
+
+
+@pytest.mark.parametrize("more", [lambda rank: rank, lambda rank: SIZE - 1 - rank], ids=["last", "first"])
+@pytest.mark.parametrize("own", [False, True])
+def test_buffers_in_a_join_are_those_that_torchs_are(more, own):
+    torch.manual_seed(0)
+    found, model = [], net().double()
+    for wrap in (mpiagg.DDP, DistributedDataParallel):
+        ddp = wrap(copy.deepcopy(model), broadcast_buffers=not own)
+        optimizer, seen = torch.optim.SGD(ddp.parameters(), lr=0.1), []
+        with ddp.join():
+            for step in range(2 + 2 * more(RANK)):
+                optimizer.zero_grad()
+                loss_of(ddp(batch(step))).backward()
+                optimizer.step()
+                seen += [x.clone() for x in ddp.module.buffers()]
+        found.append(seen + list(ddp.module.state_dict().values()))
+    for ours, torchs in zip(*found, strict=True):
+        torch.testing.assert_close(ours, torchs)
