@@ -34,6 +34,8 @@ def init(
         If this rank is not among the ranks, or if a set is none of these.
     PlanError
         If MPI is not initialised in this process.
+    MismatchError
+        On all ranks, if others make another communicator.
     StallError
         If a rank does not come within the timeout.
     RankFailedError
@@ -63,7 +65,7 @@ def init(
         ranks = made = world.Create_group(group)
         group.Free()
     dynamic = process_sets == "dynamic" or os.environ.get(DYNAMIC, "0") not in ("", "0")
-    meet(ranks, "start Horovod")
+    meet(ranks, "hvd.init")
     STATE.append(WorldState(ranks, dynamic=dynamic))
     if made is not None:
         made.Free()

@@ -1,9 +1,12 @@
 """Elastic training of Horovod's interface: all ranks start again from what was kept, whoever has failed."""
 
+from functools import partial
+
 import pytest
 import torch
 from mpi4py import MPI
 
+import mpiagg
 import mpiagg.horovod.torch as hvd
 
 pytestmark = pytest.mark.mpi
@@ -90,6 +93,17 @@ def test_a_rank_does_not_start_again_without_those_that_have_shut_down(after):
         fails_late(hvd.elastic.ObjectState(step=0))
         after()
         hvd.shutdown()
+    assert not hvd.is_initialized()
+    hvd.init()
+    assert hvd.allreduce(torch.ones(1), op=hvd.Sum).item() == SIZE
+
+
+@several
+def test_ranks_that_do_not_all_begin_hear_of_it():
+    hvd.shutdown()
+    make = hvd.init if RANK == 0 else partial(mpiagg.Comm, COMM)
+    with pytest.raises(mpiagg.MismatchError, match=r"make a communicator by hvd\.init"):
+        make()
     assert not hvd.is_initialized()
     hvd.init()
     assert hvd.allreduce(torch.ones(1), op=hvd.Sum).item() == SIZE

@@ -97,8 +97,9 @@ def broadcast_optimizer_state(
         raise ValueError("cannot broadcast torch.optim.LBFGS state")  # noqa: TRY004 - Horovod's
     if not optimizer.state:
         sparse = isinstance(optimizer, torch.optim.SparseAdam)
-        for p in (p for group in optimizer.param_groups for p in group["params"] if p.requires_grad and p.grad is None):
-            p.grad = torch.zeros_like(p).to_sparse() if sparse else torch.zeros_like(p)
+        for p in (p for group in optimizer.param_groups for p in group["params"]):
+            if p.requires_grad and p.grad is None:
+                p.grad = torch.zeros_like(p).to_sparse() if sparse else torch.zeros_like(p)
     root = process_set.ranks is not None and process_set.ranks[engine_of(process_set).rank] == root_rank
     state = broadcast_object(on_host(optimizer.state_dict()) if root else None, root_rank, "optimizer", process_set)
     if not root:
