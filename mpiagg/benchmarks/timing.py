@@ -33,8 +33,8 @@ FEWEST_BLOCKS: Final = 3
 
 
 UNTIMED: Final = 3
-"""How many calls begin a block and are not timed, where that is at most a quarter more. After a block of Gloo's, the
-first calls of another take some ten microseconds longer."""
+"""How many calls begin a block and are not timed: at most a quarter of the others, but one. The caches hold what the
+last contender left there, and after a block of Gloo's the first calls of another take some ten microseconds longer."""
 
 
 class Pace(NamedTuple):
@@ -158,7 +158,7 @@ def _block(comm: MPI.Intracomm, entry: TimedContender, repeats: int, watch: Watc
     """Return this rank's seconds: of each call, or a call's mean."""
     if singly:
         return [_mean(comm, entry, 1, watch) for _ in range(repeats)]
-    for _ in range(min(UNTIMED, repeats // 4)):
+    for _ in range(max(1, min(UNTIMED, repeats // 4))):
         entry.call()
     return [_mean(comm, entry, repeats, watch)]
 

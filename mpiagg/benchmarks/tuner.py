@@ -221,9 +221,8 @@ class Tuner:
             if choice.algorithm == NATIVE:
                 found[Candidate(choice)] = tasks[0].ours(NATIVE, None, planned=False)
                 continue
-            owned = algorithm(choice.algorithm).owned is not None
-            anywhere = not choice.reads and (owned or _in_memory(choice, self.layout))
-            for task in tasks if anywhere else tasks[:1]:
+            shares = algorithm(choice.algorithm).owned is not None or _in_memory(choice, self.layout)
+            for task in tasks[1:] if choice.segment else tasks if shares and not choice.reads else tasks[:1]:
                 found[Candidate(choice, task.memory is not None)] = call_of(task, choice)
         results = timing.run(self.comm, [timing.TimedContender(one.call) for one in found.values()], pace)
         for contender in found.values():
@@ -384,9 +383,10 @@ def chosen(times: MedianTimes, before_others: Sequence[Choice], *, apart: bool) 
         if one.choice.unregistered == choice.algorithm
         or (not algorithm(one.choice.algorithm).shares and one.choice.lanes == choice.lanes)
     }
-    usual = [other.in_other_memory if other.unregistered else choice for other in before_others]
-    by = preferred({choice: times[Candidate(choice)], **messages}, usual)
-    return choice if by == choice else choice._replace(unregistered=by.algorithm)
+    mailed = choice._replace(segment=None)
+    usual = [other.in_other_memory if other.unregistered else mailed for other in before_others]
+    by = preferred({mailed: times[Candidate(mailed)], **messages}, usual)
+    return choice if by == mailed else choice._replace(unregistered=by.algorithm)
 
 
 def preferred(seconds: Mapping[Choice, float], before_others: Sequence[Choice]) -> Choice:

@@ -17,8 +17,8 @@ from mpi4py import MPI
 
 from mpiagg.arrays import HOST, Array, cuts_of
 from mpiagg.plans.binding import Lane
-from mpiagg.plans.choices import SEGMENT, Choice
-from mpiagg.plans.one_shot import as_vector, as_written, at_once, box_of, boxes_of
+from mpiagg.plans.choices import Choice
+from mpiagg.plans.one_shot import as_vector, as_written, at_once, box_of, boxes_of, segment_of
 from mpiagg.plans.operation import Operation
 from mpiagg.plans.program import Arrival, BoundRound, Callback, Program
 from mpiagg.plans.sharing import Operands, calls_of, exchanges_of, sent_chunks
@@ -59,11 +59,6 @@ def goes_by_mailboxes(channel: Channel, operation: Operation) -> bool:
     if not o.entry.shares or o.ragged or o.collective is Collective.ALLTOALL:  # whose chunks no mailbox has room for
         return False
     return o.choice.unregistered is None or at_once(o) is not None  # short vectors, wherever they lie
-
-
-def segment_of(operation: Operation) -> int:
-    """Return how many bytes go through memory at a time: of a chunk for each rank, two elements at least."""
-    return max(operation.choice.segment or SEGMENT, 2 * operation.size * operation.reduction.dtype.itemsize)
 
 
 def lanes_of(operation: Operation, block: Block) -> int:

@@ -8,12 +8,12 @@ from functools import partial
 
 from mpiagg.arrays import Accelerator, Array, accelerator_of, convert, device_of
 from mpiagg.plans.binding import Lane, bind, scratch_length
-from mpiagg.plans.choices import NATIVE, SHARED, Case, Memory, choose
+from mpiagg.plans.choices import NATIVE, SEGMENT, SHARED, Case, Memory, choose
 from mpiagg.plans.endpoints import Asking
-from mpiagg.plans.mailboxes import ThroughMailboxes, goes_by_mailboxes, segment_of
+from mpiagg.plans.mailboxes import ThroughMailboxes, goes_by_mailboxes
 from mpiagg.plans.moves import bind_moves
 from mpiagg.plans.native import bind_native, called_at_once
-from mpiagg.plans.one_shot import ONE_SHOT, at_once
+from mpiagg.plans.one_shot import ONE_SHOT, at_once, segment_of
 from mpiagg.plans.operation import Operation
 from mpiagg.plans.owners import READ_SEGMENT, exchange_work, owner_work, rounds_by_reading, stages
 from mpiagg.plans.places import AnnouncedProgram, Places, told_by_all
@@ -91,7 +91,7 @@ class OnNode:
         self.together = tag != SHARED_TAG
         self.tag = tag if self.together else channel.tags.shared(o.signature)
         self.node, self.device = channel.node, accelerator_of(x if out is None else out)
-        self.segment = segment_of(o)
+        self.segment = o.choice.segment or SEGMENT
         # Barriers, and blocks for them, are in the host's memory; the vectors may be in a device's.
         shared = channel.memory.host if self.device is None else channel.memory.known(self.device)
         # Within one node there is nothing but what its ranks share; across nodes there are messages.
@@ -286,7 +286,7 @@ class OnNode:
     def _box(self) -> int:
         """Return the bytes of a mailbox: of few sizes, so that a block serves plans of other lengths after this one."""
         enough = 1 << max(self.operation.nbytes - 1, LINE - 1).bit_length()
-        return min(enough, -(-self.segment // LINE) * LINE)
+        return min(enough, -(-segment_of(self.operation) // LINE) * LINE)
 
     def by_mailboxes(self, barrier: NodeBarrier, block: Block, *, brought: bool = False) -> Program:
         """Return the program that copies through mailboxes."""

@@ -29,13 +29,18 @@ _AT_ONCE: Final = {
 """The schedules of one round: the sums are those of all algorithms whose ranks own chunks."""
 
 
+def segment_of(operation: Operation) -> int:
+    """Return how many bytes go through a mailbox at a time: of a chunk for each rank, two elements at least."""
+    return max(SEGMENT, 2 * operation.size * operation.reduction.dtype.itemsize)
+
+
 def at_once(operation: Operation) -> str | None:
     """Return the schedule of one round by which the ranks of one node carry an operation out, if it is that short."""
     o = operation
     if not o.plainly_scheduled or o.entry.owned is None or o.ragged:
         return None
     reduces_all = o.collective is Collective.ALLREDUCE and o.size > 2
-    most = min(ONE_SHOT if reduces_all else ANNOUNCED, o.choice.segment or SEGMENT)
+    most = min(ONE_SHOT if reduces_all else ANNOUNCED, segment_of(o))
     return _AT_ONCE.get(o.collective) if 0 < o.nbytes <= most else None
 
 

@@ -69,8 +69,11 @@ BARRIER: Final = 0.5e-6
 MEMORY: Final = 10e9
 """Bytes that a rank copies in a second, in memory that it shares."""
 
-MAILED: Final = 2**20
+MAILED: Final = 4 * 2**20
 """Bytes up to which unregistered vectors go through shared memory."""
+
+MORE_MAILED: Final = 4 * MAILED
+"""The same of gathers, and between two ranks but for broadcasts, scatters and reduce-scatters."""
 
 SENT: Final = 64 * 2**10
 """Bytes up to which those of all-to-alls are sent instead, and from which on they are read: no mailbox has room."""
@@ -108,11 +111,12 @@ _PREFIX: Final = (  # MPICH's take three times as long as a chain, and from 16 M
 )
 
 ON_A_NODE: Final[dict[Collective, Sequence[_Limited]]] = {
-    Collective.ALLREDUCE: (_AT_ONCE, _Limited(_NATIVE, _KIB // 2)),
+    Collective.ALLREDUCE: (_AT_ONCE, _Limited(_NATIVE, _KIB // 2), _Limited(_OURS, MORE_MAILED, ranks=2)),
     Collective.REDUCE: (
         _AT_ONCE,
         _Limited(_NATIVE, 8 * _KIB),
         _Limited(_NATIVE, 128 * _KIB, library="Open MPI"),
+        _Limited(_OURS, MORE_MAILED, ranks=2),
         _Limited(_OURS, MAILED),
         _Limited(_BY_MPI, ranks=2, library="Open MPI"),
         _Limited(_READ),
@@ -123,13 +127,13 @@ ON_A_NODE: Final[dict[Collective, Sequence[_Limited]]] = {
         _Limited(_NATIVE, 32 * _KIB, library="Open MPI"),
         _Limited(_BY_MPI, 64 * _KIB, library="Open MPI"),
         _Limited(_OURS, MAILED),
-        _Limited(_BY_MPI, 4 * MAILED),
         _Limited(_BY_MPI, ranks=2),
         _Limited(_READ),
     ),
     Collective.ALLGATHER: (
         _AT_ONCE,
         _Limited(_NATIVE, 8 * _KIB),
+        _Limited(_OURS, MORE_MAILED, ranks=2),
         _Limited(_OURS, MAILED),
         _Limited(_BY_MPI),
     ),
@@ -144,19 +148,19 @@ ON_A_NODE: Final[dict[Collective, Sequence[_Limited]]] = {
     Collective.GATHER: (
         _Limited(_NATIVE, 8 * _KIB),
         _Limited(_NATIVE, 32 * _KIB, library="Open MPI"),
-        _Limited(_OURS, MAILED, ranks=2),
+        _Limited(_OURS, MORE_MAILED, ranks=2),
         _Limited(_NATIVE, 32 * _KIB),
         _Limited(_BY_MPI, 256 * _KIB, library="Open MPI"),
-        _Limited(_OURS, MAILED),
+        _Limited(_OURS, MORE_MAILED),
         _Limited(_BY_MPI, ranks=2),
         _Limited(_BY_MPI, library="Open MPI"),
         _Limited(_READ),
     ),
     Collective.SCATTER: (
         _Limited(_NATIVE, 32 * _KIB),
-        _Limited(_OURS, 256 * _KIB, ranks=2),
-        _Limited(_BY_MPI, 2 * MAILED),
-        _Limited(_OURS, 256 * _KIB),  # plans
+        _Limited(_OURS, MAILED, ranks=2),
+        _Limited(_BY_MPI, 128 * _KIB),
+        _Limited(_OURS, MAILED),
         _Limited(_READ),
     ),
     Collective.ALLTOALL: (
@@ -291,13 +295,14 @@ def measured() -> Iterator[Row]:
     """Yield the rows in which the MPI library's own collective takes part, by measurements and not by the model.
 
     They are for cases in which it may be taken; for others there are the rows that follow. On a node of two ranks, and
-    of four on two processors, with MPICH 5.0 and Open MPI 5.0 (``bench/calls.py``, also with ``--all-algorithms``): up
-    to some KiB the library's own takes least time, but for reductions and all-gathers of MPICH; in part up to 32 KiB.
-    So do Open MPI's broadcasts and gathers of up to 64 and 256 KiB to more than two ranks, and scatters to them: where
-    ranks share processors, those who wait for one another at a barrier take up to twice as long.
-    Longer vectors take about half of its time through memory that the ranks share, those in other memory up to 1 MiB.
-    Longer ones there are read where that takes less time than the library's own: reductions, but for those to one of
-    two ranks with Open MPI, scatters, gathers of MPICH and broadcasts to several ranks; the rest is the library's own.
+    of four on two processors, with MPICH 5.0 and Open MPI 5.0 (``bench/calls.py``, also with ``--all-algorithms`` and
+    ``--changing``): up to some KiB the library's own takes least time, but for reductions and all-gathers of MPICH; in
+    part up to 32 KiB. So do Open MPI's broadcasts and gathers of up to 64 and 256 KiB to more than two ranks, and
+    scatters to them of up to 128 KiB: where ranks share processors, those who wait for one another at a barrier take
+    up to twice as long.
+    Longer vectors take about half of its time through memory that the ranks share, those in other memory up to 4 or
+    16 MiB. Longer ones there are read where that takes less time than the library's own: reductions, but for those to
+    one of two ranks with Open MPI, scatters, and broadcasts to several ranks; the rest is the library's own.
     Scans of MPICH's take two to ten times as long as a ring, also between nodes. There (``bench/network.py``) longer
     vectors take a third to all of its time, but for gathers, scatters and all-to-alls, which take as long.
     """

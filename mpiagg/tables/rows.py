@@ -10,8 +10,8 @@ from typing import Any, Final, NamedTuple
 from mpiagg.schedules import Collective, Layout
 
 SEGMENT: Final = 2**20
-"""Bytes of a block that is still in the cache when it has been reduced and is written. Blocking calls share memory for
-segments of this length; a choice may have shorter ones."""
+"""Bytes of a block that is still in the cache when it has been reduced and is written, and of a mailbox; a choice may
+have shorter blocks."""
 
 ANNOUNCED: Final = 32 * 2**10
 """Bytes from which calls first ask whether all vectors lie in shared memory; shorter ones are copied anyway. Between
@@ -82,7 +82,7 @@ class Choice(NamedTuple):
     wire : str or None
         The codec by which values travel.
     segment : int or None
-        Bytes that go through shared memory at a time; None for ``SEGMENT``.
+        Bytes of a block, one after the other, of vectors in memory that the ranks share; None for ``SEGMENT``.
     unregistered : str or None
         On one node: what is taken, by messages, where not all vectors lie in memory that the ranks share. None: the
         same algorithm, and vectors are copied through memory. The same algorithm again: vectors
@@ -108,9 +108,8 @@ class Choice(NamedTuple):
     @property
     def in_other_memory(self) -> Choice:
         """What is taken where not all vectors lie in memory that the ranks share."""
-        if self.reads:
-            return self._replace(segment=None)  # of what is read nothing goes through memory
-        return self if self.unregistered is None else self._replace(algorithm=self.unregistered, unregistered=None)
+        by = self.unregistered or self.algorithm
+        return self._replace(algorithm=by, segment=None, unregistered=by if self.reads else None)
 
     def __str__(self) -> str:
         """Say it in words, as in ``ring, 2 lanes``."""

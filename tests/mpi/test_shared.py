@@ -4,6 +4,7 @@ import gc
 import os
 import weakref
 from itertools import product
+from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ from restated import result, same_bits, values
 
 import mpiagg
 from mpiagg.arrays import cuts_of, reduction
+from mpiagg.plans import one_shot
 from mpiagg.plans.bound import bind_operation
 from mpiagg.plans.choices import SEGMENT, Choice
 from mpiagg.plans.on_node import ANNOUNCED, ONE_SHOT
@@ -22,7 +24,7 @@ from mpiagg.plans.plan import Plan
 from mpiagg.schedules import Collective
 from mpiagg.tables import Case
 from mpiagg.tables import settings as settings_of_choices
-from mpiagg.tables.predicted import MAILED
+from mpiagg.tables.predicted import MAILED, MORE_MAILED
 from mpiagg.transport import LINE, NOWHERE, channel_of
 
 pytestmark = pytest.mark.mpi
@@ -280,7 +282,7 @@ def test_a_plan_keeps_the_input_that_others_read(comm, size):
 
 
 def test_an_input_that_lies_partly_in_the_output_is_not_read_there(comm, rank, size):
-    length = MAILED // 4 + 1
+    length = MORE_MAILED // 4 + 1
     vectors = vectors_of(size, length)
     for start, stop in ((0, 5), (5, 0), (3, 3)):
         both = np.empty(length + 5, np.float32)
@@ -290,7 +292,7 @@ def test_an_input_that_lies_partly_in_the_output_is_not_read_there(comm, rank, s
 
 
 def test_long_vectors_are_read_or_else_sent(comm, rank, size, compare, monkeypatch):
-    long = MAILED // 4 + 1
+    long = MORE_MAILED // 4 + 1
     inputs, registered = vectors_of(size, long), mpiagg.empty(long, comm=comm)
     shared = "shared" if size > 1 else "ring"
     for _ in range(2):
@@ -359,16 +361,18 @@ def test_any_counts_and_segments(world, size, data):
     dtype = data.draw(st.sampled_from(["float32", "float64", "complex128", "int8"]))
     registered = mpiagg.empty(12_010, np.complex128)
     buffer = registered.view(dtype)[3 : 3 + length] if data.draw(st.booleans()) else np.empty(length, dtype)
-    run_uneven(
-        world,
-        collective,
-        counts,
-        buffer=buffer,
-        segment=data.draw(st.sampled_from([None, 256, 1000, 4096, 2 * SEGMENT])),
-        lanes=data.draw(st.sampled_from([1, 3])),
-        dtype=dtype,
-        root=data.draw(st.integers(0, size - 1)),
-    )
+    segment = data.draw(st.sampled_from([SEGMENT, 256, 1000, 4096, 2 * SEGMENT]))
+    with patch.object(one_shot, "SEGMENT", segment):  # of mailboxes, too
+        run_uneven(
+            world,
+            collective,
+            counts,
+            buffer=buffer,
+            segment=segment,
+            lanes=data.draw(st.sampled_from([1, 3])),
+            dtype=dtype,
+            root=data.draw(st.integers(0, size - 1)),
+        )
 
 
 def test_vectors_that_are_not_aligned(comm, rank, size):

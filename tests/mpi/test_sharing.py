@@ -3,6 +3,7 @@
 import os
 from random import Random
 from types import SimpleNamespace
+from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -13,7 +14,7 @@ from restated import result, same_bits, values
 
 from mpiagg import simulate
 from mpiagg.arrays import cuts_of, reduction
-from mpiagg.plans import on_node, program
+from mpiagg.plans import on_node, one_shot, program
 from mpiagg.plans.choices import Choice
 from mpiagg.plans.operation import Operation, even_counts
 from mpiagg.plans.program import Copying
@@ -55,7 +56,8 @@ def programs(size, collective, counts, root, choice, *, in_place):
     positions = [part.places.positions(apart=False) for part in parts] if choice.reads else here
     for rank, part in enumerate(parts):
         barrier = NodeBarrier(block, rank, range(size))
-        made.append(part.in_place(barrier, positions) if in_place else part.by_mailboxes(barrier, block))
+        with patch.object(one_shot, "SEGMENT", choice.segment):  # of mailboxes, too
+            made.append(part.in_place(barrier, positions) if in_place else part.by_mailboxes(barrier, block))
     return made, vectors
 
 
