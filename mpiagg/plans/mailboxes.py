@@ -39,15 +39,17 @@ class MailboxChunks(NamedTuple):
 
     def within(self, operation: Operation, lane: Lane, packed: Sequence[int]) -> slice:
         """Return where they lie in the vector; in mailboxes and scratch, the chunks of a lane are ``packed``."""
-        last = self.chunk + self.chunks
-        start, length = lane[self.chunk][0], packed[last] - packed[self.chunk]
+        place, given = self.chunk, self.vector in (_X, _OUT)
+        part = operation.source if self.vector == _X else operation.target
+        before = part.start if given and part is not None else 0
+        if operation.collective is Collective.ALLTOALL:  # a rank has a chunk for each other, and gets one from each
+            to, by = divmod(self.chunk, operation.size)
+            place, before = by if self.vector == _OUT else to, 0
+        last = place + self.chunks
+        start, length = lane[place][0], packed[last] - packed[place]
         if lane[last - 1][1] - start != length:
             raise AssertionError("chunks that are named together lie together")
-        first = 0 if self.vector == _ASIDE else packed[self.chunk]
-        if self.vector in (_X, _OUT):
-            part = operation.source if self.vector == _X else operation.target
-            assert part is not None  # or it would have no chunks there
-            first = start - part.start
+        first = start - before if given else 0 if self.vector == _ASIDE else packed[place]
         return slice(first, first + length)
 
 
@@ -56,7 +58,8 @@ def goes_by_mailboxes(channel: Channel, operation: Operation) -> bool:
     o = operation
     if not channel.node.size == o.size > 1 or not o.plainly_scheduled:
         return False
-    if not o.entry.shares or o.ragged or o.collective is Collective.ALLTOALL:  # whose chunks no mailbox has room for
+    uneven = o.collective is Collective.ALLTOALL and len({*o.counts, *o.received}) > 1
+    if not o.entry.shares or o.ragged or uneven:  # of an all-to-all a mailbox has room for chunks of one length
         return False
     return o.choice.unregistered is None or at_once(o) is not None  # short vectors, wherever they lie
 
@@ -318,7 +321,10 @@ class _Later(NamedTuple):
 def _between(operation: Operation) -> int:
     """Return how many elements lie between the place of the output and that of the input."""
     source, target = operation.source, operation.target
-    return 0 if source is None or target is None else source.start - target.start
+    if source is None or target is None or operation.collective is Collective.ALLTOALL:
+        return 0
+    between: int = source.start - target.start
+    return between
 
 
 def _distance(x: Array, out: Array) -> int:

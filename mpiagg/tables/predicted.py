@@ -75,8 +75,8 @@ MAILED: Final = 4 * 2**20
 MORE_MAILED: Final = 4 * MAILED
 """The same of gathers, and between two ranks but for broadcasts, scatters and reduce-scatters."""
 
-SENT: Final = 64 * 2**10
-"""Bytes up to which those of all-to-alls are sent instead, and from which on they are read: no mailbox has room."""
+EXCHANGED: Final = 2**20
+"""The same of all-to-alls."""
 
 MOST: Final = 16
 SHORTEST: Final = 128 * 2**10
@@ -164,8 +164,11 @@ ON_A_NODE: Final[dict[Collective, Sequence[_Limited]]] = {
         _Limited(_READ),
     ),
     Collective.ALLTOALL: (
+        _Limited(_NATIVE, 4 * _KIB),
+        _Limited(_OURS, EXCHANGED, ranks=2),
         _Limited(_NATIVE, 64 * _KIB, library="Open MPI"),
-        _Limited(_NATIVE, 32 * _KIB),
+        _Limited(_NATIVE, 16 * _KIB),
+        _Limited(_OURS, EXCHANGED),
         _Limited(_BY_MPI),
     ),
     Collective.SCAN: _PREFIX,
@@ -301,8 +304,9 @@ def measured() -> Iterator[Row]:
     scatters to them of up to 128 KiB: where ranks share processors, those who wait for one another at a barrier take
     up to twice as long.
     Longer vectors take about half of its time through memory that the ranks share, those in other memory up to 4 or
-    16 MiB. Longer ones there are read where that takes less time than the library's own: reductions, but for those to
-    one of two ranks with Open MPI, scatters, and broadcasts to several ranks; the rest is the library's own.
+    16 MiB, and of all-to-alls up to 1 MiB. Longer ones there are read where that takes less time than the library's
+    own: reductions, but for those to one of two ranks with Open MPI, scatters, and broadcasts to several ranks; the
+    rest is the library's own.
     Scans of MPICH's take two to ten times as long as a ring, also between nodes. There (``bench/network.py``) longer
     vectors take a third to all of its time, but for gathers, scatters and all-to-alls, which take as long.
     """
@@ -367,7 +371,7 @@ def _ladder(collective: Collective, layouts: Sequence[Layout], memory: Memory) -
             shortest = round(min(table.message(choice.algorithm, nbytes) for table in taken))
             doublings = (shortest // SHORTEST).bit_length() - 1
             choice = choice._replace(lanes=max(choice.lanes, min(MOST, 2 ** max(0, doublings))))
-        if choice.algorithm == "shared" and longest > (SENT if collective is Collective.ALLTOALL else MAILED):
+        if choice.algorithm == "shared" and longest > (EXCHANGED if collective is Collective.ALLTOALL else MAILED):
             choice = _READ
         steps.append((longest, choice))
     grouped = [(choice, list(group)[-1][0]) for choice, group in groupby(steps, lambda step: step[1])]

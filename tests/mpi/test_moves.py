@@ -418,8 +418,8 @@ def test_a_plan_of_lengths_that_differ_is_an_error_on_all_ranks(comm, rank, size
         assert same(plan(), np.repeat(np.arange(size, dtype="float32"), width))
 
 
-def test_a_plan_of_an_all_to_all_reads_what_no_mailbox_has_room_for(comm, rank, size, table, reads):
-    rows = table(2**16 // size)
+def test_a_plan_of_an_all_to_all_reads_what_is_too_long_for_mailboxes(comm, rank, size, table, reads):
+    rows = table(2**19 // size)
     with mpiagg.alltoall_init(rows[rank], comm=comm) as plan:
         may_read = channel_of(comm).node.size == size > 1 and channel_of(comm).memory.read()
         assert blocks_of(reads, rows.shape[-1]) == (size - 1 if may_read else 0)

@@ -223,6 +223,28 @@ def test_vectors_are_read_where_they_lie(comm, rank, size, memory, collective, p
 
 
 @pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("segment", [SEGMENT, 8192])
+def test_all_to_alls_of_equal_blocks_go_through_mailboxes(comm, rank, size, memory, reads, place, segment):  # noqa: PLR0917 - fixtures and parameters
+    channel_of(comm).calls.free()  # of other tests, with arrays in the same places
+    channel_of(comm).memory.read()  # which tries it once
+    reads.clear()
+    case = Case(Collective.ALLTOALL, 0, channel_of(comm).layout)
+    with patch.object(one_shot, "SEGMENT", segment), settings_of_choices().trying(case, Choice("shared")):
+        for turn, length in enumerate((0, 1, 5_003 // size, 9_000, SEGMENT // 4 // size + 3)):
+            vectors = [v.reshape(size, -1) for v in vectors_of(size, size * length, turn=turn)]
+            wanted = np.stack([v[rank] for v in vectors])
+            out = memory(place, size * length).reshape(size, -1)
+            assert same_bits(mpiagg.alltoall(vectors[rank], out=out, comm=comm, reproducible=True), wanted)
+            out[...] = vectors[rank]
+            assert same_bits(mpiagg.alltoall(out, out=out, comm=comm, reproducible=True), wanted)
+            with mpiagg.alltoall_init(vectors[rank], comm=comm, reproducible=True) as plan:
+                for _ in range(2):
+                    assert same_bits(plan(), wanted)
+                assert plan.nbytes >= LINE or not length or size == 1  # as what is sent takes none
+    assert not {vector.process for vector in reads} - {os.getpid()}
+
+
+@pytest.mark.parametrize("place", PLACES)
 @pytest.mark.parametrize("collective", [*PLANNED, "alltoall"])
 def test_calls_read_what_lies_elsewhere_each_time(comm, rank, size, memory, reads, collective, place):  # noqa: PLR0917 - fixtures and parameters
     root = size // 2 if collective in ("reduce", "broadcast", "gather", "scatter") else 0
