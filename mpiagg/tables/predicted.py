@@ -168,7 +168,7 @@ ON_A_NODE: Final[dict[Collective, Sequence[_Limited]]] = {
         _Limited(_OURS, EXCHANGED, ranks=2),
         _Limited(_NATIVE, 64 * _KIB, library="Open MPI"),
         _Limited(_NATIVE, 16 * _KIB),
-        _Limited(_OURS, EXCHANGED),
+        _Limited(_OURS, EXCHANGED, ranks=8),
         _Limited(_BY_MPI),
     ),
     Collective.SCAN: _PREFIX,
@@ -305,8 +305,8 @@ def measured() -> Iterator[Row]:
     up to twice as long.
     Longer vectors take about half of its time through memory that the ranks share, those in other memory up to 4 or
     16 MiB, and of all-to-alls up to 1 MiB. Longer ones there are read where that takes less time than the library's
-    own: reductions, but for those to one of two ranks with Open MPI, scatters, and broadcasts to several ranks; the
-    rest is the library's own.
+    own: reductions, but for those to one of two ranks with Open MPI, scatters, gathers of MPICH's and broadcasts to
+    several ranks; the rest is the library's own.
     Scans of MPICH's take two to ten times as long as a ring, also between nodes. There (``bench/network.py``) longer
     vectors take a third to all of its time, but for gathers, scatters and all-to-alls, which take as long.
     """
