@@ -30,7 +30,7 @@ UNITS = {2**20: "MiB", 2**10: "KiB", 1: "B"}
 def page() -> str:
     """Return the text of the page, with its tables."""
     text = PAGE.read_text()
-    calls = [_calls, _in_other_words, _as_requests, _many, _between_nodes, _in_company, _call_goals, _auto]
+    calls = [_calls, _in_other_words, _as_requests, _many, _between_nodes, _in_company, _call_goals, _changing, _auto]
     tables = [*calls, _ddp, _node, _cache_sharing, _network, _others, _exact, _goals, _overhead]
     for name, table in ((make.__name__.removeprefix("_"), make()) for make in tables):
         # Once: after an empty place the pattern would match again, up to the end of the next.
@@ -133,6 +133,25 @@ def _call_goals() -> str:
             where = f"{row['verb']}, {row['arrays']}, {row['bytes']} B: {taken:.3g} us, {allowed:.3g} allowed"
             cells.append(f"{met} of {len(judged)}; {where}")
         lines.append(f"| {goal} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def _changing() -> str:
+    """Return the times of methods, functions and plans over those of mpi4py's methods, while inputs change."""
+    lines: list[str] = []
+    for ranks in (2, 4):
+        for library in CALLS:
+            name = f"calls-changing-n{ranks}-{library}"
+            rows = _saved(name)
+            lines += [_head(name, sorted({row["bytes"] for row in rows}))]
+            for verb in dict.fromkeys(row["verb"] for row in rows):
+                cells = [
+                    ", ".join(f"{row['us'][how] / row['us']['mpi']:.2f}" for how in ("comm", "function", "plan"))
+                    for row in rows
+                    if row["verb"] == verb
+                ]
+                lines.append(f"| {verb} | {' | '.join(cells)} |")
+            lines[-1] += "\n"
     return "\n".join(lines)
 
 
