@@ -38,6 +38,9 @@ def page() -> str:
     return text
 
 
+WAYS = ("comm", "function", "plan")
+"""A method, an array function and a plan."""
+
 CALLS = {name: f"calls-n2-{name}" for name in ("mpich", "openmpi")}
 
 
@@ -77,7 +80,18 @@ def _in_company() -> str:
     return _methods([f"calls-beside-n4-{library}" for library in CALLS], ("plain",))
 
 
-def _methods(names: Sequence[str], kinds: Sequence[str]) -> str:
+def _changing() -> str:
+    names = [f"calls-changing-n{ranks}-{library}" for ranks in (2, 4) for library in CALLS]
+    return _methods(names, ("plain",), lambda us: ", ".join(f"{us[how] / us['mpi']:.2f}" for how in WAYS))
+
+
+def _beside_mpi4py(us: dict[str, float]) -> str:
+    return _beside(us["comm"], us["mpi"])
+
+
+def _methods(
+    names: Sequence[str], kinds: Sequence[str], cell: Callable[[dict[str, float]], str] = _beside_mpi4py
+) -> str:
     """Return what methods take beside mpi4py's own, with arrays of these kinds."""
     lines = []
     for name in names:
@@ -88,9 +102,9 @@ def _methods(names: Sequence[str], kinds: Sequence[str]) -> str:
             for kind in kinds:
                 found = {row["bytes"]: row["us"] for row in rows if (row["verb"], row["arrays"]) == (verb, kind)}
                 if 0 in found and kind == "plain":
-                    lines.append(f"| {verb} | {_beside(found[0]['comm'], found[0]['mpi'])} |" + " |" * (len(sizes) - 1))
+                    lines.append(f"| {verb} | {cell(found[0])} |" + " |" * (len(sizes) - 1))
                 elif found and 0 not in found:
-                    cells = (_beside(found[size]["comm"], found[size]["mpi"]) for size in sizes)
+                    cells = (cell(found[size]) for size in sizes)
                     lines.append(f"| {verb}, {kind} | {' | '.join(cells)} |")
         lines[-1] += "\n"
     return "\n".join(lines)
@@ -133,25 +147,6 @@ def _call_goals() -> str:
             where = f"{row['verb']}, {row['arrays']}, {row['bytes']} B: {taken:.3g} us, {allowed:.3g} allowed"
             cells.append(f"{met} of {len(judged)}; {where}")
         lines.append(f"| {goal} | {' | '.join(cells)} |")
-    return "\n".join(lines)
-
-
-def _changing() -> str:
-    """Return the times of methods, functions and plans over those of mpi4py's methods, while inputs change."""
-    lines: list[str] = []
-    for ranks in (2, 4):
-        for library in CALLS:
-            name = f"calls-changing-n{ranks}-{library}"
-            rows = _saved(name)
-            lines += [_head(name, sorted({row["bytes"] for row in rows}))]
-            for verb in dict.fromkeys(row["verb"] for row in rows):
-                cells = [
-                    ", ".join(f"{row['us'][how] / row['us']['mpi']:.2f}" for how in ("comm", "function", "plan"))
-                    for row in rows
-                    if row["verb"] == verb
-                ]
-                lines.append(f"| {verb} | {' | '.join(cells)} |")
-            lines[-1] += "\n"
     return "\n".join(lines)
 
 

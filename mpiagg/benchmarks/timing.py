@@ -33,8 +33,8 @@ FEWEST_BLOCKS: Final = 3
 
 
 UNTIMED: Final = 3
-"""How many calls begin a block and are not timed: at most a quarter of the others, but one. The caches hold what the
-last contender left there, and after a block of Gloo's the first calls of another take some ten microseconds longer."""
+"""How many calls begin a block and are not timed, at most: a quarter as many as are timed, and at least one. The caches
+hold what the last contender left, and after a block of Gloo's the first calls take some ten microseconds longer."""
 
 
 class Pace(NamedTuple):

@@ -383,10 +383,10 @@ def chosen(times: MedianTimes, before_others: Sequence[Choice], *, apart: bool) 
         if one.choice.unregistered == choice.algorithm
         or (not algorithm(one.choice.algorithm).shares and one.choice.lanes == choice.lanes)
     }
-    mailed = choice._replace(segment=None)
-    usual = [other.in_other_memory if other.unregistered else mailed for other in before_others]
-    by = preferred({mailed: times[Candidate(mailed)], **messages}, usual)
-    return choice if by == mailed else choice._replace(unregistered=by.algorithm)
+    copied = choice._replace(segment=None)
+    usual = [other.in_other_memory if other.unregistered else copied for other in before_others]
+    by = preferred({copied: times[Candidate(copied)], **messages}, usual)
+    return choice if by == copied else choice._replace(unregistered=by.algorithm)
 
 
 def preferred(seconds: Mapping[Choice, float], before_others: Sequence[Choice]) -> Choice:

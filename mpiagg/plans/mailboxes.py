@@ -39,17 +39,19 @@ class MailboxChunks(NamedTuple):
 
     def within(self, operation: Operation, lane: Lane, packed: Sequence[int]) -> slice:
         """Return where they lie in the vector; in mailboxes and scratch, the chunks of a lane are ``packed``."""
-        place, given = self.chunk, self.vector in (_X, _OUT)
-        part = operation.source if self.vector == _X else operation.target
-        before = part.start if given and part is not None else 0
-        if operation.collective is Collective.ALLTOALL:  # a rank has a chunk for each other, and gets one from each
+        place, to_all = self.chunk, operation.collective is Collective.ALLTOALL
+        if to_all:  # a rank has a chunk for each other, and gets one from each
             to, by = divmod(self.chunk, operation.size)
-            place, before = by if self.vector == _OUT else to, 0
+            place = by if self.vector == _OUT else to
         last = place + self.chunks
         start, length = lane[place][0], packed[last] - packed[place]
         if lane[last - 1][1] - start != length:
             raise AssertionError("chunks that are named together lie together")
-        first = start - before if given else 0 if self.vector == _ASIDE else packed[place]
+        first = 0 if self.vector == _ASIDE else packed[place]
+        if self.vector in (_X, _OUT):
+            part = operation.source if self.vector == _X else operation.target
+            assert part is not None  # or it would have no chunks there
+            first = start if to_all else start - part.start  # the lanes of an all-to-all are those of either vector
         return slice(first, first + length)
 
 

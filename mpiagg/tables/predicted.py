@@ -69,13 +69,13 @@ BARRIER: Final = 0.5e-6
 MEMORY: Final = 10e9
 """Bytes that a rank copies in a second, in memory that it shares."""
 
-MAILED: Final = 4 * 2**20
-"""Bytes up to which unregistered vectors go through shared memory."""
+BY_MAILBOXES: Final = 4 * 2**20
+"""Bytes up to which unregistered vectors go through mailboxes."""
 
-MORE_MAILED: Final = 4 * MAILED
+MORE_BY_MAILBOXES: Final = 4 * BY_MAILBOXES
 """The same of gathers, and between two ranks but for broadcasts, scatters and reduce-scatters."""
 
-EXCHANGED: Final = 2**20
+ALLTOALLS_BY_MAILBOXES: Final = 2**20
 """The same of all-to-alls."""
 
 MOST: Final = 16
@@ -111,30 +111,30 @@ _PREFIX: Final = (  # MPICH's take three times as long as a chain, and from 16 M
 )
 
 ON_A_NODE: Final[dict[Collective, Sequence[_Limited]]] = {
-    Collective.ALLREDUCE: (_AT_ONCE, _Limited(_NATIVE, _KIB // 2), _Limited(_OURS, MORE_MAILED, ranks=2)),
+    Collective.ALLREDUCE: (_AT_ONCE, _Limited(_NATIVE, _KIB // 2), _Limited(_OURS, MORE_BY_MAILBOXES, ranks=2)),
     Collective.REDUCE: (
         _AT_ONCE,
         _Limited(_NATIVE, 8 * _KIB),
         _Limited(_NATIVE, 128 * _KIB, library="Open MPI"),
-        _Limited(_OURS, MORE_MAILED, ranks=2),
-        _Limited(_OURS, MAILED),
+        _Limited(_OURS, MORE_BY_MAILBOXES, ranks=2),
+        _Limited(_OURS, BY_MAILBOXES),
         _Limited(_BY_MPI, ranks=2, library="Open MPI"),
         _Limited(_READ),
     ),
     Collective.BROADCAST: (
         _Limited(_NATIVE, 8 * _KIB),
-        _Limited(_OURS, MAILED, ranks=2),
+        _Limited(_OURS, BY_MAILBOXES, ranks=2),
         _Limited(_NATIVE, 32 * _KIB, library="Open MPI"),
         _Limited(_BY_MPI, 64 * _KIB, library="Open MPI"),
-        _Limited(_OURS, MAILED),
+        _Limited(_OURS, BY_MAILBOXES),
         _Limited(_BY_MPI, ranks=2),
         _Limited(_READ),
     ),
     Collective.ALLGATHER: (
         _AT_ONCE,
         _Limited(_NATIVE, 8 * _KIB),
-        _Limited(_OURS, MORE_MAILED, ranks=2),
-        _Limited(_OURS, MAILED),
+        _Limited(_OURS, MORE_BY_MAILBOXES, ranks=2),
+        _Limited(_OURS, BY_MAILBOXES),
         _Limited(_BY_MPI),
     ),
     Collective.REDUCE_SCATTER: (
@@ -142,33 +142,33 @@ ON_A_NODE: Final[dict[Collective, Sequence[_Limited]]] = {
         _Limited(_NATIVE, 8 * _KIB),
         _Limited(_NATIVE, 32 * _KIB, ranks=2),
         _Limited(_NATIVE, 32 * _KIB, library="Open MPI"),
-        _Limited(_OURS, MAILED),
+        _Limited(_OURS, BY_MAILBOXES),
         _Limited(_READ),
     ),
     Collective.GATHER: (
         _Limited(_NATIVE, 8 * _KIB),
         _Limited(_NATIVE, 32 * _KIB, library="Open MPI"),
-        _Limited(_OURS, MORE_MAILED, ranks=2),
+        _Limited(_OURS, MORE_BY_MAILBOXES, ranks=2),
         _Limited(_NATIVE, 32 * _KIB),
         _Limited(_BY_MPI, 256 * _KIB, library="Open MPI"),
-        _Limited(_OURS, MORE_MAILED),
+        _Limited(_OURS, MORE_BY_MAILBOXES),
         _Limited(_BY_MPI, ranks=2),
         _Limited(_BY_MPI, library="Open MPI"),
         _Limited(_READ),
     ),
     Collective.SCATTER: (
         _Limited(_NATIVE, 32 * _KIB),
-        _Limited(_OURS, MAILED, ranks=2),
+        _Limited(_OURS, BY_MAILBOXES, ranks=2),
         _Limited(_BY_MPI, 128 * _KIB),
-        _Limited(_OURS, MAILED),
+        _Limited(_OURS, BY_MAILBOXES),
         _Limited(_READ),
     ),
     Collective.ALLTOALL: (
         _Limited(_NATIVE, 4 * _KIB),
-        _Limited(_OURS, EXCHANGED, ranks=2),
+        _Limited(_OURS, ALLTOALLS_BY_MAILBOXES, ranks=2),
         _Limited(_NATIVE, 64 * _KIB, library="Open MPI"),
         _Limited(_NATIVE, 16 * _KIB),
-        _Limited(_OURS, EXCHANGED, ranks=8),
+        _Limited(_OURS, ALLTOALLS_BY_MAILBOXES, ranks=8),
         _Limited(_BY_MPI),
     ),
     Collective.SCAN: _PREFIX,
@@ -371,7 +371,9 @@ def _ladder(collective: Collective, layouts: Sequence[Layout], memory: Memory) -
             shortest = round(min(table.message(choice.algorithm, nbytes) for table in taken))
             doublings = (shortest // SHORTEST).bit_length() - 1
             choice = choice._replace(lanes=max(choice.lanes, min(MOST, 2 ** max(0, doublings))))
-        if choice.algorithm == "shared" and longest > (EXCHANGED if collective is Collective.ALLTOALL else MAILED):
+        if choice.algorithm == "shared" and longest > (
+            ALLTOALLS_BY_MAILBOXES if collective is Collective.ALLTOALL else BY_MAILBOXES
+        ):
             choice = _READ
         steps.append((longest, choice))
     grouped = [(choice, list(group)[-1][0]) for choice, group in groupby(steps, lambda step: step[1])]

@@ -24,7 +24,7 @@ from mpiagg.plans.plan import Plan
 from mpiagg.schedules import Collective
 from mpiagg.tables import Case
 from mpiagg.tables import settings as settings_of_choices
-from mpiagg.tables.predicted import MAILED, MORE_MAILED
+from mpiagg.tables.predicted import BY_MAILBOXES, MORE_BY_MAILBOXES
 from mpiagg.transport import LINE, NOWHERE, channel_of
 
 pytestmark = pytest.mark.mpi
@@ -282,7 +282,7 @@ def test_calls_read_what_lies_elsewhere_each_time(comm, rank, size, memory, read
 
 def test_a_plan_keeps_the_input_that_others_read(comm, size):
     kept = []
-    whole = MAILED // 4
+    whole = BY_MAILBOXES // 4
     counts = [whole] + [0] * (size - 1)  # in an all-to-all that all send to the first rank
 
     def blocks_init(x, comm):
@@ -290,7 +290,7 @@ def test_a_plan_keeps_the_input_that_others_read(comm, size):
 
     # Of one row ranks but the first have nothing to do in a reduce-scatter, and of a gather all but the root.
     for init in (mpiagg.gather_init, mpiagg.reduce_scatter_init, blocks_init):
-        x = np.ones((1, MAILED), np.float32)
+        x = np.ones((1, BY_MAILBOXES), np.float32)
         kept.append(weakref.ref(x))
         plan = init(x, comm=comm)
         del x
@@ -304,7 +304,7 @@ def test_a_plan_keeps_the_input_that_others_read(comm, size):
 
 
 def test_an_input_that_lies_partly_in_the_output_is_not_read_there(comm, rank, size):
-    length = MORE_MAILED // 4 + 1
+    length = MORE_BY_MAILBOXES // 4 + 1
     vectors = vectors_of(size, length)
     for start, stop in ((0, 5), (5, 0), (3, 3)):
         both = np.empty(length + 5, np.float32)
@@ -314,7 +314,7 @@ def test_an_input_that_lies_partly_in_the_output_is_not_read_there(comm, rank, s
 
 
 def test_long_vectors_are_read_or_else_sent(comm, rank, size, compare, monkeypatch):
-    long = MORE_MAILED // 4 + 1
+    long = MORE_BY_MAILBOXES // 4 + 1
     inputs, registered = vectors_of(size, long), mpiagg.empty(long, comm=comm)
     shared = "shared" if size > 1 else "ring"
     for _ in range(2):
@@ -383,8 +383,8 @@ def test_any_counts_and_segments(world, size, data):
     dtype = data.draw(st.sampled_from(["float32", "float64", "complex128", "int8"]))
     registered = mpiagg.empty(12_010, np.complex128)
     buffer = registered.view(dtype)[3 : 3 + length] if data.draw(st.booleans()) else np.empty(length, dtype)
-    segment = data.draw(st.sampled_from([SEGMENT, 256, 1000, 4096, 2 * SEGMENT]))
-    with patch.object(one_shot, "SEGMENT", segment):  # of mailboxes, too
+    segment = data.draw(st.sampled_from([None, 256, 1000, 4096, 2 * SEGMENT]))
+    with patch.object(one_shot, "SEGMENT", segment or SEGMENT):  # of mailboxes, too
         run_uneven(
             world,
             collective,
