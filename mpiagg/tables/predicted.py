@@ -70,10 +70,10 @@ MEMORY: Final = 10e9
 """Bytes that a rank copies in a second, in memory that it shares."""
 
 BY_MAILBOXES: Final = 4 * 2**20
-"""Bytes up to which unregistered vectors go through mailboxes."""
+"""Bytes up to which unregistered vectors go through mailboxes, but for all-reduces, which have no limit."""
 
 MORE_BY_MAILBOXES: Final = 4 * BY_MAILBOXES
-"""The same of gathers, and between two ranks but for broadcasts, scatters and reduce-scatters."""
+"""The same of gathers, and of all-gathers between two ranks."""
 
 ALLTOALLS_BY_MAILBOXES: Final = 2**20
 """The same of all-to-alls."""
@@ -84,6 +84,9 @@ SHORTEST: Final = 128 * 2**10
 
 NETWORK_NATIVE: Final = 64 * 2**10
 """Bytes up to which the MPI library's own collectives take least time between nodes."""
+
+_LONGEST_BY_MAILBOXES: Final = {Collective.ALLREDUCE: math.inf, Collective.ALLTOALL: ALLTOALLS_BY_MAILBOXES}
+"""Where it is not :data:`BY_MAILBOXES`, whatever the MPI library's own take."""
 
 _KIB: Final = 2**10
 
@@ -111,14 +114,13 @@ _PREFIX: Final = (  # MPICH's take three times as long as a chain, and from 16 M
 )
 
 ON_A_NODE: Final[dict[Collective, Sequence[_Limited]]] = {
-    Collective.ALLREDUCE: (_AT_ONCE, _Limited(_NATIVE, _KIB // 2), _Limited(_OURS, MORE_BY_MAILBOXES, ranks=2)),
+    Collective.ALLREDUCE: (_AT_ONCE, _Limited(_NATIVE, _KIB // 2), _Limited(_OURS)),
     Collective.REDUCE: (
         _AT_ONCE,
         _Limited(_NATIVE, 8 * _KIB),
         _Limited(_NATIVE, 128 * _KIB, library="Open MPI"),
-        _Limited(_OURS, MORE_BY_MAILBOXES, ranks=2),
+        _Limited(_OURS, ranks=2),
         _Limited(_OURS, BY_MAILBOXES),
-        _Limited(_BY_MPI, ranks=2, library="Open MPI"),
         _Limited(_READ),
     ),
     Collective.BROADCAST: (
@@ -303,10 +305,10 @@ def measured() -> Iterator[Row]:
     part up to 32 KiB. So do Open MPI's broadcasts and gathers of up to 64 and 256 KiB to more than two ranks, and
     scatters to them of up to 128 KiB: where ranks share processors, those who wait for one another at a barrier take
     up to twice as long.
-    Longer vectors take about half of its time through memory that the ranks share, those in other memory up to 4 or
-    16 MiB, and of all-to-alls up to 1 MiB. Longer ones there are read where that takes less time than the library's
-    own: reductions, but for those to one of two ranks with Open MPI, scatters, gathers of MPICH's and broadcasts to
-    several ranks; the rest is the library's own.
+    Longer vectors take about half of its time through memory that the ranks share: those in other memory in
+    all-reduces, and in reductions to one of two ranks, whatever their length, in all-to-alls up to 1 MiB, and
+    otherwise up to 4 or 16 MiB. Longer ones there are read where that takes less time than the library's own:
+    reductions, scatters, gathers of MPICH's and broadcasts to several ranks; the rest is the library's own.
     Scans of MPICH's take two to ten times as long as a ring, also between nodes. There (``bench/network.py``) longer
     vectors take a third to all of its time, but for gathers, scatters and all-to-alls, which take as long.
     """
@@ -371,9 +373,7 @@ def _ladder(collective: Collective, layouts: Sequence[Layout], memory: Memory) -
             shortest = round(min(table.message(choice.algorithm, nbytes) for table in taken))
             doublings = (shortest // SHORTEST).bit_length() - 1
             choice = choice._replace(lanes=max(choice.lanes, min(MOST, 2 ** max(0, doublings))))
-        if choice.algorithm == "shared" and longest > (
-            ALLTOALLS_BY_MAILBOXES if collective is Collective.ALLTOALL else BY_MAILBOXES
-        ):
+        if choice.algorithm == "shared" and longest > _LONGEST_BY_MAILBOXES.get(collective, BY_MAILBOXES):
             choice = _READ
         steps.append((longest, choice))
     grouped = [(choice, list(group)[-1][0]) for choice, group in groupby(steps, lambda step: step[1])]

@@ -304,28 +304,43 @@ def test_a_plan_keeps_the_input_that_others_read(comm, size):
 
 
 def test_an_input_that_lies_partly_in_the_output_is_not_read_there(comm, rank, size):
-    length = MORE_BY_MAILBOXES // 4 + 1
+    length = BY_MAILBOXES // 4 + 1
     vectors = vectors_of(size, length)
+    case = Case(Collective.ALLREDUCE, 4 * length, channel_of(comm).layout)
     for start, stop in ((0, 5), (5, 0), (3, 3)):
         both = np.empty(length + 5, np.float32)
         both[start : start + length] = vectors[rank]
-        got = mpiagg.allreduce(both[start : start + length], out=both[stop : stop + length], comm=comm)
+        with settings_of_choices().trying(case, READ):
+            got = mpiagg.allreduce(both[start : start + length], out=both[stop : stop + length], comm=comm)
         assert same_bits(got, result("allreduce", vectors, rank)[1])
 
 
 def test_long_vectors_are_read_or_else_sent(comm, rank, size, compare, monkeypatch):
-    long = MORE_BY_MAILBOXES // 4 + 1
+    long = BY_MAILBOXES // 4 + 1
     inputs, registered = vectors_of(size, long), mpiagg.empty(long, comm=comm)
     shared = "shared" if size > 1 else "ring"
+    case = Case(Collective.ALLREDUCE, 4 * long, channel_of(comm).layout)
     for _ in range(2):
         read = shared if channel_of(comm).memory.read() else "ring"
-        compare(mpiagg.allreduce(inputs[rank], comm=comm), inputs, "sum", read)
+        with settings_of_choices().trying(case, READ):
+            compare(mpiagg.allreduce(inputs[rank], comm=comm), inputs, "sum", read)
         compare(mpiagg.allreduce(inputs[rank], out=registered, comm=comm), inputs, "sum", shared)
     monkeypatch.setattr(channel_of(comm).memory.host, "processes", None)  # as where the system forbids it
     channel_of(comm).calls.free()
     for _ in range(2):
-        compare(mpiagg.allreduce(inputs[rank], comm=comm), inputs, "sum", "ring")
+        with settings_of_choices().trying(case, READ):
+            compare(mpiagg.allreduce(inputs[rank], comm=comm), inputs, "sum", "ring")
         compare(mpiagg.allreduce(inputs[rank], out=registered, comm=comm), inputs, "sum", shared)
+
+
+def test_long_plain_vectors_go_through_mailboxes_in_all_reduces(comm, rank, size, compare, reads):
+    may_read = channel_of(comm).memory.read()  # which tries it once
+    inputs = vectors_of(size, MORE_BY_MAILBOXES // 4 + 1)
+    for collective, others in ((mpiagg.reduce_scatter, size > 1 and may_read), (mpiagg.allreduce, False)):
+        reads.clear()
+        got = collective(inputs[rank], comm=comm)
+        assert bool({vector.process for vector in reads} - {os.getpid()}) is others
+    compare(got, inputs, "sum", "shared" if size > 1 else "ring")
 
 
 @pytest.mark.parametrize("collective", ["reduce", "broadcast"])
