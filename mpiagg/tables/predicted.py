@@ -73,7 +73,7 @@ BY_MAILBOXES: Final = 4 * 2**20
 """Bytes up to which unregistered vectors go through mailboxes, but for all-reduces, which have no limit."""
 
 MORE_BY_MAILBOXES: Final = 4 * BY_MAILBOXES
-"""The same of gathers, and of all-gathers between two ranks."""
+"""The same of gathers, but of those to more than two ranks with Open MPI."""
 
 ALLTOALLS_BY_MAILBOXES: Final = 2**20
 """The same of all-to-alls."""
@@ -135,7 +135,6 @@ ON_A_NODE: Final[dict[Collective, Sequence[_Limited]]] = {
     Collective.ALLGATHER: (
         _AT_ONCE,
         _Limited(_NATIVE, 8 * _KIB),
-        _Limited(_OURS, MORE_BY_MAILBOXES, ranks=2),
         _Limited(_OURS, BY_MAILBOXES),
         _Limited(_BY_MPI),
     ),
@@ -153,9 +152,10 @@ ON_A_NODE: Final[dict[Collective, Sequence[_Limited]]] = {
         _Limited(_OURS, MORE_BY_MAILBOXES, ranks=2),
         _Limited(_NATIVE, 32 * _KIB),
         _Limited(_BY_MPI, 256 * _KIB, library="Open MPI"),
+        _Limited(_OURS, BY_MAILBOXES),
+        _Limited(_BY_MPI, library="Open MPI"),
         _Limited(_OURS, MORE_BY_MAILBOXES),
         _Limited(_BY_MPI, ranks=2),
-        _Limited(_BY_MPI, library="Open MPI"),
         _Limited(_READ),
     ),
     Collective.SCATTER: (
