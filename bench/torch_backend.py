@@ -30,7 +30,7 @@ COMM = MPI.COMM_WORLD
 KIB, MIB = 2**10, 2**20
 if len(set(COMM.allgather(socket.gethostname()))) == 1:
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-SIZES = (8, 64, KIB, 16 * KIB, 256 * KIB, MIB, 4 * MIB, 32 * MIB, 64 * MIB)
+SIZES = (8, 64, KIB, 16 * KIB, 256 * KIB, MIB, 4 * MIB, 16 * MIB, 32 * MIB, 64 * MIB)
 Call = Callable[[], object]
 
 
