@@ -207,16 +207,10 @@ class SharedMemory:
                 self.device.finish()  # somebody's work may still touch a block that came back
         except Exception as error:  # noqa: BLE001 - it may be the user's own; the other ranks must not wait for this one
             fault = error
-        told = self.tell((nbytes, fault is not None), "tell how much shared memory they want")
-        most, failed = np.max(told, axis=0).tolist()
-        if failed:
-            raise DeviceError(
-                f"what a rank has asked of its device has failed: {fault or 'on another rank'}"
-            ) from fault
-        block = self.take(_lease_bytes(most), busy=busy)
-        own = block.parts[self._node.place]
+        length, position = self._find(_lease_bytes(nbytes), busy=busy, fault=fault)
+        own = self.view(self._node.place, position, length)
         lease = _Lease()
-        self._leases[id(lease)] = finalize(lease, self._end, id(lease), block)
+        self._leases[id(lease)] = finalize(lease, self._end, id(lease), length, position)
         self.leased = True
         return self.device.borrow(address(own), nbytes, np.uint8, lease)
 
@@ -258,9 +252,9 @@ class SharedMemory:
                     window.free()
         self._common = [window for window, keep in zip(self._common, used.tolist(), strict=True) if keep]
 
-    def _end(self, number: int, block: Block) -> None:
+    def _end(self, number: int, nbytes: int, position: Position) -> None:
         self._leases.pop(number, None)
-        self.give_back(block)
+        self._resting.append((nbytes, position))
 
     def position(self, array: Array, *, read: bool = False) -> Position:
         """Return where in the windows a contiguous array lies; NOWHERE if in none. One without elements lies in any.
@@ -313,26 +307,41 @@ class SharedMemory:
         RankFailedError
             If a rank has died.
         """
-        padded = -(-max(nbytes, 1) // LINE) * LINE
-        spare = self._spare.setdefault(padded, [])
-        mine = spare[-1] if spare else NOWHERE
-        told = self.tell((*mine, busy, self._room()), "set up shared memory on a node")
-        if all(window >= 0 for window, *_ in told):
+        length, mine = self._find(nbytes, busy=busy)
+        self._windows[mine.window].begin(self.view(self._node.place, mine, length))
+        # Once a rank knows where the others' blocks lie, their first pages are 0.
+        lie = self.tell(mine, "tell where their shared memory is")
+        parts = [self.view(place, Position(*where), length) for place, where in enumerate(lie)]
+        return Block(parts, self._windows[mine.window].sync, length, mine)
+
+    def _find(self, nbytes: int, *, busy: bool, fault: Exception | None = None) -> tuple[int, Position]:
+        """Return how long a block is that has room for the most that a rank wants, and where this rank's part lies.
+
+        It raises what :meth:`take` does, and DeviceError if a rank has a ``fault``; on all ranks of the node.
+        """
+        length, agreed = -(-max(nbytes, 1) // LINE) * LINE, False
+        while not agreed:
+            spare = self._spare.setdefault(length, [])
+            mine = spare[-1] if spare else NOWHERE
+            told = self.tell((length, *mine, busy, self._room(), fault is not None), "set up shared memory on a node")
+            lengths, windows, _, busier, rooms, faults = zip(*told, strict=True)
+            if any(faults):
+                raise DeviceError(
+                    f"what a rank has asked of its device has failed: {fault or 'on another rank'}"
+                ) from fault
+            length, agreed = max(lengths), min(lengths) == max(lengths)
+        if min(windows) >= 0:
             spare.pop()
         else:
-            self._check_room(padded, min(room for *_, room in told))
-            mine = self._cut(padded)
-            self._windows[mine.window].claim(self.view(self._node.place, mine, padded))
+            self._check_room(length, min(rooms))
+            mine = self._cut(length)
+            self._windows[mine.window].claim(self.view(self._node.place, mine, length))
         # Where nobody is in the middle of anything, nobody reads what was given back. From the next time on it is used.
-        if not any(busy for *_, busy, _ in told):
+        if not any(busier):
             resting, self._resting = self._resting, []  # at any moment more may come back
             for size, rested in resting:
                 self._spare.setdefault(size, []).append(rested)
-        self._windows[mine.window].begin(self.view(self._node.place, mine, padded))
-        # Once a rank knows where the others' blocks lie, their first pages are 0.
-        lie = self.tell(mine, "tell where their shared memory is")
-        parts = [self.view(place, Position(*where), padded) for place, where in enumerate(lie)]
-        return Block(parts, self._windows[mine.window].sync, padded, mine)
+        return length, mine
 
     def give_back(self, block: Block) -> None:
         """Take a block back, of which this rank has no more use."""

@@ -403,3 +403,13 @@ def test_memory_of_ever_other_lengths_is_used_again(world):
         del x
     assert len(addresses) < 30
     comm.Free()
+
+
+def test_memory_of_lengths_that_differ_by_rank_is_used_again(comm, rank, size):
+    for turn in range(2, 30):
+        x = mpiagg.empty(300_000 * (1 + (rank + turn) % size), np.uint8, comm=comm)
+        x[:] = turn
+        del x
+        if turn == 3:
+            before = sum(window.nbytes for window in windows(comm))
+    assert sum(window.nbytes for window in windows(comm)) == before
