@@ -222,7 +222,7 @@ class Tuner:
                 found[Candidate(choice)] = tasks[0].ours(NATIVE, None, planned=False)
                 continue
             shares = algorithm(choice.algorithm).owned is not None or _in_memory(choice, self.layout)
-            for task in tasks[1:] if choice.segment else tasks if shares and not choice.reads else tasks[:1]:
+            for task in tasks[1:] if choice.segment else tasks[: 1 + (shares and not choice.reads)]:
                 found[Candidate(choice, task.memory is not None)] = call_of(task, choice)
         results = timing.run(self.comm, [timing.TimedContender(one.call) for one in found.values()], pace)
         for contender in found.values():

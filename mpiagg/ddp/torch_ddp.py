@@ -60,9 +60,9 @@ class TorchDDP(SavedModule, DDP):
         weights). Nothing is sent before the pass is over, as with ``overlap=False``.
     find_unused_parameters : bool
         Whether a rank takes part also if its backward pass reaches no parameter at all; others may lack any gradients.
-    skip_all_reduce_unused_params, gradient_as_bucket_view, check_reduction
+    skip_all_reduce_unused_params, gradient_as_bucket_view, batched_grad_copy, check_reduction
         Unneeded: gradients are views of buckets.
-    mixed_precision, delay_all_reduce_named_params, param_to_hook_all_reduce
+    mixed_precision, delay_all_reduce_named_params, param_to_hook_all_reduce, bucket_cap_mb_list
         Not there; anything but None is a ValueError.
 
     Raises

@@ -28,6 +28,7 @@ class TorchKeywords:
     check_reduction: bool = False
     gradient_as_bucket_view: bool = False
     static_graph: bool = False
+    batched_grad_copy: bool = False
     skip_all_reduce_unused_params: bool = False
     device_mesh: Any = None
     delay_all_reduce_named_params: Any = None

@@ -5,6 +5,7 @@ import gc
 import io
 from dataclasses import dataclass
 from functools import partial
+from inspect import signature
 from weakref import ref
 
 import pytest
@@ -591,6 +592,12 @@ def test_ignored_parameters_are_left_alone():
 def test_keywords_that_cannot_be_taken(error, words, keywords):
     refused(error, words, lambda: mpiagg.DDP(net(), **keywords))
     refused(TypeError, "only a module of torch's", lambda: mpiagg.DDP([torch.zeros(1).numpy()], **keywords))
+
+
+def test_every_keyword_of_torchs_is_known():
+    theirs = signature(DistributedDataParallel).parameters.values()
+    with mpiagg.DDP(net(), **{each.name: each.default for each in theirs if each.default is not each.empty}) as ddp:
+        ddp(torch.zeros(2, 4)).sum().backward()
 
 
 def test_the_ranks_of_a_process_group():
