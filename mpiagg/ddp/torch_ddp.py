@@ -41,14 +41,14 @@ class TorchDDP(SavedModule, DDP):
         The device on which the module is, and to which inputs are brought; None for a module on the CPU.
     output_device, dim
         Unneeded with one device; ignored, as by torch.
-    broadcast_buffers : bool
+    broadcast_buffers : bool, optional
         Whether rank 0's buffers are broadcast before a forward, if the one before it was with gradients and outside
         :meth:`no_sync`. So all ranks call the first forward after a step, as with torch; one alone calls
         ``ddp.module``.
     forward_sync_buffers : bool, optional
-        The same by its newer name.
+        The same by its newer name; buffers are broadcast when DDP is made, too, whatever it says.
     init_sync : bool
-        Whether rank 0's parameters and buffers are broadcast when DDP is made.
+        Whether rank 0's parameters are broadcast when DDP is made, and buffers but with ``broadcast_buffers=False``.
     process_group : torch.distributed.ProcessGroup, optional
         The ranks, in place of ``comm``: a group of the backend ``"mpiagg"``.
     device_mesh : torch.distributed.DeviceMesh, optional
@@ -121,7 +121,7 @@ class TorchDDP(SavedModule, DDP):
         DDP.__init__(self, module, comm, aggregation, bucket_bytes, overlap=overlap, check_finite=check_finite)
         if asked.init_sync:
             self._broadcast(0)
-            if asked.broadcast_buffers:
+            if asked.init_buffers:
                 broadcast_buffers(self._adapter, self.comm, 0)
 
     def _set_up(self) -> None:

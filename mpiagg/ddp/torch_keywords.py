@@ -19,7 +19,7 @@ class TorchKeywords:
     device_ids: Any = None
     output_device: Any = None
     dim: int = 0
-    broadcast_buffers: bool = True
+    broadcast_buffers: bool | None = None
     init_sync: bool = True
     forward_sync_buffers: bool | None = None
     process_group: Any = None
@@ -43,7 +43,8 @@ class TorchKeywords:
                 raise ValueError(f"mpiagg.DDP does not have {name}")
         if self.mixed_precision is not None:
             raise ValueError("mpiagg.DDP does not have mixed_precision; use torch.autocast, or AllReduce(wire='bf16')")
-        flags = ("broadcast_buffers", "init_sync", "find_unused_parameters", "gradient_as_bucket_view", "static_graph")
+        flags = ["init_sync", "find_unused_parameters", "gradient_as_bucket_view", "static_graph"]
+        flags += [name for name in ("broadcast_buffers", "forward_sync_buffers") if getattr(self, name) is not None]
         for name in flags:
             check_flag(name, getattr(self, name))
         where = {x.device for x in module.parameters()}
@@ -52,12 +53,17 @@ class TorchKeywords:
             raise ValueError(
                 f"device_ids must be None, or the CUDA device of a module, not {self.device_ids} for {names}"
             )
-        return f"broadcast_buffers={self.sync_buffers}, init_sync={self.init_sync}"
+        return f"broadcast_buffers={self.sync_buffers}, init_sync={self.init_sync}, of buffers {self.init_buffers}"
 
     @property
     def sync_buffers(self) -> bool:
         """Whether buffers are broadcast before a forward."""
-        return self.broadcast_buffers if self.forward_sync_buffers is None else self.forward_sync_buffers
+        return self.broadcast_buffers is not False if self.forward_sync_buffers is None else self.forward_sync_buffers
+
+    @property
+    def init_buffers(self) -> bool:
+        """Whether buffers are broadcast with the parameters; the newer name says nothing of that."""
+        return self.forward_sync_buffers is not None or self.broadcast_buffers is not False
 
     @property
     def device(self) -> torch.device | None:

@@ -562,6 +562,13 @@ def test_rank_zeros_state_is_everybodys_at_first():
         ddp.eval()
         ddp(batch(0).float())
         assert (model[1].running_mean == 1).all()
+    model[1].running_mean.fill_(RANK + 1)
+    with mpiagg.DDP(model, broadcast_buffers=False, forward_sync_buffers=False) as ddp:
+        assert (model[1].running_mean == 1).all()  # the older name is of no account then, as with torch's
+        model[1].running_mean.fill_(RANK + 1)
+        ddp.eval()
+        ddp(batch(0).float())
+        assert (model[1].running_mean == RANK + 1).all()
 
 
 def test_ignored_parameters_are_left_alone():
@@ -586,6 +593,7 @@ def test_ignored_parameters_are_left_alone():
         (ValueError, "device_ids must be None", {"device_ids": [0]}),
         (ValueError, "torch.autocast", {"mixed_precision": object()}),
         (ValueError, "static_graph", {"static_graph": 1}),
+        (ValueError, "forward_sync_buffers", {"forward_sync_buffers": 1}),
         (TypeError, "of the backend 'mpiagg'", {"process_group": object()}),
     ],
 )
