@@ -230,7 +230,7 @@ def _cache_sharing() -> str:
             }
             lines.append(_head(f"{path.stem}, {how}", sizes))
             lines.append("| turns | " + " | ".join(str(row["turns"][how]) for row in rows) + " |")
-            for name in ("ring, by messages", "read from the others' memory", "mailboxes, segments of 1024 KiB"):
+            for name in ("ring, by messages", "read from the others' memory", "mailboxes"):
                 words = name.partition(",")[0]
                 lines.append(_ratios(f"{words} / MPI_Allreduce", found, sizes, name, "MPI_Allreduce"))
             lines[-1] += "\n"
