@@ -189,7 +189,7 @@ class TorchDDP(SavedModule, DDP):
             self._require_open()
             if self._adapter.is_changed():
                 self._lay_out_again()
-        if self._laid_out and self._asked.sync_buffers:
+        if self._laid_out and self._asked.broadcast_buffers:
             if trains and self._steps.attend is not None:
                 self._steps.begin()  # with those that have no batch, too
             elif self._buffers_due and self._steps.attend is None:
@@ -346,7 +346,7 @@ class TorchDDP(SavedModule, DDP):
     # -- parameters and buffers
 
     def _sync_buffers(self, root: int) -> None:
-        if self._asked.sync_buffers:
+        if self._asked.broadcast_buffers:
             broadcast_buffers(self._adapter, self.comm, root)
 
     def broadcast_parameters(self, root: int = 0) -> None:

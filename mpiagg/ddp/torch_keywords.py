@@ -12,7 +12,7 @@ from torch.utils._pytree import tree_map_only
 from mpiagg.common.arguments import check_flag
 
 
-@dataclass(frozen=True)
+@dataclass
 class TorchKeywords:
     """The keywords of torch's ``DistributedDataParallel``; see :class:`TorchDDP`."""
 
@@ -36,6 +36,13 @@ class TorchKeywords:
     mixed_precision: Any = None
     bucket_cap_mb_list: Any = None
 
+    def __post_init__(self) -> None:
+        """Settle what two names say of buffers, as torch does; the newer one says nothing of those at first."""
+        older, newer = self.broadcast_buffers, self.forward_sync_buffers
+        self.init_buffers = newer is not None or older is not False
+        asked = older if newer is None else newer
+        self.broadcast_buffers = self.forward_sync_buffers = True if asked is None else asked
+
     def check(self, module: torch.nn.Module) -> str:
         """Validate them, and describe what all ranks must have alike."""
         for name in ("delay_all_reduce_named_params", "param_to_hook_all_reduce", "bucket_cap_mb_list"):
@@ -43,27 +50,16 @@ class TorchKeywords:
                 raise ValueError(f"mpiagg.DDP does not have {name}")
         if self.mixed_precision is not None:
             raise ValueError("mpiagg.DDP does not have mixed_precision; use torch.autocast, or AllReduce(wire='bf16')")
-        flags = ["init_sync", "find_unused_parameters", "gradient_as_bucket_view", "static_graph"]
-        flags += [name for name in ("broadcast_buffers", "forward_sync_buffers") if getattr(self, name) is not None]
-        for name in flags:
+        for name in ("init_sync", "find_unused_parameters", "gradient_as_bucket_view", "static_graph"):
             check_flag(name, getattr(self, name))
+        check_flag("broadcast_buffers, or forward_sync_buffers,", self.broadcast_buffers)
         where = {x.device for x in module.parameters()}
         if self.device_ids and (len(self.device_ids) > 1 or where != {self.device} or where == {torch.device("cpu")}):
             names = ", ".join(sorted(map(str, where)))
             raise ValueError(
                 f"device_ids must be None, or the CUDA device of a module, not {self.device_ids} for {names}"
             )
-        return f"broadcast_buffers={self.sync_buffers}, init_sync={self.init_sync}, of buffers {self.init_buffers}"
-
-    @property
-    def sync_buffers(self) -> bool:
-        """Whether buffers are broadcast before a forward."""
-        return self.broadcast_buffers is not False if self.forward_sync_buffers is None else self.forward_sync_buffers
-
-    @property
-    def init_buffers(self) -> bool:
-        """Whether buffers are broadcast with the parameters; the newer name says nothing of that."""
-        return self.forward_sync_buffers is not None or self.broadcast_buffers is not False
+        return f"broadcast_buffers={self.broadcast_buffers}, init_sync={self.init_sync}, of buffers {self.init_buffers}"
 
     @property
     def device(self) -> torch.device | None:

@@ -606,6 +606,7 @@ def test_every_keyword_of_torchs_is_known():
     theirs = signature(DistributedDataParallel).parameters.values()
     with mpiagg.DDP(net(), **{each.name: each.default for each in theirs if each.default is not each.empty}) as ddp:
         ddp(torch.zeros(2, 4)).sum().backward()
+        assert ddp.broadcast_buffers is True
 
 
 def test_the_ranks_of_a_process_group():
