@@ -79,7 +79,12 @@ class SavedModule(torch.nn.Module):  # type: ignore[misc]  # mypy sees no classe
         for name, value in state.items():
             setattr(self, name, value)
 
-    # -- other dtypes
+    # -- devices and dtypes
+
+    @property
+    def device(self) -> torch.device:
+        """The device of the module's first parameter."""
+        return next(iter(self.module.parameters())).device
 
     def half(self) -> SavedModule:
         """Call :meth:`to` with float16."""

@@ -696,6 +696,7 @@ def test_what_torch_programs_do_with_a_ddp():
         assert model[0].weight.dtype == torch.float64
         steps(ddp, plain_sgd(ddp.parameters()))
         assert ddp.find_unused_parameters is False
+        assert ddp.device == torch.device("cpu")
     steps(mpiagg.DDP(model), plain_sgd(model.parameters()))  # and lose sight of it
     gc.collect()
     with mpiagg.DDP(model) as ddp:
