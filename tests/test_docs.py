@@ -73,6 +73,11 @@ def test_tables_of_performance_are_up_to_date():
     assert (TOP / "docs" / "performance.md").read_text() == made["page"](), "run: python docs/make_performance.py"
 
 
+def test_table_of_tuning_is_up_to_date():
+    made = runpy.run_path(str(TOP / "docs" / "make_tuning.py"))
+    assert (TOP / "docs" / "tuning.md").read_text() == made["page"](), "run: python docs/make_tuning.py"
+
+
 def test_table_of_faults_is_up_to_date():
     made = runpy.run_path(str(TOP / "docs" / "make_faults.py"))
     assert (TOP / "docs" / "faults.md").read_text() == made["page"](), "run: python docs/make_faults.py"
