@@ -108,8 +108,8 @@ them and writes the result into all of them, between two barriers at which the r
 n ranks each rank reads B and writes B: no copy into messages and out of them. Other arrays go through mailboxes, a
 segment after the other, with two barriers for each. `"auto"` has long ones of some collectives read where they lie, in
 the memory of the other processes: there every rank writes to its own vectors alone, and after a barrier more reads what
-the others have reduced. Vectors of up to 32 KiB take schedules of one round, that is one barrier: those of `one_shot` for
-reductions to all ranks and to one, which compute the same fold, of `parameter_server` for a broadcast, and of `direct`
+the others have reduced. Vectors of up to 32 KiB take schedules of one round, that is one barrier: those of `one_shot`
+for reductions to all ranks and to one, which compute the same fold, of `parameter_server` for a broadcast, and of `direct`
 for the others. All-reduces of more than two ranks do so up to 4 KiB. Scratch: two mailboxes of a segment (1 MiB); none
 for registered memory, save a block for what is held aside. Ranks without memory to share (other nodes, nonblocking
 calls, wires) send the messages of `direct`: the same bits.
