@@ -104,15 +104,15 @@ SHARED = """\
 **Shared: the schedules of `direct`, through memory that the ranks of a node have mapped.**
 
 Where all vectors lie in such memory (`mpiagg.empty`, the buckets of `DDP`), every rank reduces its chunk of all of
-them and writes the result into all of them, between two barriers at which the ranks wait for one another. Of B bytes on
-n ranks each rank reads B and writes B: no copy into messages and out of them. Other arrays go through mailboxes, a
-segment after the other, with two barriers for each. `"auto"` has long ones of some collectives read where they lie, in
-the memory of the other processes: there every rank writes to its own vectors alone, and after a barrier more reads what
-the others have reduced. Vectors of up to 32 KiB take schedules of one round, that is one barrier: those of `one_shot`
-for reductions to all ranks and to one, which compute the same fold, of `parameter_server` for a broadcast, and of `direct`
-for the others. All-reduces of more than two ranks do so up to 4 KiB. Scratch: two mailboxes of a segment (1 MiB); none
-for registered memory, save a block for what is held aside. Ranks without memory to share (other nodes, nonblocking
-calls, wires) send the messages of `direct`: the same bits.
+them and writes the result into all of them, between two barriers at which the ranks wait for one another. Of B bytes
+on n ranks each rank reads B and writes B: no copy into messages and out of them. Other arrays go through mailboxes, a
+segment after the other, with two barriers for each. `"auto"` has long ones of some collectives read where they lie,
+in the memory of the other processes: there every rank writes to its own vectors alone, and after a barrier more reads
+what the others have reduced. Vectors of up to 32 KiB take schedules of one round, that is one barrier: those of
+`one_shot` for reductions to all ranks and to one, which compute the same fold, of `parameter_server` for a broadcast,
+and of `direct` for the others. All-reduces of more than two ranks do so up to 4 KiB. Scratch: two mailboxes of a
+segment (1 MiB); none for registered memory, save a block for what is held aside. Ranks without memory to share (other
+nodes, nonblocking calls, wires) send the messages of `direct`: the same bits.
 """
 
 
