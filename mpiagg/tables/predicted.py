@@ -70,7 +70,10 @@ MEMORY: Final = 10e9
 """Bytes that a rank copies in a second, in memory that it shares."""
 
 BY_MAILBOXES: Final = 4 * 2**20
-"""Bytes up to which unregistered vectors go through mailboxes, but for all-reduces, which have no limit."""
+"""Bytes up to which unregistered vectors go through mailboxes."""
+
+WHOLLY_BY_MAILBOXES: Final = 4
+"""Ranks up to which those of all-reduces do whatever their length; of 8 and 16 ranks reading takes less time then."""
 
 MORE_BY_MAILBOXES: Final = 4 * BY_MAILBOXES
 """The same of gathers, but of those to more than two ranks with Open MPI."""
@@ -84,9 +87,6 @@ SHORTEST: Final = 128 * 2**10
 
 NETWORK_NATIVE: Final = 64 * 2**10
 """Bytes up to which the MPI library's own collectives take least time between nodes."""
-
-_LONGEST_BY_MAILBOXES: Final = {Collective.ALLREDUCE: math.inf, Collective.ALLTOALL: ALLTOALLS_BY_MAILBOXES}
-"""Where it is not :data:`BY_MAILBOXES`, whatever the MPI library's own take."""
 
 _KIB: Final = 2**10
 
@@ -114,7 +114,13 @@ _PREFIX: Final = (  # MPICH's take three times as long as a chain, and from 16 M
 )
 
 ON_A_NODE: Final[dict[Collective, Sequence[_Limited]]] = {
-    Collective.ALLREDUCE: (_AT_ONCE, _Limited(_NATIVE, _KIB // 2), _Limited(_OURS)),
+    Collective.ALLREDUCE: (
+        _AT_ONCE,
+        _Limited(_NATIVE, _KIB // 2),
+        _Limited(_OURS, ranks=WHOLLY_BY_MAILBOXES),
+        _Limited(_OURS, BY_MAILBOXES),
+        _Limited(_READ),
+    ),
     Collective.REDUCE: (
         _AT_ONCE,
         _Limited(_NATIVE, 8 * _KIB),
@@ -299,16 +305,12 @@ def derived() -> Table:
 def measured() -> Iterator[Row]:
     """Yield the rows in which the MPI library's own collective takes part, by measurements and not by the model.
 
-    They are for cases in which it may be taken; for others there are the rows that follow. On a node of two ranks, and
-    of four on two processors, with MPICH 5.0 and Open MPI 5.0 (``bench/calls.py``, also with ``--all-algorithms`` and
-    ``--changing``): up to some KiB the library's own takes least time, but for reductions and all-gathers of MPICH; in
-    part up to 32 KiB. So do Open MPI's broadcasts and gathers of up to 64 and 256 KiB to more than two ranks, and
-    scatters to them of up to 128 KiB: where ranks share processors, those who wait for one another at a barrier take
-    up to twice as long.
-    Longer vectors take about half of its time through memory that the ranks share: those in other memory in
-    all-reduces, and in reductions to one of two ranks, whatever their length, in all-to-alls up to 1 MiB, and
-    otherwise up to 4 or 16 MiB. Longer ones there are read where that takes less time than the library's own:
-    reductions, scatters, gathers of MPICH's and broadcasts to several ranks; the rest is the library's own.
+    They are for cases in which it may be taken; for others there are the rows that follow. On a node they stand in
+    ``ON_A_NODE``, of two ranks, and of four on two processors, with MPICH 5.0 and Open MPI 5.0 (``bench/calls.py``,
+    also with ``--all-algorithms`` and ``--changing``). There, of several ranks that share processors, those who wait
+    for one another at a barrier take up to twice as long as Open MPI's broadcasts, gathers and scatters of some KiB.
+    Longer vectors take about half of the library's time through memory that the ranks share; of those in other memory,
+    long ones that are moved, and those of many ranks, take less where they are read, or by the library's own.
     Scans of MPICH's take two to ten times as long as a ring, also between nodes. There (``bench/network.py``) longer
     vectors take a third to all of its time, but for gathers, scatters and all-to-alls, which take as long.
     """
@@ -366,6 +368,8 @@ def _ladder(collective: Collective, layouts: Sequence[Layout], memory: Memory) -
         for cluster in ((CLUSTER,) if Spread.of(layouts[0]) is Spread.ONE_NODE else (CLUSTER, SLOW))
     ]
     steps = []
+    wholly = collective is Collective.ALLREDUCE and max(layout.size for layout in layouts) <= WHOLLY_BY_MAILBOXES
+    mailed = math.inf if wholly else {Collective.ALLTOALL: ALLTOALLS_BY_MAILBOXES}.get(collective, BY_MAILBOXES)
     for shorter, longest in pairwise(LENGTHS):
         nbytes = math.isqrt(shorter * longest)
         choice = _best(taken, nbytes)
@@ -373,7 +377,7 @@ def _ladder(collective: Collective, layouts: Sequence[Layout], memory: Memory) -
             shortest = round(min(table.message(choice.algorithm, nbytes) for table in taken))
             doublings = (shortest // SHORTEST).bit_length() - 1
             choice = choice._replace(lanes=max(choice.lanes, min(MOST, 2 ** max(0, doublings))))
-        if choice.algorithm == "shared" and longest > _LONGEST_BY_MAILBOXES.get(collective, BY_MAILBOXES):
+        if choice.algorithm == "shared" and longest > mailed:
             choice = _READ
         steps.append((longest, choice))
     grouped = [(choice, list(group)[-1][0]) for choice, group in groupby(steps, lambda step: step[1])]

@@ -24,7 +24,7 @@ from mpiagg.plans.plan import Plan
 from mpiagg.schedules import Collective
 from mpiagg.tables import Case
 from mpiagg.tables import settings as settings_of_choices
-from mpiagg.tables.predicted import BY_MAILBOXES, MORE_BY_MAILBOXES
+from mpiagg.tables.predicted import BY_MAILBOXES, MORE_BY_MAILBOXES, WHOLLY_BY_MAILBOXES
 from mpiagg.transport import LINE, NOWHERE, channel_of
 
 pytestmark = pytest.mark.mpi
@@ -333,14 +333,14 @@ def test_long_vectors_are_read_or_else_sent(comm, rank, size, compare, monkeypat
         compare(mpiagg.allreduce(inputs[rank], out=registered, comm=comm), inputs, "sum", shared)
 
 
-def test_long_plain_vectors_go_through_mailboxes_in_all_reduces(comm, rank, size, compare, reads):
+def test_long_plain_vectors_of_few_ranks_go_through_mailboxes_in_all_reduces(comm, rank, size, compare, reads):
     may_read = channel_of(comm).memory.read()  # which tries it once
     inputs = vectors_of(size, MORE_BY_MAILBOXES // 4 + 1)
-    for collective, others in ((mpiagg.reduce_scatter, size > 1 and may_read), (mpiagg.allreduce, False)):
+    for collective, mailed in ((mpiagg.reduce_scatter, size == 1), (mpiagg.allreduce, size <= WHOLLY_BY_MAILBOXES)):
         reads.clear()
         got = collective(inputs[rank], comm=comm)
-        assert bool({vector.process for vector in reads} - {os.getpid()}) is others
-    compare(got, inputs, "sum", "shared" if size > 1 else "ring")
+        assert bool({vector.process for vector in reads} - {os.getpid()}) is (may_read and not mailed)
+    compare(got, inputs, "sum", "shared" if size > 1 and (may_read or mailed) else "ring")
 
 
 @pytest.mark.parametrize("collective", ["reduce", "broadcast"])
