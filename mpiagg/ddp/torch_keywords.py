@@ -37,11 +37,10 @@ class TorchKeywords:
     bucket_cap_mb_list: Any = None
 
     def __post_init__(self) -> None:
-        """Settle what two names say of buffers, as torch does; the newer one says nothing of those at first."""
-        older, newer = self.broadcast_buffers, self.forward_sync_buffers
-        self.init_buffers = newer is not None or older is not False
-        asked = older if newer is None else newer
-        self.broadcast_buffers = self.forward_sync_buffers = True if asked is None else asked
+        """Settle what two names say of buffers, as torch does: the newer one, if it is given."""
+        names = ("broadcast_buffers", "forward_sync_buffers")
+        self._given = {name: value for name in names if (value := getattr(self, name)) is not None}
+        self.broadcast_buffers = self.forward_sync_buffers = [True, *self._given.values()][-1]
 
     def check(self, module: torch.nn.Module) -> str:
         """Validate them, and describe what all ranks must have alike."""
@@ -50,9 +49,9 @@ class TorchKeywords:
                 raise ValueError(f"mpiagg.DDP does not have {name}")
         if self.mixed_precision is not None:
             raise ValueError("mpiagg.DDP does not have mixed_precision; use torch.autocast, or AllReduce(wire='bf16')")
-        for name in ("init_sync", "find_unused_parameters", "gradient_as_bucket_view", "static_graph"):
-            check_flag(name, getattr(self, name))
-        check_flag("broadcast_buffers, or forward_sync_buffers,", self.broadcast_buffers)
+        flags = ("init_sync", "find_unused_parameters", "gradient_as_bucket_view", "static_graph")
+        for name, value in ({name: getattr(self, name) for name in flags} | self._given).items():
+            check_flag(name, value)
         where = {x.device for x in module.parameters()}
         if self.device_ids and (len(self.device_ids) > 1 or where != {self.device} or where == {torch.device("cpu")}):
             names = ", ".join(sorted(map(str, where)))
@@ -60,6 +59,11 @@ class TorchKeywords:
                 f"device_ids must be None, or the CUDA device of a module, not {self.device_ids} for {names}"
             )
         return f"broadcast_buffers={self.broadcast_buffers}, init_sync={self.init_sync}, of buffers {self.init_buffers}"
+
+    @property
+    def init_buffers(self) -> bool:
+        """Whether buffers are broadcast with the parameters, of which the newer name says nothing."""
+        return "forward_sync_buffers" in self._given or self.broadcast_buffers is True
 
     @property
     def device(self) -> torch.device | None:

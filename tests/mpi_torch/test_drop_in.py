@@ -593,7 +593,8 @@ def test_ignored_parameters_are_left_alone():
         (ValueError, "device_ids must be None", {"device_ids": [0]}),
         (ValueError, "torch.autocast", {"mixed_precision": object()}),
         (ValueError, "static_graph", {"static_graph": 1}),
-        (ValueError, "forward_sync_buffers", {"forward_sync_buffers": 1}),
+        (ValueError, "forward_sync_buffers must be", {"forward_sync_buffers": 1}),
+        (ValueError, "broadcast_buffers must be", {"broadcast_buffers": 1, "forward_sync_buffers": True}),
         (TypeError, "of the backend 'mpiagg'", {"process_group": object()}),
     ],
 )
