@@ -72,14 +72,14 @@ MEMORY: Final = 10e9
 BY_MAILBOXES: Final = 4 * 2**20
 """Bytes up to which unregistered vectors go through mailboxes."""
 
-WHOLLY_BY_MAILBOXES: Final = 4
-"""Ranks up to which those of all-reduces do whatever their length; of 8 and 16 ranks reading takes less time then."""
-
 MORE_BY_MAILBOXES: Final = 4 * BY_MAILBOXES
 """The same of gathers, but of those to more than two ranks with Open MPI."""
 
 ALLTOALLS_BY_MAILBOXES: Final = 2**20
 """The same of all-to-alls."""
+
+WHOLLY_BY_MAILBOXES: Final = 4
+"""Ranks up to which those of all-reduces do, whatever their length: of 8 and 16 ranks, reading long ones is faster."""
 
 MOST: Final = 16
 SHORTEST: Final = 128 * 2**10
@@ -368,8 +368,7 @@ def _ladder(collective: Collective, layouts: Sequence[Layout], memory: Memory) -
         for cluster in ((CLUSTER,) if Spread.of(layouts[0]) is Spread.ONE_NODE else (CLUSTER, SLOW))
     ]
     steps = []
-    wholly = collective is Collective.ALLREDUCE and max(layout.size for layout in layouts) <= WHOLLY_BY_MAILBOXES
-    mailed = math.inf if wholly else {Collective.ALLTOALL: ALLTOALLS_BY_MAILBOXES}.get(collective, BY_MAILBOXES)
+    by_mailboxes = ALLTOALLS_BY_MAILBOXES if collective is Collective.ALLTOALL else BY_MAILBOXES
     for shorter, longest in pairwise(LENGTHS):
         nbytes = math.isqrt(shorter * longest)
         choice = _best(taken, nbytes)
@@ -377,7 +376,7 @@ def _ladder(collective: Collective, layouts: Sequence[Layout], memory: Memory) -
             shortest = round(min(table.message(choice.algorithm, nbytes) for table in taken))
             doublings = (shortest // SHORTEST).bit_length() - 1
             choice = choice._replace(lanes=max(choice.lanes, min(MOST, 2 ** max(0, doublings))))
-        if choice.algorithm == "shared" and longest > mailed:
+        if choice.algorithm == "shared" and longest > by_mailboxes:
             choice = _READ
         steps.append((longest, choice))
     grouped = [(choice, list(group)[-1][0]) for choice, group in groupby(steps, lambda step: step[1])]
