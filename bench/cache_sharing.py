@@ -5,8 +5,8 @@
 Which is faster depends on whether the cores of the ranks share a cache, and on a virtual machine that changes: its host
 moves it about. So before each turn the ranks reduce 1 MiB through shared memory, which lies in caches. Turns in which
 that took more than two and a half times its fastest are counted as apart, the others as together.
-In a turn each way has a call that is not timed first: what the way before it left in the caches is no part of it.
-The file has the medians of both, and how many turns there were.
+The file has the medians of both, and how many turns there were. In a turn each way begins with a call that is not
+timed: what the way before it left in the caches is no part of its time.
 """
 
 import json
