@@ -21,6 +21,8 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter
 from PIL import Image
 
+from mpiagg.cli.quantities import format_size
+
 RESULTS = Path(__file__).parent / "results"
 PATTERNS = ("*-any-*.json", "*-registered-*.json", "*-quick-*.json", "*-tuned-*.json")
 LIMITS = ("copy", "link")
@@ -64,8 +66,6 @@ STYLES: dict[str, dict[str, Any]] = {
 RATIOS = [first * 10.0**power for power in range(-4, 5) for first in (1, 1.5, 2, 3, 5, 7)]
 """Where the scale of ratios has numbers."""
 
-_UNITS = ((2**20, " MiB"), (2**10, " KiB"), (1, " B"))
-
 
 class View(NamedTuple):
     """What the left side shows, and which time the right side compares."""
@@ -84,12 +84,6 @@ VIEWS = {
 def style(name: str) -> dict[str, Any]:
     """Return how an algorithm is drawn; one that is not known here in grey."""
     return {"linewidth": 1.2, "markersize": 4, **STYLES.get(name, {"color": "#c7c7c7", "marker": "."})}
-
-
-def description(nbytes: float, _: object = None) -> str:
-    """Return a number of bytes as people say it."""
-    unit, name = next((each for each in _UNITS if nbytes >= each[0]), _UNITS[-1])
-    return f"{nbytes / unit:g}{name}"
 
 
 def by_algorithm(rows: list[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
@@ -148,7 +142,7 @@ def figure_of(saved: dict[str, Any]) -> Figure:
     sizes = sorted(native)
     for axes in (left, right):
         axes.set_xticks([2**power for power in range(0, 40, 4) if sizes[0] <= 2**power <= sizes[-1]], minor=False)
-        axes.xaxis.set_major_formatter(FuncFormatter(description))
+        axes.xaxis.set_major_formatter(FuncFormatter(lambda nbytes, _: format_size(nbytes)))
         axes.xaxis.minorticks_off()
         axes.grid(alpha=0.3)
     least, most = right.get_ylim()

@@ -13,6 +13,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
+from mpiagg.cli.quantities import format_size
 from mpiagg.schedules import Collective
 
 PAGE = Path(__file__).with_name("performance.md")
@@ -23,8 +24,6 @@ FEWEST_TURNS = 5
 
 LONG = 2**18
 """Bytes from which links are the limit."""
-
-UNITS = {2**20: "MiB", 2**10: "KiB", 1: "B"}
 
 
 def page() -> str:
@@ -314,8 +313,7 @@ def _times(name: str) -> dict[int, dict[str, float]]:
 
 
 def _head(name: str, sizes: list[int]) -> str:
-    words = [next(f"{size // unit} {word}" for unit, word in UNITS.items() if size >= unit) for size in sizes]
-    return "\n".join([f"| `{name}` | {' | '.join(words)} |", "|---" * (len(sizes) + 1) + "|"])
+    return "\n".join([f"| `{name}` | {' | '.join(map(format_size, sizes))} |", "|---" * (len(sizes) + 1) + "|"])
 
 
 def _line(name: str, values: list[float]) -> str:

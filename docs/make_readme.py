@@ -12,6 +12,8 @@ from typing import Any
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
+from mpiagg.cli.quantities import format_size, format_time
+
 PICTURE = Path(__file__).with_name("readme.png")
 RESULTS = Path(__file__).parents[1] / "bench" / "results"
 PANELS = (
@@ -24,8 +26,6 @@ STYLES: dict[str, dict[str, Any]] = {  # Okabe and Ito's colours; marks and line
     "auto": {"label": "mpiagg", "color": "#d55e00", "marker": "^"},
     "registered": {"label": "mpiagg, memory of mpiagg.empty", "color": "#0072b2", "marker": "D"},
 }
-UNITS = ((2**20, "MiB"), (2**10, "KiB"), (1, "B"))
-TIMES = ((1e6, "s"), (1e3, "ms"), (1, "\N{MICRO SIGN}s"))
 
 
 def times(run: str, line: str) -> tuple[list[int], list[float]]:
@@ -33,12 +33,6 @@ def times(run: str, line: str) -> tuple[list[int], list[float]]:
     rows = json.loads((RESULTS / f"allreduce-{run}.json").read_text())["rows"]
     found = [row for row in rows if row["algorithm"] == ("auto" if line == "registered" else line)]
     return [row["size"] for row in found], [row["time_us"] for row in found]
-
-
-def told(value: float, units: tuple[tuple[float, str], ...]) -> str:
-    """Return a number with its unit."""
-    unit, name = next((each for each in units if value >= each[0]), units[-1])
-    return f"{value / unit:g} {name}"
 
 
 def figure() -> Figure:
@@ -51,8 +45,8 @@ def figure() -> Figure:
         axes.set(xscale="log", yscale="log", title=title, xlabel="length of the vector")
         axes.xaxis.set_major_locator(FixedLocator([2**power for power in (6, 10, 14, 18, 22, 26)]))
         axes.xaxis.set_minor_locator(NullLocator())
-        axes.xaxis.set_major_formatter(FuncFormatter(lambda size, _: told(size, UNITS)))
-        axes.yaxis.set_major_formatter(FuncFormatter(lambda us, _: told(us, TIMES)))
+        axes.xaxis.set_major_formatter(FuncFormatter(lambda size, _: format_size(size)))
+        axes.yaxis.set_major_formatter(FuncFormatter(lambda us, _: format_time(us / 1e6)))
         axes.grid(alpha=0.3)
     drawn.axes[0].set_ylabel("time of an all-reduce (float32)")
     drawn.legend(*drawn.axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=4, fontsize="small")

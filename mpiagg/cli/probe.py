@@ -16,6 +16,7 @@ import click
 import numpy as np
 import numpy.typing as npt
 
+from mpiagg.cli.quantities import format_size
 from mpiagg.cuda import placement
 from mpiagg.errors import DeviceError
 from mpiagg.launch import job
@@ -128,12 +129,13 @@ def verdict(status: int | None, printed: str, seconds: float) -> Probed:
     if "unable" in said:
         return Probed(None, said["unable"])
     if "wrong" in said:
-        return Probed(able=False, reason=f"{said['wrong']} bytes of a message of {_words(said['size'])} came out wrong")
+        wrong = f"{said['wrong']} bytes of a message of {format_size(said['size'])}"
+        return Probed(able=False, reason=f"{wrong} came out wrong")
     if status == 0 and "done" in said:
-        return Probed(able=True, reason=f"messages of {', '.join(map(_words, SIZES))} came through")
+        return Probed(able=True, reason=f"messages of {', '.join(map(format_size, SIZES))} came through")
     how = _how(status, printed, seconds, said.get("failed"))
     if "size" in said:
-        return Probed(able=False, reason=f"{how}, in a message of {_words(said['size'])}")
+        return Probed(able=False, reason=f"{how}, in a message of {format_size(said['size'])}")
     return Probed(None, f"{how}, before its first message")
 
 
@@ -148,14 +150,6 @@ def _how(status: int | None, printed: str, seconds: float, failed: str | None) -
     if killed is not None:
         return f"the probe ended with signal {killed[1]}"
     return f"the probe ended with status {status}"
-
-
-def _words(nbytes: int) -> str:
-    """Return a size as it is said."""
-    for unit, name in ((2**20, "MiB"), (2**10, "KiB")):
-        if nbytes >= unit:
-            return f"{nbytes // unit} {name}"
-    return f"{nbytes} bytes"
 
 
 # -- the ranks of its job

@@ -12,6 +12,7 @@ import click
 from rich import box
 from rich.table import Table
 
+from mpiagg.cli.quantities import format_time
 from mpiagg.launch import job
 from mpiagg.watch import describe_ranks, flight_recorder, who_says_what
 from mpiagg.watch.recordings import RecordedOperation, RecordedRound, Recording, read_all
@@ -23,7 +24,6 @@ _EXAMPLE: Final = """\b
 mpiagg trace mpiagg-recordings -o trace.json
 """
 _MARKS: Final = {"running": " (still running)", "failed": " (failed)", "done": ""}
-_UNITS: Final = (("s", 1e9), ("ms", 1e6), ("us", 1e3))
 _MOST_NAMED: Final = 64
 _APART: Final = 10**9
 """Nanoseconds by which recordings of one moment may be apart."""
@@ -230,8 +230,7 @@ def _table(timeline: Timeline) -> Table:
 
 
 def _time(ns: float) -> str:
-    unit, length = next((each for each in _UNITS if ns >= each[1]), ("ns", 1.0))
-    return f"{ns / length:,.4g} {unit}"
+    return format_time(ns / 1e9)
 
 
 def _first_line(reason: str) -> str:

@@ -28,7 +28,7 @@ BEGUN = said(size=8) + said(size=2**16)
 @pytest.mark.parametrize(
     ("status", "printed", "able", "reason"),
     [
-        (0, BEGUN + said(size=2**23) + said(done=True) * 2, True, "messages of 8 bytes, 64 KiB, 8 MiB came through"),
+        (0, BEGUN + said(size=2**23) + said(done=True) * 2, True, "messages of 8 B, 64 KiB, 8 MiB came through"),
         # Ranks that say nothing, or do not end well, have not shown anything.
         (0, BEGUN, False, "the probe ended with status 0, in a message of 64 KiB"),
         (1, BEGUN + said(done=True), False, "the probe ended with status 1, in a message of 64 KiB"),
@@ -84,11 +84,11 @@ probe.take_part(make, {})
             "return probe.ProbedMemory(np.array, crash)",
             60,
             False,
-            "the probe ended with signal 11, in a message of 8 bytes",
+            "the probe ended with signal 11, in a message of 8 B",
         ),
-        ("return probe.ProbedMemory(np.array, hang)", 60, False, "did not end within 60 s, in a message of 8 bytes"),
+        ("return probe.ProbedMemory(np.array, hang)", 60, False, "did not end within 60 s, in a message of 8 B"),
         ("time.sleep(1000)", 1, None, "the probe did not end within 1 s, before its first message"),
-        ("return probe.ProbedMemory(np.array, corrupt)", 60, False, "2 bytes of a message of 8 bytes came out wrong"),
+        ("return probe.ProbedMemory(np.array, corrupt)", 60, False, "2 bytes of a message of 8 B came out wrong"),
         ("return probe.ProbedMemory(np.array, fail)", 60, False, "the probe failed (OSError: it rained)"),
         ("crash(None)", 60, None, "the probe ended with signal 11, before its first message"),
         ("raise DeviceError('there is no GPU')", 60, None, "there is no GPU"),
