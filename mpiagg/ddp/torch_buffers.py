@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import torch
 from mpi4py import MPI
 
 from mpiagg.collectives.moving_functions import broadcast
-from mpiagg.ddp.torch_modules import TorchAdapter, stored_array
+from mpiagg.ddp.torch_modules import stored_array
+from mpiagg.ddp.torch_streams import stream_of
 
 
-def broadcast_buffers(adapter: TorchAdapter, comm: MPI.Intracomm, root: int) -> None:
-    """Give the root's buffers of a module to all, those of a dtype in one message.
-
-    They stay tensors that torch can resize: of a tensor of which there was an array, it resizes the memory no more.
-    """
+def broadcast_buffers(buffers: Iterable[torch.Tensor], comm: MPI.Intracomm, root: int) -> None:
+    """Give the root's buffers of a module to all, those of a dtype in one message."""
     of_dtype: dict[tuple[torch.dtype, torch.device], list[torch.Tensor]] = {}
-    for buffer in adapter.buffers():
+    for buffer in buffers:
         of_dtype.setdefault((buffer.dtype, buffer.device), []).append(buffer)
-    with torch.no_grad(), adapter.stream():
-        for alike in of_dtype.values():
+    for alike in of_dtype.values():
+        with torch.no_grad(), stream_of(alike[0]):
             whole = torch.cat([x.reshape(-1) for x in alike])
             array = stored_array(whole, "the buffers")
             broadcast(array, root=root, out=array, comm=comm)

@@ -122,7 +122,7 @@ class TorchDDP(SavedModule, DDP):
         if asked.init_sync:
             self._broadcast(0)
             if asked.init_buffers:
-                broadcast_buffers(self._adapter, self.comm, 0)
+                broadcast_buffers(self._adapter.buffers(), self.comm, 0)
 
     def _set_up(self) -> None:
         super()._set_up()
@@ -347,12 +347,12 @@ class TorchDDP(SavedModule, DDP):
 
     def _sync_buffers(self, root: int) -> None:
         if self._asked.broadcast_buffers:
-            broadcast_buffers(self._adapter, self.comm, root)
+            broadcast_buffers(self._adapter.buffers(), self.comm, root)
 
     def broadcast_parameters(self, root: int = 0) -> None:
         """See :meth:`DDP.broadcast_parameters`."""
         super().broadcast_parameters(root)
-        broadcast_buffers(self._adapter, self.comm, root)
+        broadcast_buffers(self._adapter.buffers(), self.comm, root)
 
     def to(self, *args: Any, **kwargs: Any) -> TorchDDP:
         """Call the ``to`` of a module of torch's, and lay the buckets out again if that changes anything; collective.

@@ -27,10 +27,19 @@ _HOOKED: WeakValueDictionary[int, torch.Tensor] = WeakValueDictionary()
 """The parameters from which a DDP or Sharded takes the gradients, by identity: another would find none."""
 
 
-def require_untrained(name: str, tensor: torch.Tensor) -> None:
-    """Raise ValueError if the gradients of a parameter are taken already."""
-    if _HOOKED.get(id(tensor)) is tensor:
-        raise ValueError(f"another DDP or Sharded trains {name}; free() that first")
+def check_tensors(tensors: Iterable[tuple[str, torch.Tensor]]) -> None:
+    """Raise ValueError or TypeError unless these are parameters and buffers that can go from rank to rank.
+
+    Buffers stay tensors that torch can resize: of a tensor of which there was an array, it resizes the memory no more.
+    """
+    for name, tensor in tensors:
+        if torch.nn.parameter.is_lazy(tensor):
+            raise ValueError(f"{name} is not initialised; run the module once first")
+        if _HOOKED.get(id(tensor)) is tensor:
+            raise ValueError(f"another DDP or Sharded trains {name}; free() that first")
+        stored_array(tensor.new_empty(1), name)
+        if any(step == 0 and length > 1 for step, length in zip(tensor.stride(), tensor.shape, strict=True)):
+            raise ValueError(f"{name} is expanded, and has one element for several; clone() it")
 
 
 def on_gradient(tensor: torch.Tensor, call: Callable[[torch.Tensor], None]) -> Callable[[], None]:
@@ -265,15 +274,8 @@ class TorchAdapter:
     def __init__(self, module: torch.nn.Module) -> None:
         self._module = module
         self._ignored = frozenset(getattr(module, "_ddp_params_and_buffers_to_ignore", ()))
-        for name, tensor in self._tensors():
-            if torch.nn.parameter.is_lazy(tensor):
-                raise ValueError(f"{name} is not initialised; run the module once first")
-            require_untrained(name, tensor)
+        check_tensors(self._tensors())
         self.arrays()
-        for name, tensor in self._tensors():
-            stored_array(tensor.new_empty(1), name)
-            if any(step == 0 and length > 1 for step, length in zip(tensor.stride(), tensor.shape, strict=True)):
-                raise ValueError(f"{name} is expanded, and has one element for several; clone() it")
         self._known = [(name, x, x.dtype, x.device, x.requires_grad) for name, x in self._parameters()]
         trained = [(name, x) for name, x, *_, trains in self._known if trains]
         rare = {

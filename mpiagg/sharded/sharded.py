@@ -14,7 +14,7 @@ import numpy.typing as npt
 from mpi4py import MPI
 
 from mpiagg.aggregation.packing import describe_layout
-from mpiagg.arrays import Array, Form, load, reduction, to_host, working_dtype
+from mpiagg.arrays import Array, Form, reduction, to_host, working_dtype
 from mpiagg.common.arguments import check_flag, check_integer, check_number
 from mpiagg.ddp.adapters import is_torch
 from mpiagg.ddp.ddp import BUCKET_BYTES
@@ -286,8 +286,7 @@ class Sharded(ShardedTraining):
             self._load_hyperparameters(state["optimizer"])
             for k, unit in enumerate(self._units):
                 self._load(k, {index: shards[0][self._names[index]] for index in unit.members})
-            for name, x in self._buffers().items():
-                load(x, shards[1][name])
+            self._load_buffers(shards[1])
             self._flags.share(lambda: [False] * len(self._flag))
 
     def _load(self, k: int, shards: Mapping[int, Shard]) -> None:

@@ -86,6 +86,15 @@ def writes_to(tensors: Sequence[torch.Tensor]) -> list[int]:
     return [x._version for x in tensors]  # noqa: SLF001 - it has no public name
 
 
+def check_layers(module: torch.nn.Module, layers: Any) -> Sequence[torch.nn.Module]:
+    """Return the layers that were given; ValueError unless they are submodules of the module, in a list."""
+    listed = [] if layers is None else layers
+    inside = {id(each) for each in module.modules()}
+    if not isinstance(listed, list | tuple) or not all(id(x) in inside for x in listed):
+        raise ValueError("layers must be submodules of the module, in a list")
+    return listed
+
+
 def layers_of(
     module: torch.nn.Module, tensors: Sequence[torch.nn.Parameter], cap: int, given: Sequence[torch.nn.Module]
 ) -> tuple[list[list[int]], set[int]]:

@@ -12,7 +12,8 @@ import torch
 
 from mpiagg.arrays import Accelerator, Array, Form, form_of
 from mpiagg.collectives.moving_functions import broadcast
-from mpiagg.ddp.torch_modules import array_of, on_gradient, require_threads, require_untrained, stored_array, tensor_of
+from mpiagg.ddp.torch_buffers import broadcast_buffers
+from mpiagg.ddp.torch_modules import array_of, check_tensors, on_gradient, require_threads, stored_array, tensor_of
 from mpiagg.ddp.torch_streams import stream_of
 from mpiagg.errors import PlanError
 from mpiagg.sharded import torch_states as states
@@ -24,6 +25,7 @@ from mpiagg.sharded.torch_gathering import (
     Gathering,
     before_forward,
     call_if_there,
+    check_layers,
     layers_of,
     owners_of,
     units_with,
@@ -94,13 +96,11 @@ class TorchSharded(Sharded):
         named = [(name, x) for name, x in module.named_parameters() if self.stage == 3 or x.requires_grad]
         if not any(x.requires_grad for _, x in named):
             raise ValueError("the module has no parameters that require a gradient")
-        for name, x in (*module.named_parameters(), *module.named_buffers()):
-            if torch.nn.parameter.is_lazy(x):
-                raise ValueError(f"{name} is not initialised; run the module once first")
+        all_of_them = (*module.named_parameters(), *module.named_buffers())
+        check_tensors(all_of_them)
+        for name, x in all_of_them:
             if x.device != named[0][1].device:
                 raise TypeError(f"{name} is on {x.device}, and {named[0][0]} on {named[0][1].device}")
-            require_untrained(name, x)
-            stored_array(x, name)
         require_threads(module.parameters())
         self._make = optimizer
         self._known = [(name, x, x.requires_grad) for name, x in module.named_parameters()]
@@ -110,10 +110,7 @@ class TorchSharded(Sharded):
         self._resident: set[int] = set()
         self._syncing, self._waited_for, self._sent = True, False, set[int]()
         self._copies: DeviceCopies | None = None
-        inside = {id(each) for each in module.modules()}
-        self._listed: Sequence[torch.nn.Module] = [] if layers is None else layers
-        if not isinstance(self._listed, list | tuple) or not all(id(x) in inside for x in self._listed):
-            raise ValueError("layers must be submodules of the module, in a list")
+        self._listed = check_layers(module, layers)
         if self.stage == 3:
             self._layers_asked, self._resident = layers_of(module, self._tensors, self._cap, self._listed)
         return [form_of(array_of(x, f"parameter {name}")) for name, x in named]
@@ -127,15 +124,16 @@ class TorchSharded(Sharded):
 
     def _describe_optimizer(self) -> str:
         trained = [x.requires_grad for x in self._tensors]
-        all_of_them = (*self.module.named_parameters(), *self.module.named_buffers())
-        forms = [(name, x.dtype, tuple(x.shape), x.layout) for name, x in all_of_them]
+        named = (*self.module.named_parameters(), *self.module.named_buffers())
+        forms = [(name, x.dtype, tuple(x.shape), x.layout) for name, x in named]
         return f"an optimizer of torch's, of {self._names_of}, of which {trained} are trained, of a module of {forms}"
 
     def _lay_out(self) -> None:
         module: torch.nn.Module = self.module
-        for name, x in (*module.named_parameters(), *module.named_buffers()):
+        for name, x in module.named_parameters():
             array = stored_array(x, name)
             broadcast(array, root=0, out=array, comm=self.comm)
+        broadcast_buffers(module.buffers(), self.comm, 0)
         before = [x.data for x in self._tensors]
         try:
             self._divide()
@@ -185,8 +183,7 @@ class TorchSharded(Sharded):
         for index in self._flag:
             k = self._unit_of[index]
             part, values = self._parts[k][index], self._values(k)
-            own = self._shaped(index, values[part.within])
-            self._shards[index] = torch.nn.Parameter(own)
+            self._shards[index] = torch.nn.Parameter(self._shaped(index, values[part.within]))
         self.optimizer = self._make(list(self._shards.values()))
         states.check_optimizer(self.optimizer, self.module, whole=self._whole)
         return f"{self._hyperparameters()}"
@@ -372,7 +369,10 @@ class TorchSharded(Sharded):
     # -- states
 
     def _buffers(self) -> dict[str, Array]:
-        return {name: stored_array(x, name) for name, x in self.module.named_buffers()}
+        return states.copies_of(self.module.named_buffers())
+
+    def _load_buffers(self, given: Mapping[str, Array]) -> None:
+        states.load_tensors(self.module.named_buffers(), given)
 
     def _kept(self, index: int, k: int) -> dict[str, Any]:
         del k

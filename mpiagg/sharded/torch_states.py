@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from inspect import signature
 from typing import Any, Final
 
 import numpy as np
 import torch
 
-from mpiagg.arrays import Device, to_host
-from mpiagg.ddp.torch_modules import array_of, tensor_of
+from mpiagg.arrays import Array, Device, load, to_host
+from mpiagg.ddp.torch_modules import array_of, stored_array, tensor_of
 from mpiagg.sharded.states import WHOLE, write_shards
 
 WHOLE_TENSORS: Final = ("Muon", "Adafactor")
@@ -117,3 +117,16 @@ def _fits(value: Any, before: Any) -> bool:
         return value is None or isinstance(value, bool | int | float | str)
     numbers = isinstance(value, int | float) and not isinstance(value, bool)
     return numbers if isinstance(before, int | float) else isinstance(value, type(before))
+
+
+def copies_of(tensors: Iterable[tuple[str, torch.Tensor]]) -> dict[str, Array]:
+    """Return copies as arrays: of a tensor of which there was an array, torch resizes the memory no more."""
+    return {name: stored_array(x.clone(), name) for name, x in tensors}
+
+
+def load_tensors(tensors: Iterable[tuple[str, torch.Tensor]], given: Mapping[str, Array]) -> None:
+    """Write NumPy arrays like the copies to tensors."""
+    for name, x in tensors:
+        copy = x.clone()
+        load(stored_array(copy, name), given[name])
+        x.data.copy_(copy)

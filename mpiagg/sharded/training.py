@@ -82,8 +82,11 @@ class ShardedTraining:
         raise NotImplementedError
 
     def _buffers(self) -> dict[str, Array]:
-        """Return what is saved beside the parameters."""
+        """Return what is saved beside the parameters: copies."""
         return {}
+
+    def _load_buffers(self, given: Mapping[str, Array]) -> None:
+        """Write NumPy arrays like these copies to what they are of."""
 
     def _stream(self) -> AbstractContextManager[object]:
         """Return a block in which devices are asked in the streams in which the module is computed."""

@@ -668,6 +668,39 @@ def test_a_parameter_that_has_made_room_too_early_is_an_error():
         refused(mpiagg.PlanError, "made room for other parameters", training.step)
 
 
+class Grows(torch.nn.Linear):
+    """A layer that resizes a buffer, as those do that observe values to quantise them."""
+
+    def __init__(self):
+        super().__init__(3, 2)
+        self.register_buffer("seen", torch.full((1,), RANK + 1, dtype=torch.bfloat16))
+        self.register_buffer("odd", torch.tensor([RANK == 0, RANK > 0]))
+
+    def forward(self, x):
+        self.seen.resize_(self.seen.numel() + 1)[-1] = 10 + RANK
+        return super().forward(x)
+
+
+@pytest.mark.parametrize("stage", [1, 3])
+def test_buffers_can_be_resized(stage):
+    pytest.importorskip("ml_dtypes")
+    with mpiagg.Sharded(Grows(), adamw, stage=stage) as training:
+        seen, odd = training.module.seen, training.module.odd
+        assert (seen.tolist(), odd.tolist()) == ([1], [True, False])
+        for _ in range(2):
+            training(torch.ones(1, 3)).sum().backward()
+            training.step()
+        state = training.state_dict()
+        assert seen.tolist() == [1, 10 + RANK, 10 + RANK]
+        with torch.no_grad():
+            seen.zero_()
+            odd.logical_not_()
+        training.load_state_dict(state)
+        assert (seen.tolist(), odd.tolist()) == ([1, 10 + RANK, 10 + RANK], [True, False])
+        seen.resize_(7)
+        odd.resize_(7)
+
+
 @pytest.mark.parametrize(
     ("error", "words", "arguments"),
     [
@@ -676,6 +709,11 @@ def test_a_parameter_that_has_made_room_too_early_is_an_error():
         (ValueError, "no parameters that require", {"module": torch.nn.Linear(2, 2).requires_grad_(False)}),
         (ValueError, "is not initialised", {"module": torch.nn.LazyLinear(2)}),
         (TypeError, "on the CPU or a CUDA device", {"module": torch.nn.Linear(2, 2, device="meta")}),
+        (
+            ValueError,
+            "weight is expanded",
+            {"module": torch.nn.ParameterDict({"weight": torch.ones(1, 3).expand(2, 3)})},
+        ),
         (ValueError, "layers must be submodules", {"layers": [torch.nn.Linear(1, 1)], "stage": 3}),
         (ValueError, "layers must be submodules", {"layers": 5, "stage": 3}),
         (ValueError, "unknown split", {"split": "rows"}),
