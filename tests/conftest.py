@@ -1,6 +1,7 @@
 """Which tests run where: only the ranks of MPI jobs run those in mpi, mpi_torch, mpi_jax and most of those in gpu."""
 
 import os
+import tempfile
 import tracemalloc
 from importlib.util import find_spec
 from pathlib import Path
@@ -46,8 +47,16 @@ def pytest_addoption(parser):
         parser.addoption("--timeout-method", help="not kept either")
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_configure(config):
-    """Know the marks of plugins that are not installed."""
+    """Know the marks of plugins that are not installed, and give a rank a temporary folder of its own.
+
+    Ranks that clean up one that they share come into one another's way.
+    """
+    if config.getoption("--only-mpi") and not config.option.basetemp:
+        folder = tempfile.TemporaryDirectory(prefix="mpiagg-tests-", ignore_cleanup_errors=True)
+        config.add_cleanup(folder.cleanup)
+        config.option.basetemp = folder.name
     if find_spec("pytest_mpi") is None:
         config.addinivalue_line("markers", "mpi: is for ranks")
 

@@ -45,9 +45,8 @@ def main(folder, seconds, arguments):
         os.close(file)
     outcomes = Outcomes(folder / f"{rank}.tests", seconds)
     # Without capture: what C libraries write while tests run must not vanish with the tests that pass.
-    # A temporary folder of its own: ranks that clean up one that they share come into one another's way.
-    arguments = [*arguments, f"--basetemp={folder / f'tmp-{rank}'}", "--only-mpi", "--capture=no"]
-    status = pytest.main([*arguments, "-p", "no:cacheprovider"], plugins=[outcomes])
+    arguments = [*arguments, "--only-mpi", "--capture=no", "-p", "no:cacheprovider"]
+    status = pytest.main(arguments, plugins=[outcomes])
     (folder / f"{rank}.json").write_text(json.dumps(outcomes.outcomes))
     return int(status)
 
