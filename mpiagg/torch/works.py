@@ -88,6 +88,7 @@ class Work(dist.Work):  # type: ignore[misc]  # mypy sees no classes of torch's 
         _KEPT.add(self)
 
     _error: BaseException | None = None
+    _told: Any = None
     _future: Any = None
 
     def run(self) -> None:
@@ -100,8 +101,8 @@ class Work(dist.Work):  # type: ignore[misc]  # mypy sees no classes of torch's 
         self._task = None
         with _FUTURES:
             self._over.set()
-            if self._future is not None:
-                _CALLBACKS.submit(self._settle, self._future)
+            if self._told is not None:
+                _CALLBACKS.submit(self._tell, self._told)
 
     def wait(self, timeout: timedelta = NOT_SET) -> bool:
         """Wait until it is done, and raise its error, if it has one."""
@@ -148,17 +149,27 @@ class Work(dist.Work):  # type: ignore[misc]  # mypy sees no classes of torch's 
         """Return a future of the tensors with the result."""
         with _FUTURES:
             if self._future is None:
-                self._future = torch.futures.Future(devices=list({x.device for x in self._tensors if x.is_cuda}))
+                self._told = torch.futures.Future(devices=list({x.device for x in self._tensors if x.is_cuda}))
+                self._future = self._told.then(_outcome)
                 if self._over.is_set():
-                    self._settle(self._future)  # which nobody has had yet
+                    self._tell(self._told)  # whose future nobody has had yet
         _KEPT.discard(self)
         return self._future
 
-    def _settle(self, future: Any) -> None:
-        if isinstance(self._error, Exception):
-            future.set_exception(self._error)
-        else:
-            future.set_result(list(self._tensors))
+    def _tell(self, told: Any) -> None:
+        told.set_result(list(self._tensors) if self._error is None else self._error)
+
+
+def _outcome(told: Any) -> list[torch.Tensor]:
+    """Return the tensors that a future was told, or raise the error.
+
+    What raises is a callback, so that the future of it has failed: one that ``set_exception`` was called for has, to
+    torch's own DDP and to all else in C++, the error as its value.
+    """
+    found: list[torch.Tensor] | BaseException = told.value()
+    if isinstance(found, BaseException):
+        raise found
+    return found
 
 
 @methods_not_compiled
@@ -239,12 +250,12 @@ class MessageWork(Work):
             return True
         driver().remove(self)
         with _FUTURES:
-            if self._over.is_set():  # by which the future was settled
+            if self._over.is_set():  # the future was told
                 return False
-            future, self._future = self._future, None
-        if future is not None:  # who asks next gets a new one
+            told, self._told, self._future = self._told, None, None
+        if told is not None:  # who asks next gets a new future
             in_vain = as_torch_words_it(StallError(f"waited {self._timeout:g} s in vain for {self._label}"))
-            _CALLBACKS.submit(future.set_exception, in_vain)
+            _CALLBACKS.submit(told.set_result, in_vain)
         return False
 
     def source_rank(self) -> int:

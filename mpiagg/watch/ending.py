@@ -246,7 +246,7 @@ class Ending:
             with suppress(Exception):
                 kept = self.dump(reason)
             told = f"mpiagg: rank {self.rank} of {self.size}, on {socket.gethostname()}, {reason}{kept}"
-            for act in (lambda: _write(f"{told}\n{trace}"), more or _nothing, sys.stdout.flush):
+            for act in (lambda: _write(f"{told}\n{trace}"), more or _nothing, _write_kept, sys.stdout.flush):
                 with suppress(Exception):
                     act()
             time.sleep(LAST_WORDS)
@@ -271,6 +271,14 @@ def _is_free(number: int) -> bool:
 def _write(text: str) -> None:
     sys.stderr.write(text)
     sys.stderr.flush()
+
+
+def _write_kept() -> None:
+    """Write what was written to memory: the hook of torch.distributed, which calls ours, prints that after us only."""
+    kept = getattr(sys.stderr, "getvalue", None)
+    if kept is not None and sys.__stderr__ is not None:
+        sys.__stderr__.write(kept())
+        sys.__stderr__.flush()
 
 
 def _nothing() -> None:
