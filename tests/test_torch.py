@@ -61,3 +61,33 @@ print("torch" in sys.modules)
 def test_arrays_are_trained_without_torch():
     done = subprocess.run([sys.executable, "-c", SCRIPT], capture_output=True, text=True, check=True, timeout=60)
     assert done.stdout == "False\n"
+
+
+RAISES = """
+import torch.distributed as dist
+import mpiagg.torch
+
+mpiagg.torch.init_process_group()
+if dist.get_rank() == 1:
+    raise ValueError("nobody catches it")
+dist.barrier()
+"""
+
+
+@pytest.mark.skipif(find_spec("torch") is None, reason="torch, an extra, is not installed")
+def test_the_traceback_of_an_uncaught_error_is_printed(tmp_path):
+    """The hook of torch.distributed has what ours prints in memory, and would print it after our end."""
+    path = tmp_path / "raises.py"
+    path.write_text(RAISES)
+    done = subprocess.run(
+        launch.command(2, ["-m", "mpi4py", str(path)]),
+        env=launch.environment({"OMP_NUM_THREADS": "1"}),
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode != 0
+    assert "rank 1 of 2" in done.stderr
+    assert 'raises.py", line 7, in <module>' in done.stderr
