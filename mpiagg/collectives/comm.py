@@ -74,8 +74,8 @@ class Comm(MPI.Intracomm):
     - :class:`StallError`, if a rank does not come, or a message does not complete, within the timeout that the
       environment variable ``MPIAGG_TIMEOUT`` sets. The MPI library's own blocking collectives cannot be left; there
       the job ends;
-    - :class:`MismatchError`, on all ranks, if ``MPIAGG_CHECK`` is 1 and they call different blocking collectives, or
-      one with different counts, datatypes, operators or roots;
+    - :class:`MismatchError`, on all ranks, if they prepare different persistent collectives, or one with different
+      counts, datatypes, operators or roots; if ``MPIAGG_CHECK`` is 1, also if they call different blocking ones;
     - :class:`PlanError`, if another thread is in a blocking operation of this communicator;
     - :class:`RankFailedError`, if a rank has died and the job goes on without it.
 

@@ -212,26 +212,38 @@ def prepared(comm: Comm, method: Method, info: MPI.Info, *given: Any) -> MPI.Pre
 def _planned(comm: Comm, method: Method, given: tuple[Any, ...], memory: Memory) -> _Planned | None:
     """Return what a plan of a method is made of, if a thread can drive it; None if that is for the MPI library.
 
-    All ranks ask for theirs in the same order. With it comes what puts copies around the plan's program, and a key, if
-    the next call that is like it may have the same plan.
+    All ranks ask for theirs in the same order, and compare what those are that they prepare. With it comes what puts
+    copies around the plan's program, and a key, if the next call that is like it may have the same plan.
     """
     if not comm or not threads_allowed():
         return None
     channel = comm._open()  # noqa: SLF001 - of Comm, whose methods these are
-    given = comm, *given
+    if memory is Memory.NONE:  # who only starts a request must not wait for the others
+        return _found(channel, method, (comm, *given), memory)[1]
+    found: list[_Planned | None] = []
+
+    def say() -> str:
+        words, planned = _found(channel, method, (comm, *given), memory)
+        found.append(planned)
+        return words
+
+    channel.agree_on(say)
+    return found[0]
+
+
+def _found(channel: Channel, method: Method, given: tuple[Any, ...], memory: Memory) -> tuple[str, _Planned | None]:
+    """Return what this rank is about to do, in words, and what its plan is made of."""
     key: Hashable = None
     known: Any = None
     with suppress(*NO_KEY):
         whole = memory, channel.memory.host.leased, method.key(given)
         known = channel.calls.get(whole)
         key = whole
-    # Ranks that prepare a request may wait for one another; those that only start one must not.
-    compares = CHECK and memory is Memory.TOGETHER
     if known is not None:
-        if compares:
-            known.check()
         known.used = True
-        return None if known.given_as_it_is else (channel, known.operation, arrays_of(known.vectors, given), _same, key)
+        if known.given_as_it_is:
+            return known.words, None
+        return known.words, (channel, known.operation, arrays_of(known.vectors, given), _same, key)
     asked, copied = _read(method, channel, given)
     if asked is None:
         known = Unread(channel, method.name, method.unread(channel, given))
@@ -242,18 +254,16 @@ def _planned(comm: Comm, method: Method, given: tuple[Any, ...], memory: Memory)
         known.vectors = vectors
         native = known.operation.choice.algorithm == NATIVE and known.dtype == known.operation.reduction.dtype
         known.given_as_it_is = native and not asked.alone
-    if compares:
-        known.check()
     if asked is not None and (asked.alone or (copied is not None and not known.given_as_it_is)):
         key = None
     if key is not None:
         channel.calls.find(key, lambda: known)
     if not known.given_as_it_is:
         around = _same if copied is None else partial(copied.around, given=given)
-        return channel, known.operation, arrays, around, key
+        return known.words, (channel, known.operation, arrays, around, key)
     if copied is not None:
         copied.free()
-    return None
+    return known.words, None
 
 
 def _same(program: Program) -> Program:

@@ -56,9 +56,14 @@ class Call(Keepable):
         self.shape: tuple[int, ...] = ()
         self.has_source = self.has_result = True
 
+    @property
+    def words(self) -> str:
+        """What all ranks must agree on."""
+        return self.operation.description
+
     def check(self) -> None:
         """Raise on all ranks if they are about to make different calls; collective."""
-        self.channel.agree(self.operation.description)
+        self.channel.agree(self.words)
 
     def run(self, x: Array | None, out: Array | None, timeout: float = DEFAULT_TIMEOUT) -> None:
         """Carry the operation out, from ``x`` to ``out``.

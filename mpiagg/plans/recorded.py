@@ -90,8 +90,8 @@ class Unread(Recorded, Keepable):
 
     def __init__(self, channel: Channel, name: str, words: str) -> None:
         super().__init__(channel, name, signed=False)  # ranks may describe the same data in different ways
-        self._words = words
+        self.words = words
 
     def check(self) -> None:
         """Raise on all ranks if they are about to make different calls; collective."""
-        self._channel.agree(self._words)
+        self._channel.agree(self.words)

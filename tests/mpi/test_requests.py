@@ -5,6 +5,7 @@ import sys
 import numpy as np
 import pytest
 from mpi4py import MPI
+from support import refused
 
 import mpiagg
 from mpiagg.collectives import requests
@@ -261,3 +262,28 @@ def test_an_error_in_the_thread_is_raised_by_who_waits(monkeypatch):
             request.Test()
     requests._tokens().receive(request._tag)
     MPI.Request.Wait(request)
+
+
+@pytest.mark.parametrize("elements", [3, 100_000])
+@pytest.mark.parametrize(
+    "other",
+    [
+        lambda comm, x, out: comm.Allreduce_init(x, out, MPI.MAX),
+        lambda comm, x, out: comm.Allreduce_init(x[1:], out[1:]),
+        lambda comm, x, out: comm.Allreduce_init(x.view(int), out.view(int)),
+        lambda comm, x, out: comm.Bcast_init(x),
+        lambda comm, x, out: comm.Reduce_init(x, out, root=1),
+        lambda comm, x, out: comm.Allreduce_init([x, 2, MPI.DOUBLE_INT], [out, 2, MPI.DOUBLE_INT], MPI.MAXLOC),
+        lambda comm, x, out: comm.Allreduce_init(x, np.broadcast_to(out, out.shape)),
+    ],
+    ids=["op", "count", "dtype", "verb", "root", "for the MPI library", "read-only"],
+)
+def test_ranks_that_prepare_different_requests_are_told(comm, elements, other):
+    if SIZE == 1:
+        return
+    x, out = np.full(elements, RANK + 1.0), np.zeros(elements)
+    for _ in range(2):  # also where the call is known
+        make = other if RANK == SIZE - 1 else lambda comm, x, out: comm.Allreduce_init(x, out)
+        refused(mpiagg.MismatchError, "ranks disagree", make, comm, x, out)
+        comm.Allreduce_init(x, out).Free()
+    assert not out.any()
