@@ -194,7 +194,9 @@ def started(comm: Comm, method: Method, *given: Any) -> MPI.Request:
         line = channel.lines[tag] = RequestLine(channel.log)
     if key is None:
         program = bind_arrays(channel, operation, x, out, tag, memory=Memory.NONE)
-        return Request(plan_of(channel, operation, around(program), None), line)
+        plan = plan_of(channel, operation, around(program), None)
+        plan.lasts = True
+        return Request(plan, line)
     return Request(kept_plan(channel, operation, x, out, key, tag).on(x, out), line)
 
 

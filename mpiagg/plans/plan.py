@@ -85,7 +85,7 @@ class Plan(Generic[Result]):
     """What it is, for those who watch over it; who lets it do several things says before a run which it does."""
 
     lasts = False
-    """Whether it can be used when its communicator is freed, as MPI's persistent requests can."""
+    """Whether it can be used when its communicator is freed, as MPI's requests can."""
 
     def __init__(
         self,

@@ -214,11 +214,25 @@ def test_persistent_requests_survive_their_communicator(elements):
     another.Free()
 
 
+@pytest.mark.parametrize("apart", [False, True])
+def test_requests_under_way_survive_their_communicator(apart):
+    column = MPI.DOUBLE.Create_resized(0, 16).Commit()
+    for turn in range(10):
+        comm = mpiagg.Comm(MPI.COMM_WORLD)
+        words = [np.full((3000, 2), RANK + 5.0 + turn + number) for number in range(3)]
+        pending = [comm.Ibcast([x, 3000, column] if apart else x, number % SIZE) for number, x in enumerate(words)]
+        comm.Free()
+        MPI.Request.Waitall(pending)
+        for number, x in enumerate(words):
+            assert (x[:, 0] == number % SIZE + 5 + turn + number).all()
+    column.Free()
+
+
 def test_a_running_request_is_neither_freed_nor_cancelled(comm):
     request = comm.Iallreduce(MPI.IN_PLACE, np.zeros(3))
-    for refused in (request.Free, request.free, request.Cancel, request.cancel):
+    for forbidden in (request.Free, request.free, request.Cancel, request.cancel):
         with pytest.raises(MPI.Exception) as caught:
-            refused()
+            forbidden()
         assert caught.value.Get_error_class() == MPI.ERR_REQUEST
     request.Wait()
     request.free()
@@ -271,7 +285,7 @@ def test_an_error_in_the_thread_is_raised_by_who_waits(monkeypatch):
         lambda comm, x, out: comm.Allreduce_init(x, out, MPI.MAX),
         lambda comm, x, out: comm.Allreduce_init(x[1:], out[1:]),
         lambda comm, x, out: comm.Allreduce_init(x.view(int), out.view(int)),
-        lambda comm, x, out: comm.Bcast_init(x),
+        lambda comm, x, _: comm.Bcast_init(x),
         lambda comm, x, out: comm.Reduce_init(x, out, root=1),
         lambda comm, x, out: comm.Allreduce_init([x, 2, MPI.DOUBLE_INT], [out, 2, MPI.DOUBLE_INT], MPI.MAXLOC),
         lambda comm, x, out: comm.Allreduce_init(x, np.broadcast_to(out, out.shape)),
