@@ -180,7 +180,9 @@ def _pieces(place: int, specification: Any, buffer: Buffer, size: int, *, writab
     places = [0, *accumulate(count * many for count in counts)]
     vector: Array = np.empty(places[-1] * unit.extent, np.uint8)
     return [
-        Elements(place, count, start, datatype, [vector, end - begin, begin, unit])
+        Elements(
+            place, count, start if count else 0, datatype, [vector, end - begin, begin, unit]
+        )  # it may be anywhere
         for count, start, (begin, end) in zip(counts, starts, pairwise(places), strict=True)
     ]
 

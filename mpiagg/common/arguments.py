@@ -89,8 +89,14 @@ def check_root(root: object, size: int) -> int:
 
 
 def check_counts(name: str, counts: Iterable[SupportsIndex], number: int, what: str) -> tuple[int, ...]:
-    """Return numbers of rows, one for each rank or neighbor; raise ValueError if they are not so many, or negative."""
-    found = tuple(map(index, counts))
+    """Return numbers of rows, one for each rank or neighbor; raise ValueError if they are not so many, or negative.
+
+    TypeError says that they are no integers.
+    """
+    try:
+        found = tuple(map(index, counts))
+    except TypeError:
+        raise TypeError(f"{name} must be {number} integers, one for each {what}, not {counts!r}") from None
     if len(found) != number or min(found, default=0) < 0 or max(found, default=0) > sys.maxsize:
         raise ValueError(f"{name} must be {number} numbers of rows, one for each {what}; they are {found}")
     return found

@@ -434,6 +434,18 @@ def test_blocks_may_lie_apart_on_some_ranks_where_calls_are_compared(ours, rank,
             ours.Gatherv(own, [apart, ([1] * size, starts)], root=rank % 2)
 
 
+@pytest.mark.parametrize("form", FORMS)
+def test_an_empty_block_may_be_anywhere(ours, rank, size, form):
+    far = 10**6 if rank == 0 else 4  # where blocks lie is each rank's own affair
+    counts, starts = [4, *[0] * (size - 1)], [0, *[far] * (size - 1)]
+    out = np.full(4, -1.0)
+    call(ours, form, "Allgatherv", np.arange(4.0 if rank == 0 else 0.0), [out, (counts, starts), MPI.DOUBLE])
+    assert out.tolist() == [0, 1, 2, 3]
+    out += rank
+    call(ours, form, "Allgatherv", MPI.IN_PLACE, [out, (counts, starts), MPI.DOUBLE])
+    assert out.tolist() == [0, 1, 2, 3]
+
+
 @pytest.mark.parametrize("length", [3, 1000, 100_000])
 @pytest.mark.parametrize("form", FORMS)
 def test_ranks_may_spell_the_same_counts_in_any_way(ours, length, form):

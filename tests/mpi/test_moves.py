@@ -512,6 +512,10 @@ def test_what_is_wrong_is_refused(comm, size):
             function(x, "avg", comm=comm)
     with pytest.raises(ValueError, match="sendcounts must be"):
         mpiagg.alltoallv(x, [1] * (size + 1), comm=comm)
+    with pytest.raises(TypeError, match="sendcounts must be"):
+        mpiagg.alltoallv(x, [1.0] * size, comm=comm)
+    with pytest.raises(ValueError, match="has none"):
+        mpiagg.allgatherv(1.0, comm=comm)
     with pytest.raises(ValueError, match="the counts are of"):
         mpiagg.alltoallv(x, [3] * size, [3] * size, comm=comm)
     with pytest.raises(ValueError, match="does not serve alltoall"):
