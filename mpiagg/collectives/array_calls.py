@@ -216,8 +216,8 @@ def _layout(
         sent, received = (tuple(rows * width for rows in part) for part in given)
         here = sum(given[0]) if collective is Collective.ALLTOALL else given[1][rank]
         if not x.shape or len(x) != here:
-            rows = len(x) if x.shape else "none"
-            raise ValueError(f"the counts are of {here} rows, and the array, of shape {x.shape}, has {rows}")
+            found = len(x) if x.shape else "none"
+            raise ValueError(f"the counts are of {here} rows, and the array, of shape {x.shape}, has {found}")
         shape = (sum(given[1]), *x.shape[1:])
         return (sent, received, shape) if collective is Collective.ALLTOALL else (received, (), shape)
     if collective in (Collective.ALLGATHER, Collective.GATHER):

@@ -81,7 +81,7 @@ def settings_of(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
 
 
 def load_settings(optimizer: torch.optim.Optimizer, given: Any) -> None:
-    """Let an optimizer step as :func:`settings_of` has said; ValueError if these are no settings of it."""
+    """Let an optimizer step as :func:`settings_of` has said; ValueError if these are no settings of it, nothing set."""
     own = settings_of(optimizer)
     if not isinstance(given, Mapping) or given.keys() != own.keys() or given["name"] != own["name"]:
         raise ValueError(f"the state is not one of {own['name']}: its optimizer is {given!r}")
@@ -89,11 +89,16 @@ def load_settings(optimizer: torch.optim.Optimizer, given: Any) -> None:
     good = isinstance(groups, list) and all(isinstance(group, Mapping) for group in groups)
     if not good or len(groups) != len(own["groups"]):
         raise ValueError(f"the optimizer has {len(own['groups'])} groups of parameters, the state others")
+    arguments = signature(type(optimizer)).parameters
+    usual = {name: _plain(each.default) for name, each in arguments.items() if each.default is not each.empty}
+    for group, saved in zip(optimizer.param_groups, groups, strict=True):
+        for key, value in saved.items():
+            own = [] if key == "params" else [_plain(group.get(key)), *([usual[key]] if key in usual else [])]
+            if not any(_fits(value, each) for each in own):
+                raise ValueError(f"{key} of an optimizer cannot be {value!r}")
     for group, saved in zip(optimizer.param_groups, groups, strict=True):
         for key, value in saved.items():
             before = group.get(key)
-            if key == "params" or not _fits(value, _plain(before)):
-                raise ValueError(f"{key} of an optimizer cannot be {value!r}")
             if isinstance(before, torch.Tensor):
                 before.fill_(value)
             else:
@@ -113,7 +118,9 @@ def _fits(value: Any, before: Any) -> bool:
     """Whether this may take the place of a setting of an optimizer's."""
     if isinstance(before, list):
         return isinstance(value, list) and len(value) == len(before) and all(map(_fits, value, before))
-    if before is None or isinstance(before, bool):  # torch sets what is None to what it takes for best
+    if isinstance(before, bool):  # torch sets what is None to what it takes for best
+        return value is None or isinstance(value, bool)
+    if before is None:
         return value is None or isinstance(value, bool | int | float | str)
     numbers = isinstance(value, int | float) and not isinstance(value, bool)
     return numbers if isinstance(before, int | float) else isinstance(value, type(before))

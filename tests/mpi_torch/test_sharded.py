@@ -543,7 +543,7 @@ def test_states_that_do_not_fit_are_refused():
                 ({**state, "optimizer": {**optimizer, "groups": [group]}}, f"{key} of an optimizer cannot be")
                 for key, value in (
                     *(("betas", "ab"), ("betas", [0.9]), ("betas", [0.9, None]), ("lr", None), ("lr", True)),
-                    *(("amsgrad", [1]), ("params", [])),
+                    *(("amsgrad", [1]), ("amsgrad", "yes"), ("maximize", 1.0), ("params", [])),
                 )
                 for group in [{"initial_lr": 1.0, **optimizer["groups"][0], key: value}]
             ),
@@ -551,6 +551,18 @@ def test_states_that_do_not_fit_are_refused():
             refused(ValueError, words, training.load_state_dict, wrong)
         assert equal(training.weights(), before)
         assert training.state_dict()["optimizer"] == optimizer
+
+
+@pytest.mark.skipif(not hasattr(torch.optim, "Adafactor"), reason="torch has no Adafactor yet")
+@pytest.mark.parametrize("numbers", [((None, 1e-3), (1e-30, 1e-3)), ((1e-30, 1e-3), (None, 1e-3))])
+def test_settings_may_be_those_that_torch_sets_itself(numbers):
+    def make(eps):
+        return mpiagg.Sharded(made(), lambda given: torch.optim.Adafactor(given, eps=eps), split="tensors")
+
+    with make(numbers[0]) as one, make(numbers[1]) as other:
+        assert one.optimizer.param_groups[0]["eps"] != other.optimizer.param_groups[0]["eps"]
+        other.load_state_dict(one.state_dict())
+        assert one.optimizer.param_groups[0]["eps"] == other.optimizer.param_groups[0]["eps"]
 
 
 @pytest.mark.parametrize("stored", STORED)
