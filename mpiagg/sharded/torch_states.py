@@ -93,8 +93,8 @@ def load_settings(optimizer: torch.optim.Optimizer, given: Any) -> None:
     usual = {name: _plain(each.default) for name, each in arguments.items() if each.default is not each.empty}
     for group, saved in zip(optimizer.param_groups, groups, strict=True):
         for key, value in saved.items():
-            own = [] if key == "params" else [_plain(group.get(key)), *([usual[key]] if key in usual else [])]
-            if not any(_fits(value, each) for each in own):
+            likes = [] if key == "params" else [_plain(group.get(key)), *([usual[key]] if key in usual else [])]
+            if not any(_fits(value, like) for like in likes):
                 raise ValueError(f"{key} of an optimizer cannot be {value!r}")
     for group, saved in zip(optimizer.param_groups, groups, strict=True):
         for key, value in saved.items():
