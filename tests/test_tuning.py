@@ -41,6 +41,20 @@ def test_a_table_from_the_environment_is_used(environment, tmp_path):
     assert choose(CASE._replace(collective=Collective.REDUCE)).algorithm == "double_tree"
 
 
+@pytest.mark.parametrize(("wire", "shorter"), [("bf16", 2), ("fp16", 2), ("u8", 4)])
+def test_a_wire_takes_what_is_best_for_as_many_bytes_as_are_sent(environment, tmp_path, wire, shorter):
+    path = tmp_path / "table.json"
+    rows = [Row(Collective.ALLREDUCE, Choice("ring", lanes), 4096 * lanes) for lanes in (1, 2, 4, 8)]
+    path.write_text(text_of(Table("", (*rows, Row(Collective.ALLREDUCE, Choice("ring", 16))))))
+    environment(MPIAGG_TUNING=path)
+    for lanes in (4, 8):
+        case = CASE._replace(nbytes=4096 * lanes - 1024)
+        assert pick("auto", None, case).lanes == lanes
+        assert pick("auto", None, case, wire).lanes == lanes // shorter
+        assert pick("auto", 3, case, wire).lanes == 3
+        assert pick("ring" if shorter == 2 else "direct", None, case, wire).lanes == 1
+
+
 def test_an_algorithm_is_forced_where_it_serves(environment):
     environment(MPIAGG_ALGORITHM="recursive_doubling")
     for memory in Memory:

@@ -50,8 +50,8 @@ MOST_OF_A_LINK: Final = 1.5
 OPEN: Final = 4 * 2**20
 """What is best for a vector of this length, or a longer one, is best for all that are still longer."""
 
-SHORTEST_LANE: Final = 128 * 2**10
-MORE_LANES: Final = (2, 4, 16)
+SHORTEST_LANE: Final = 64 * 2**10
+MORE_LANES: Final = (2, 4, 16, 64)
 MORE_SEGMENTS: Final = (SEGMENT // 8, SEGMENT // 4, SEGMENT // 2)
 
 PIECED: Final = 2**24

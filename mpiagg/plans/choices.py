@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from mpiagg.arrays import HOST, Device, Reduction, codec_of
+from mpiagg.arrays import HOST, Codec, Device, Reduction, codec_of
 from mpiagg.common.arguments import check_integer
 from mpiagg.schedules import MOST_LANES, Collective, Layout, algorithm
 from mpiagg.tables import NATIVE, SEGMENT, Case, Choice, Memory, settings
@@ -23,6 +23,9 @@ NCCL: Final = "nccl"
 
 SHARED: Final = "shared"
 """The algorithm of one stage within one node, in which owners read inputs and write results, wherever they lie."""
+
+FLOAT32: Final = 4
+"""Bytes of a number that a wire encodes."""
 
 PLANNED_NATIVE: Final = 8 * 2**10
 """Bytes up to which plans and requests are the MPI library's own where its blocking collective would be taken; between
@@ -86,6 +89,14 @@ def choose(case: Case, device: Device = HOST) -> Choice:
     return messages._replace(algorithm=SHARED, unregistered=messages.algorithm) if together else messages
 
 
+def _as_sent(case: Case, coded: Codec | None) -> Case:
+    """Return the case of vectors that have as many bytes as a wire makes of them, in messages of ours."""
+    case = case._replace(library=None)
+    if coded is None:
+        return case
+    return case._replace(memory=Memory.NONE, nbytes=coded.nbytes(case.nbytes // FLOAT32))
+
+
 def pick(name: str, lanes: int | None, case: Case, wire: str | None = None, device: Device | None = None) -> Choice:
     """Return the algorithm, the lanes and the wire that a caller's words mean, for vectors that lie on a device.
 
@@ -110,11 +121,9 @@ def pick(name: str, lanes: int | None, case: Case, wire: str | None = None, devi
     if once and name not in ("auto", ENCODING_ONCE):
         raise ValueError(f"wire {wire!r} is for algorithm {ENCODING_ONCE!r}, which encodes a value once on each way")
     if name == "auto":
-        if coded is not None:
-            case = case._replace(memory=Memory.NONE)
-        if wire is not None:
-            case = case._replace(library=None)
-        chosen = Choice(ENCODING_ONCE) if once else choose(case, device or HOST)
+        chosen = choose(case if wire is None else _as_sent(case, coded), device or HOST)
+        if once:
+            chosen = Choice(ENCODING_ONCE, chosen.lanes)
     else:
         algorithm(name, ("auto", NATIVE)).generator(case.collective)  # refuses what it does not serve
         chosen = Choice(name)
