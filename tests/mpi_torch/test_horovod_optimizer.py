@@ -237,6 +237,32 @@ def test_parameters_that_are_added_later_are_trained_together(op):
     assert equal_on_all(model)
 
 
+@several
+@pytest.mark.parametrize("passes", [1, 2])
+def test_parameters_that_are_unfrozen_later_are_trained_together(passes):
+    model, alone = model_of(0), model_of(0)
+    for each in (model, alone):
+        each[0].requires_grad_(requires_grad=False)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    optimizer = hvd.DistributedOptimizer(optimizer, model.named_parameters(), backward_passes_per_step=passes)
+    plain = torch.optim.SGD(alone.parameters(), lr=0.1)
+    for step in range(5):
+        if step == 2:
+            for each in (model, alone):
+                each[0].requires_grad_(requires_grad=True)
+        optimizer.zero_grad()
+        plain.zero_grad()
+        for turn in range(passes):
+            model(torch.full((3,), RANK + turn + 1.0).double()).square().sum().backward()
+            for rank in range(SIZE):
+                (alone(torch.full((3,), rank + turn + 1.0).double()).square().sum() / SIZE).backward()
+        optimizer.step()
+        plain.step()
+    for own, expected in zip(model.parameters(), alone.parameters(), strict=True):
+        torch.testing.assert_close(own, expected)
+    assert equal_on_all(model)
+
+
 @pytest.mark.parametrize("make", [partial(torch.optim.SGD, lr=0.1), partial(torch.optim.LBFGS, lr=0.1, max_iter=3)])
 def test_the_gradients_of_a_closure_are_averaged(make):
     model, alone = model_of(0), model_of(0)

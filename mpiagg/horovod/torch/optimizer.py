@@ -131,7 +131,8 @@ class _Distributed(torch.optim.Optimizer):  # type: ignore[misc]  # mypy sees no
         self._synchronized = True
 
     def _start_the_rest(self) -> None:
-        """Start what no hook has: where parameters have no gradients."""
+        """Start what no hook has: where parameters have no gradients, or are trained only since they were wrapped."""
+        self._await([p for p in self._names if p not in self._wanted])
         for group in dict.fromkeys(self._groups.get(p, (p,)) for p in self._names if p in self._wanted):
             if group not in self._handles:
                 self._start(group)
