@@ -7,8 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable
 from contextlib import suppress
-from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from mpi4py import MPI
 
@@ -24,6 +23,7 @@ from mpiagg.plans.call import Call
 from mpiagg.plans.choices import NATIVE, Memory
 from mpiagg.plans.learning import resolve
 from mpiagg.plans.operation import Operation
+from mpiagg.plans.plan import Plan
 from mpiagg.plans.program import Program
 from mpiagg.plans.recorded import Unread
 from mpiagg.plans.started import kept_plan
@@ -31,8 +31,6 @@ from mpiagg.transport import CHECK, Channel, FreedAfterUse
 
 if TYPE_CHECKING:
     from mpiagg.collectives.comm import Comm
-
-_Planned = tuple[Channel, Operation, Arrays, Callable[[Program], Program], Hashable]
 
 Forms = tuple[Callable[..., Any], Callable[..., Any], Callable[..., Any]]
 
@@ -182,59 +180,80 @@ def _keep(call: Any, method: Method, given: tuple[Any, ...]) -> None:
         call.once = given[0]._channel.calls.find(method.key(given), lambda: call) is not call  # noqa: SLF001 - of Comm
 
 
+class _Found(NamedTuple):
+    """What a rank is about to do, in words, and what its plan is made of, unless that is for the MPI library.
+
+    With a key, the next call that is like it may have the same plan.
+    """
+
+    words: str
+    operation: Operation | None = None
+    arrays: Arrays = (None, None)
+    copied: Packed | None = None
+    key: Hashable = None
+
+    def plan(self, channel: Channel, program: Program, given: tuple[Any, ...], *, in_order: bool) -> Plan[Any]:
+        """Return a plan of the program, with the copies before and after it."""
+        assert self.operation is not None
+        if self.copied is not None:
+            program = self.copied.around(program, given)
+        return plan_of(channel, self.operation, program, None, in_order=in_order)
+
+
 def started(comm: Comm, method: Method, *given: Any) -> MPI.Request:
     """Start a method."""
-    found = _planned(comm, method, given, Memory.NONE)
-    if found is None:
+    channel = _driven(comm)
+    found = None if channel is None else _find(channel, method, (comm, *given), Memory.NONE)
+    if channel is None or found is None or found.operation is None:
         return method.start(comm, *given)
-    channel, operation, (x, out), around, key = found
+    operation, (x, out) = found.operation, found.arrays
     tag = channel.tags.of_next_line(operation.signature)
     line = channel.lines.get(tag)
     if line is None:
         line = channel.lines[tag] = RequestLine(channel.log)
-    if key is None:
+    if found.key is None:
         program = bind_arrays(channel, operation, x, out, tag, memory=Memory.NONE)
-        plan = plan_of(channel, operation, around(program), None)
+        plan = found.plan(channel, program, (comm, *given), in_order=True)
         plan.lasts = True
         return Request(plan, line)
-    return Request(kept_plan(channel, operation, x, out, key, tag).on(x, out), line)
+    return Request(kept_plan(channel, operation, x, out, found.key, tag).on(x, out), line)
 
 
 def prepared(comm: Comm, method: Method, info: MPI.Info, *given: Any) -> MPI.Prequest:
-    """Prepare a method; ranks that share memory wait for one another to set it up."""
-    found = _planned(comm, method, given, Memory.TOGETHER)
-    if found is None:
+    """Prepare a method; ranks compare what they prepare, and those that share memory set it up together."""
+    channel = _driven(comm)
+    if channel is None:
         return method.init(comm, *given, info)
-    channel, operation, (x, out), around, _ = found
-    tag = channel.tags.in_turn(operation.choice.lanes, operation.signature)
-    program = around(bind_arrays(channel, operation, x, out, tag))
-    return Prequest(plan_of(channel, operation, program, None, in_order=False))
-
-
-def _planned(comm: Comm, method: Method, given: tuple[Any, ...], memory: Memory) -> _Planned | None:
-    """Return what a plan of a method is made of, if a thread can drive it; None if that is for the MPI library.
-
-    All ranks ask for theirs in the same order, and compare what those are that they prepare. With it comes what puts
-    copies around the plan's program, and a key, if the next call that is like it may have the same plan.
-    """
-    if not comm or not threads_allowed():
-        return None
-    channel = comm._open()  # noqa: SLF001 - of Comm, whose methods these are
-    if memory is Memory.NONE:  # who only starts a request must not wait for the others
-        return _found(channel, method, (comm, *given), memory)[1]
-    found: list[_Planned | None] = []
+    channel.memory.signatures()  # made by all ranks together, at the first call of any kind
+    here: list[_Found] = []
 
     def say() -> str:
-        words, planned = _found(channel, method, (comm, *given), memory)
-        found.append(planned)
-        return words
+        here.append(_find(channel, method, (comm, *given), Memory.TOGETHER))
+        return here[0].words
 
-    channel.agree_on(say)
-    return found[0]
+    try:
+        channel.agree_on(say)
+    except Exception:
+        for copied in (each.copied for each in here if each.copied is not None):
+            copied.free()
+        raise
+    (found,) = here
+    if found.operation is None:
+        return method.init(comm, *given, info)
+    tag = channel.tags.in_turn(found.operation.choice.lanes, found.operation.signature)
+    program = bind_arrays(channel, found.operation, *found.arrays, tag)
+    return Prequest(found.plan(channel, program, (comm, *given), in_order=False))
 
 
-def _found(channel: Channel, method: Method, given: tuple[Any, ...], memory: Memory) -> tuple[str, _Planned | None]:
-    """Return what this rank is about to do, in words, and what its plan is made of."""
+def _driven(comm: Comm) -> Channel | None:
+    """Return the channel of a communicator whose plans a thread can drive; None if requests are the MPI library's."""
+    if not comm or not threads_allowed():
+        return None
+    return comm._open()  # noqa: SLF001 - of Comm, whose methods these are
+
+
+def _find(channel: Channel, method: Method, given: tuple[Any, ...], memory: Memory) -> _Found:
+    """Return what a plan of a method is made of; all ranks ask for theirs in the same order."""
     key: Hashable = None
     known: Any = None
     with suppress(*NO_KEY):
@@ -244,8 +263,8 @@ def _found(channel: Channel, method: Method, given: tuple[Any, ...], memory: Mem
     if known is not None:
         known.used = True
         if known.given_as_it_is:
-            return known.words, None
-        return known.words, (channel, known.operation, arrays_of(known.vectors, given), _same, key)
+            return _handed_on(method, known)
+        return _Found(known.words, known.operation, arrays_of(known.vectors, given), None, key)
     asked, copied = _read(method, channel, given)
     if asked is None:
         known = Unread(channel, method.name, method.unread(channel, given))
@@ -261,15 +280,15 @@ def _found(channel: Channel, method: Method, given: tuple[Any, ...], memory: Mem
     if key is not None:
         channel.calls.find(key, lambda: known)
     if not known.given_as_it_is:
-        around = _same if copied is None else partial(copied.around, given=given)
-        return known.words, (channel, known.operation, arrays, around, key)
+        return _Found(known.words, known.operation, arrays, copied, key)
     if copied is not None:
         copied.free()
-    return known.words, None
+    return _handed_on(method, known)
 
 
-def _same(program: Program) -> Program:
-    return program
+def _handed_on(method: Method, known: Any) -> _Found:
+    """Return what is for the MPI library: ranks may describe the same data in ways of which one alone can be read."""
+    return _Found(known.words if CHECK else f"{method.name} by the MPI library")
 
 
 # -- the methods that are alike: the buffers, and an operator or a root

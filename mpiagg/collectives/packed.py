@@ -179,11 +179,11 @@ def _pieces(place: int, specification: Any, buffer: Buffer, size: int, *, writab
         datatype = datatype.Dup()
     places = [0, *accumulate(count * many for count in counts)]
     vector: Array = np.empty(places[-1] * unit.extent, np.uint8)
+    # An empty block may lie anywhere, also outside of the buffer.
+    inside = [start if count else 0 for count, start in zip(counts, starts, strict=True)]
     return [
-        Elements(
-            place, count, start if count else 0, datatype, [vector, end - begin, begin, unit]
-        )  # it may be anywhere
-        for count, start, (begin, end) in zip(counts, starts, pairwise(places), strict=True)
+        Elements(place, count, start, datatype, [vector, end - begin, begin, unit])
+        for count, start, (begin, end) in zip(counts, inside, pairwise(places), strict=True)
     ]
 
 

@@ -25,7 +25,7 @@ SHARED: Final = "shared"
 """The algorithm of one stage within one node, in which owners read inputs and write results, wherever they lie."""
 
 FLOAT32: Final = 4
-"""Bytes of a number that a wire encodes."""
+"""Bytes of a number that a wire encodes, but for those of float64 and longdouble, whose lanes are some more."""
 
 PLANNED_NATIVE: Final = 8 * 2**10
 """Bytes up to which plans and requests are the MPI library's own where its blocking collective would be taken; between

@@ -101,8 +101,9 @@ class Work(dist.Work):  # type: ignore[misc]  # mypy sees no classes of torch's 
         self._task = None
         with _FUTURES:
             self._over.set()
-            if self._told is not None:
-                _CALLBACKS.submit(self._tell, self._told)
+            told, self._told = self._told, None
+            if told is not None:
+                _CALLBACKS.submit(self._tell, told)
 
     def wait(self, timeout: timedelta = NOT_SET) -> bool:
         """Wait until it is done, and raise its error, if it has one."""
@@ -146,13 +147,15 @@ class Work(dist.Work):  # type: ignore[misc]  # mypy sees no classes of torch's 
         return list(self._tensors)
 
     def get_future(self) -> Any:
-        """Return a future of the tensors with the result."""
+        """Return a future of the tensors with the result; an error is a RuntimeError of its words there."""
         with _FUTURES:
             if self._future is None:
-                self._told = torch.futures.Future(devices=list({x.device for x in self._tensors if x.is_cuda}))
-                self._future = self._told.then(_outcome)
+                told: Any = torch.futures.Future(devices=list({x.device for x in self._tensors if x.is_cuda}))
+                self._future = told.then(_outcome)
                 if self._over.is_set():
-                    self._tell(self._told)  # whose future nobody has had yet
+                    self._tell(told)  # whose future nobody has had yet
+                else:
+                    self._told = told
         _KEPT.discard(self)
         return self._future
 
@@ -167,6 +170,7 @@ def _outcome(told: Any) -> list[torch.Tensor]:
     torch's own DDP and to all else in C++, the error as its value.
     """
     found: list[torch.Tensor] | BaseException = told.value()
+    del told  # has the error, whose traceback would have it
     if isinstance(found, BaseException):
         raise found
     return found

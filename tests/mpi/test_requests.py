@@ -278,26 +278,62 @@ def test_an_error_in_the_thread_is_raised_by_who_waits(monkeypatch):
     MPI.Request.Wait(request)
 
 
+def summed(comm, x, out):
+    return comm.Allreduce_init(x, out)
+
+
+def to_root(comm, x, out):
+    return comm.Reduce_init(x, out, root=0)
+
+
 @pytest.mark.parametrize("elements", [3, 100_000])
 @pytest.mark.parametrize(
-    "other",
+    ("usual", "other"),
     [
-        lambda comm, x, out: comm.Allreduce_init(x, out, MPI.MAX),
-        lambda comm, x, out: comm.Allreduce_init(x[1:], out[1:]),
-        lambda comm, x, out: comm.Allreduce_init(x.view(int), out.view(int)),
-        lambda comm, x, _: comm.Bcast_init(x),
-        lambda comm, x, out: comm.Reduce_init(x, out, root=1),
-        lambda comm, x, out: comm.Allreduce_init([x, 2, MPI.DOUBLE_INT], [out, 2, MPI.DOUBLE_INT], MPI.MAXLOC),
-        lambda comm, x, out: comm.Allreduce_init(x, np.broadcast_to(out, out.shape)),
+        (summed, lambda comm, x, out: comm.Allreduce_init(x, out, MPI.MAX)),
+        (summed, lambda comm, x, out: comm.Allreduce_init(x[1:], out[1:])),
+        (summed, lambda comm, x, out: comm.Allreduce_init(x.view(int), out.view(int))),
+        (summed, lambda comm, x, _: comm.Bcast_init(x)),
+        (to_root, lambda comm, x, out: comm.Reduce_init(x, out, root=1)),
+        (
+            summed,
+            lambda comm, x, out: comm.Allreduce_init([x, 1, MPI.DOUBLE_INT], [out, 1, MPI.DOUBLE_INT], MPI.MAXLOC),
+        ),
+        (summed, lambda comm, x, out: comm.Allreduce_init(x, np.broadcast_to(out, out.shape))),
     ],
     ids=["op", "count", "dtype", "verb", "root", "for the MPI library", "read-only"],
 )
-def test_ranks_that_prepare_different_requests_are_told(comm, elements, other):
+def test_ranks_that_prepare_different_requests_are_told(comm, elements, usual, other):
     if SIZE == 1:
         return
     x, out = np.full(elements, RANK + 1.0), np.zeros(elements)
     for _ in range(2):  # also where the call is known
-        make = other if RANK == SIZE - 1 else lambda comm, x, out: comm.Allreduce_init(x, out)
-        refused(mpiagg.MismatchError, "ranks disagree", make, comm, x, out)
-        comm.Allreduce_init(x, out).Free()
+        refused(mpiagg.MismatchError, "ranks disagree", other if RANK == SIZE - 1 else usual, comm, x, out)
+        usual(comm, x, out).Free()
     assert not out.any()
+
+
+def test_ranks_may_describe_the_same_data_in_ways_that_one_alone_can_read():
+    """Those of a short broadcast, which is the MPI library's own."""
+    comm = mpiagg.Comm(MPI.COMM_WORLD)
+    back = MPI.DOUBLE.Create_vector(8, 1, -1).Commit()
+    x = np.arange(8.0) if RANK == 0 else np.zeros(8)
+    request = comm.Bcast_init([x[7:], 1, back] if RANK == 0 else x, 0)
+    request.Start()
+    request.Wait()
+    request.Free()
+    assert x.tolist() == (list(range(8)) if RANK == 0 else list(range(8))[::-1])
+    back.Free()
+    comm.Free()
+
+
+def test_ranks_are_told_in_the_first_call_on_a_communicator():
+    comm = mpiagg.Comm(MPI.COMM_WORLD)
+    twin, request = comm.Idup()
+    request.Wait()
+    x = np.zeros(3)
+    given = (x, np.broadcast_to(x, x.shape)) if RANK == SIZE - 1 > 0 else (x, np.zeros(3))
+    if SIZE > 1:
+        refused(mpiagg.MismatchError, "ranks disagree", twin.Allreduce_init, *given)
+    twin.Free()
+    comm.Free()

@@ -754,8 +754,10 @@ def test_a_future_of_a_message_that_does_not_come_is_an_error():
 def test_an_error_of_a_collective_is_one_of_torchs_own_ddp(hook):
     if SIZE == 1:
         return
-    group = dist.new_group(timeout=timedelta(seconds=0.5))
+    group = dist.new_group()
     ddp = DistributedDataParallel(torch.nn.Linear(2, 2), process_group=group)
+    dist.barrier()
+    group._set_default_timeout(timedelta(seconds=0.5))
     if hook:
         ddp.register_comm_hook(group, getattr(default_hooks, hook))
     loss = ddp(torch.ones(1, 2)).sum()
