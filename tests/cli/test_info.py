@@ -115,7 +115,7 @@ def test_a_process_alone_is_told_of(mpiagg):
     assert found["nodes"] == [[0]]
     assert found["probe"] == {
         "able": True,
-        "reason": "messages of 8 bytes, 64 KiB, 8 MiB came through",
+        "reason": "messages of 8 B, 64 KiB, 8 MiB came through",
         "memory": "host",
     }
 
