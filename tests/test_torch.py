@@ -73,21 +73,56 @@ if dist.get_rank() == 1:
 dist.barrier()
 """
 
+TIMES_OUT = """
+from datetime import timedelta
+from mpi4py import MPI
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+import mpiagg.torch
 
-@pytest.mark.skipif(find_spec("torch") is None, reason="torch, an extra, is not installed")
-def test_the_traceback_of_an_uncaught_error_is_printed(tmp_path):
-    """The hook of torch.distributed has what ours prints in memory, and would print it after our end."""
-    path = tmp_path / "raises.py"
-    path.write_text(RAISES)
-    done = subprocess.run(
+mpiagg.torch.init_process_group()
+ddp = DistributedDataParallel(torch.nn.Linear(2, 2))
+loss = ddp(torch.ones(1, 2)).sum()
+dist.barrier()
+dist.group.WORLD._set_default_timeout(timedelta(seconds=0.5))
+if MPI.COMM_WORLD.rank == 0:
+    try:
+        loss.backward()
+    except RuntimeError as error:
+        print("raised:", str(error)[:200])
+MPI.COMM_WORLD.Barrier()
+"""
+
+
+def run_script(folder, script):
+    """Return what has become of a job of two ranks that run a script."""
+    path = folder / "script.py"
+    path.write_text(script)
+    return subprocess.run(
         launch.command(2, ["-m", "mpi4py", str(path)]),
         env=launch.environment({"OMP_NUM_THREADS": "1"}),
-        cwd=tmp_path,
+        cwd=folder,
         capture_output=True,
         text=True,
         timeout=120,
         check=False,
     )
+
+
+@pytest.mark.skipif(find_spec("torch") is None, reason="torch, an extra, is not installed")
+def test_the_traceback_of_an_uncaught_error_is_printed(tmp_path):
+    """The hook of torch.distributed has what ours prints in memory, and would print it after our end."""
+    done = run_script(tmp_path, RAISES)
     assert done.returncode != 0
     assert "rank 1 of 2" in done.stderr
-    assert 'raises.py", line 7, in <module>' in done.stderr
+    assert 'script.py", line 7, in <module>' in done.stderr
+
+
+@pytest.mark.skipif(find_spec("torch") is None, reason="torch, an extra, is not installed")
+def test_an_error_of_a_collective_is_one_of_torchs_own_ddp(tmp_path):
+    """Its reducer, in C++, takes the tensors of a future that has failed in Python alone."""
+    done = run_script(tmp_path, TIMES_OUT)
+    assert done.returncode == 0, done.stderr
+    assert "raised: " in done.stdout
+    assert "Timed out" in done.stdout
