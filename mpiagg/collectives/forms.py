@@ -214,7 +214,7 @@ def started(comm: Comm, method: Method, *given: Any) -> MPI.Request:
     if found.key is None:
         program = bind_arrays(channel, operation, x, out, tag, memory=Memory.NONE)
         plan = found.plan(channel, program, (comm, *given), in_order=True)
-        plan.lasts = True
+        plan.by_messages = plan.lasts = True
         return Request(plan, line)
     return Request(kept_plan(channel, operation, x, out, found.key, tag).on(x, out), line)
 

@@ -87,6 +87,9 @@ class Plan(Generic[Result]):
     lasts = False
     """Whether it can be used when its communicator is freed, as MPI's requests can."""
 
+    by_messages = False
+    """Whether it is known to need none of the memory that the ranks of a node share."""
+
     def __init__(
         self,
         channel: Channel,

@@ -47,6 +47,9 @@ class Freeable(Protocol):
     lasts: bool
     """Whether it can be used when its communicator is freed, until it is itself."""
 
+    by_messages: bool
+    """Whether it needs none of the memory that the ranks of a node share."""
+
     @property
     def running(self) -> bool:
         """Whether messages of it may be under way."""
@@ -246,7 +249,7 @@ class Channel(Agreement):
         if self.nccl is not None:
             self.nccl.close(abort=bool(self.open))
             self.nccl = None
-        self.memory.free(running=bool(self.open))
+        self.memory.free(running=not all(thing.by_messages for thing in self.open.values()))
         if self.open:
             keep_for_good(self.open)
         else:
