@@ -215,14 +215,14 @@ same("hierarchical" in candidates(Collective.ALLREDUCE, Layout.of([2, 2]), 2**24
 long = candidates(Collective.ALLREDUCE, Layout.of([1] * 8), 2**24)
 same("ring" in long and "circulant" in long and "tree" not in long and "one_shot" not in long, True)
 same(list(variants(ring, 64, node)), [ring])
-same([one.lanes for one in variants(ring, 2**24, node)], [1, 2, 4, 16])
-same([one.lanes for one in variants(ring, 2**18, node)], [1, 2])  # whose messages would be too short
+same([one.lanes for one in variants(ring, 2**24, node)], [1, 2, 4, 16, 64])
+same([one.lanes for one in variants(ring, 2**18, node)], [1, 2, 4])  # whose messages would be too short
 same([one.lanes for one in variants(shared, 2**24, node)], [1] * 4)
 
 # What goes through memory on a node is no message there; its factors are those of the machine, if that has levels.
 radix = Choice("multi_radix")
 same([one.lanes for one in variants(radix, 2**24, node)], [1] * 4)
-same([one.lanes for one in variants(radix, 2**24, Layout.of([1, 1]))], [1, 2, 4, 16])
+same([one.lanes for one in variants(radix, 2**24, Layout.of([1, 1]))], [1, 2, 4, 16, 64])
 same(chosen(of_both(1.0, 4.0, ring=3.0, multi_radix=2.0), [tree], apart=True), mixed)
 (kept,) = (row for row in rows_of(Collective.ALLREDUCE, node, {64: times(multi_radix=1.0, ring=2.0)})
            if row.memory is Memory.NONE)
