@@ -20,6 +20,19 @@ LEAST = {"sharded": (2, 10), "tensor_parallel": (2, 6)}
 """The torch that examples need: with FSDP2 in memory of a process group, and with DTensor."""
 
 
+def run_two_ranks(path, **keywords):
+    """Return what has become of a job of two ranks that run a script."""
+    return subprocess.run(
+        launch.command(2, ["-m", "mpi4py", str(path)]),
+        env=launch.environment({"OMP_NUM_THREADS": "1"}),
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+        **keywords,
+    )
+
+
 @pytest.mark.skipif(find_spec("torch") is None, reason="torch, an extra, is not installed")
 @pytest.mark.parametrize("ranks", [1, 4, *slow(2, 3)])
 def test_all_ranks_pass(tmp_path, ranks):
@@ -35,14 +48,7 @@ def test_examples_run(path):
         pytest.skip(f"{package} is not installed")
     if tuple(map(int, version("torch").split(".")[:2])) < (least := LEAST.get(path.stem, (2, 1))):
         pytest.skip(f"it needs torch {least[0]}.{least[1]}")
-    done = subprocess.run(
-        launch.command(2, ["-m", "mpi4py", str(path)]),
-        env=launch.environment({"OMP_NUM_THREADS": "1"}),
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
+    done = run_two_ranks(path)
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.count("\n") > 2
 
@@ -95,25 +101,12 @@ MPI.COMM_WORLD.Barrier()
 """
 
 
-def run_script(folder, script):
-    """Return what has become of a job of two ranks that run a script."""
-    path = folder / "script.py"
-    path.write_text(script)
-    return subprocess.run(
-        launch.command(2, ["-m", "mpi4py", str(path)]),
-        env=launch.environment({"OMP_NUM_THREADS": "1"}),
-        cwd=folder,
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
-
-
 @pytest.mark.skipif(find_spec("torch") is None, reason="torch, an extra, is not installed")
 def test_the_traceback_of_an_uncaught_error_is_printed(tmp_path):
     """The hook of torch.distributed has what ours prints in memory, and would print it after our end."""
-    done = run_script(tmp_path, RAISES)
+    path = tmp_path / "script.py"
+    path.write_text(RAISES)
+    done = run_two_ranks(path, cwd=tmp_path)
     assert done.returncode != 0
     assert "rank 1 of 2" in done.stderr
     assert 'script.py", line 7, in <module>' in done.stderr
@@ -122,7 +115,9 @@ def test_the_traceback_of_an_uncaught_error_is_printed(tmp_path):
 @pytest.mark.skipif(find_spec("torch") is None, reason="torch, an extra, is not installed")
 def test_an_error_of_a_collective_is_one_of_torchs_own_ddp(tmp_path):
     """Its reducer, in C++, takes the tensors of a future that has failed in Python alone."""
-    done = run_script(tmp_path, TIMES_OUT)
+    path = tmp_path / "script.py"
+    path.write_text(TIMES_OUT)
+    done = run_two_ranks(path, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert "raised: " in done.stdout
     assert "Timed out" in done.stdout

@@ -203,8 +203,10 @@ class _Found(NamedTuple):
 def started(comm: Comm, method: Method, *given: Any) -> MPI.Request:
     """Start a method."""
     channel = _driven(comm)
-    found = None if channel is None else _find(channel, method, (comm, *given), Memory.NONE)
-    if channel is None or found is None or found.operation is None:
+    if channel is None:
+        return method.start(comm, *given)
+    found = _find(channel, method, (comm, *given), Memory.NONE)
+    if found.operation is None:
         return method.start(comm, *given)
     operation, (x, out) = found.operation, found.arrays
     tag = channel.tags.of_next_line(operation.signature)

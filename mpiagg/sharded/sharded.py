@@ -14,7 +14,7 @@ import numpy.typing as npt
 from mpi4py import MPI
 
 from mpiagg.aggregation.packing import describe_layout
-from mpiagg.arrays import Array, Form, reduction, to_host, working_dtype
+from mpiagg.arrays import Array, Form, reduction, working_dtype
 from mpiagg.common.arguments import check_flag, check_integer, check_number
 from mpiagg.ddp.adapters import is_torch
 from mpiagg.ddp.ddp import BUCKET_BYTES
@@ -236,7 +236,7 @@ class Sharded(ShardedTraining):
                 for part in unit.parts(self._channel.rank):
                     kept = self._kept(part.tensor, k) if trained and part.start < part.stop else {}
                     tensors[self._names[part.tensor]] = shard_state(part, unit, values, kept)
-            buffers = {name: to_host(x) for name, x in self._buffers().items()}
+            buffers = self._buffers()
         return {
             "ranks": self._channel.size,
             "optimizer": self._hyperparameters(),

@@ -82,7 +82,7 @@ class ShardedTraining:
         raise NotImplementedError
 
     def _buffers(self) -> dict[str, Array]:
-        """Return what is saved beside the parameters: copies."""
+        """Return what is saved beside the parameters: copies, on the host."""
         return {}
 
     def _load_buffers(self, given: Mapping[str, Array]) -> None:
