@@ -9,7 +9,7 @@ from typing import Any, Final
 import numpy as np
 import torch
 
-from mpiagg.arrays import Array, Device, to_host
+from mpiagg.arrays import Array, Device, load, to_host
 from mpiagg.ddp.torch_modules import array_of, stored_array, tensor_of
 from mpiagg.sharded.states import WHOLE, write_shards
 
@@ -128,12 +128,12 @@ def _fits(value: Any, before: Any) -> bool:
 
 def copies_of(tensors: Iterable[tuple[str, torch.Tensor]]) -> dict[str, Array]:
     """Return copies as NumPy arrays: of a tensor of which there was an array, torch resizes the memory no more."""
-    return {name: stored_array(x.detach().to("cpu", copy=True), name) for name, x in tensors}
+    return {name: to_host(stored_array(x.clone(), name)) for name, x in tensors}
 
 
 def load_tensors(tensors: Iterable[tuple[str, torch.Tensor]], given: Mapping[str, Array]) -> None:
     """Write NumPy arrays like the copies to tensors."""
     for name, x in tensors:
-        copy = torch.empty_like(x, device="cpu")
-        stored_array(copy, name)[...] = given[name]
+        copy = x.clone()
+        load(stored_array(copy, name), given[name])
         x.data.copy_(copy)
