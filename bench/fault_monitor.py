@@ -55,7 +55,7 @@ class Rank:
         """Start MPI."""
         from mpi4py import MPI  # noqa: PLC0415 - nothing may be printed before that goes where it should
 
-        import mpiagg  # noqa: PLC0415
+        import mpiagg  # noqa: PLC0415 - so too
 
         self.mpi, self.mpiagg, self.world = MPI, mpiagg, MPI.COMM_WORLD
         for name in mpiagg.__all__:
@@ -84,13 +84,13 @@ class Rank:
 
     def array(self, asked: Asked) -> np.ndarray[Any, Any]:
         """Return what this rank passes."""
-        import numpy as np  # noqa: PLC0415
+        import numpy as np  # noqa: PLC0415 - as mpiagg, when MPI may start
 
         return np.full(asked.length, self.rank + 1, asked.dtype)
 
     def call(self, asked: Asked, **more: object) -> np.ndarray[Any, Any]:
         """Make a call by the array functions."""
-        return getattr(self.mpiagg, asked.collective)(self.array(asked), **self._keywords(asked), **more)  # type: ignore[no-any-return]
+        return getattr(self.mpiagg, asked.collective)(self.array(asked), **self._keywords(asked), **more)  # type: ignore[no-any-return]  # an array, by any of its functions
 
     @staticmethod
     def _keywords(asked: Asked) -> dict[str, object]:
@@ -108,7 +108,7 @@ class Rank:
             return lambda: x
         if self.way == "plan":
             make = getattr(self.mpiagg, f"{asked.collective}_init")
-            return make(x, **self._keywords(asked))  # type: ignore[no-any-return]
+            return make(x, **self._keywords(asked))  # type: ignore[no-any-return]  # a plan, by any of its functions
         if self.way in {RUN, ALIKE}:
             return self.plans[asked]
         if self.way == SYNC:

@@ -16,6 +16,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Final
 
+import numpy as np
+
 from bench.fault_cases import (
     AFTER_THE_FIRST,
     ALIKE,
@@ -148,8 +150,6 @@ def other_purpose(rank: Rank, fault: str) -> None:
 
 def in_lists(rank: Rank, fault: str) -> None:
     """Give DDP, or an aggregation, other arrays on one rank."""
-    import numpy as np  # noqa: PLC0415
-
     shapes: Sequence[Any] = ((4, 3), (5,))
     if rank.odd:
         shapes = ((4, 3), (6,)) if fault == "shape" else ((5,), (4, 3))
@@ -181,15 +181,11 @@ def exception(rank: Rank, fault: str) -> None:
 
 def overflow(rank: Rank) -> None:
     """Add what is too large for its dtype; by an algorithm with messages, in which every rank adds."""
-    import numpy as np  # noqa: PLC0415
-
     rank.mpiagg.allreduce(np.full(SHORT, 3e38, np.float32), algorithm="direct")
 
 
 def add(a: Any, b: Any, datatype: Any) -> None:
     """Add, in an operator of MPI's."""
-    import numpy as np  # noqa: PLC0415
-
     del datatype
     b_array = np.frombuffer(b, np.float32)
     b_array += np.frombuffer(a, np.float32)
@@ -197,7 +193,6 @@ def add(a: Any, b: Any, datatype: Any) -> None:
 
 def raise_somewhere(rank: Rank) -> None:
     """Raise where this case wants it."""
-    import numpy as np  # noqa: PLC0415
 
     def fail(*_: object) -> None:
         raise RuntimeError("on purpose")
@@ -219,8 +214,6 @@ def raise_somewhere(rank: Rank) -> None:
 
 def out_of_memory(rank: Rank, fault: str) -> None:
     """Ask for more memory than there is, on one rank."""
-    import numpy as np  # noqa: PLC0415
-
     del fault
     rank.note("fault")
     if rank.odd:
@@ -255,7 +248,7 @@ def signalled(rank: Rank, fault: str) -> None:
 
 def launcher_killed(rank: Rank, fault: str) -> None:
     """Have the launcher killed, so that nobody tells the ranks of its end."""
-    from mpiagg.launch.launchers import started_by  # noqa: PLC0415
+    from mpiagg.launch.launchers import started_by  # noqa: PLC0415 - as mpiagg, when MPI may start
 
     del fault
     rank.note("fault")
@@ -293,8 +286,6 @@ def second_thread(rank: Rank, fault: str) -> None:
 
 def nan(rank: Rank, fault: str) -> None:
     """Have a gradient of one rank be no number."""
-    import numpy as np  # noqa: PLC0415
-
     del fault
     rank.note("fault")
     with rank.observed(), rank.mpiagg.DDP([np.ones(4), np.ones(5)], check_finite=True) as ddp:

@@ -55,10 +55,10 @@ def rank_main() -> None:
             barrier.enter(0)
             barrier.come()
 
-        SignedBarrier.come, SignedBarrier.passed = NodeBarrier.come, NodeBarrier.passed  # type: ignore[method-assign]
-        SignedBarrier.enter_and_come = enter_and_come  # type: ignore[method-assign]
+        SignedBarrier.come, SignedBarrier.passed = NodeBarrier.come, NodeBarrier.passed  # type: ignore[method-assign]  # what it costs is measured without it
+        SignedBarrier.enter_and_come = enter_and_come  # type: ignore[method-assign]  # so too
         nothing = Signatures()
-        NodeMemory.signatures = lambda _: nothing  # type: ignore[method-assign]
+        NodeMemory.signatures = lambda _: nothing  # type: ignore[method-assign]  # so too
 
     short, long, shared = np.zeros(16, np.float32), np.zeros(2**18, np.float32), mpiagg.empty(2**18, np.float32)
     shared[:] = 0

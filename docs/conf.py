@@ -116,7 +116,7 @@ def every_public_name(app: Sphinx, _env: BuildEnvironment) -> list[str]:
 
     What is public in several modules is described once.
     """
-    objects: dict[str, Any] = app.env.get_domain("py").objects  # type: ignore[attr-defined]
+    objects: dict[str, Any] = app.env.get_domain("py").objects  # type: ignore[attr-defined]  # Sphinx's domain of Python has them
     modules = [import_module(module) for module in PUBLIC]
     for module in modules:
         for name in module.__all__:

@@ -8,7 +8,7 @@ mpi4py.rc.initialize = False
 mpi4py.rc.finalize = False
 
 from mpiagg import MismatchError  # noqa: E402 - MPI must not start
-from mpiagg.checkpoints import load_checkpoint, save_checkpoint, together  # noqa: E402
+from mpiagg.checkpoints import load_checkpoint, save_checkpoint, together  # noqa: E402 - so too
 
 SECONDS = 30
 

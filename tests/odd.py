@@ -34,7 +34,7 @@ SCALARS = (
     *("", "x", "auto", "native", "nccl", "ring", "shared", "u8", "fp16", "avg", "\0", "\ud800", "é" * 100, b"ring"),
     *(object, Unfriendly(), math.sin, len, ..., NotImplemented, ValueError("no"), range(3), slice(2)),
 )
-LISTS = ([], {}, (), set(), [None], [[]], [1, "x"], {"x": 1}, [[1, 2], [3]], namedtuple("Pair", "a b")(1, 2))  # noqa: PYI024
+LISTS = ([], {}, (), set(), [None], [[]], [1, "x"], {"x": 1}, [[1, 2], [3]], namedtuple("Pair", "a b")(1, 2))  # noqa: PYI024 - an odd one is wanted
 ARRAYS = (
     *(np.arange(6.0), np.arange(6), np.ones(6, bool), np.ones((2, 3), np.float16), np.array(3.0), np.empty((0, 4))),
     *(np.ones(6, complex), np.zeros(6, ">f8"), np.zeros(6, "i4,f4"), np.array(["a"] * 6), np.array([None] * 6)),

@@ -20,7 +20,7 @@ from mpiagg.common.arguments import check_flag, check_number
 from mpiagg.errors import PlanError
 from mpiagg.plans.plan import Plan
 from mpiagg.plans.program import in_turn
-from mpiagg.transport import free_channel_of
+from mpiagg.transport import communicator_among, free_channel_of
 
 
 class LocalSGD(LocalSteps):
@@ -41,7 +41,7 @@ class LocalSGD(LocalSteps):
     comm : MPI.Intracomm, optional
         The ranks; the world by default.
     period : int
-        Average in every so-manieth call; the calls between only count.
+        Average in every ``period``-th call; the calls between only count.
     warmup_steps : int
         In so many calls at the beginning, average each time, and leave the outer optimizer out. The period begins
         after them.
@@ -276,9 +276,7 @@ class LocalSGD(LocalSteps):
 
     def _among(self, fragment: Fragment, members: Members) -> None:
         """Average the vectors among some ranks, and give those who are back the anchor and the velocity."""
-        group = self.comm.Get_group().Incl(members.ranks)
-        comm = MPI.Intracomm(self.comm).Create_group(group)
-        group.Free()
+        comm = communicator_among(self.comm, members.ranks)
         with AllReduce(comm, algorithm=self._differences.algorithm, wire=self.wire) as differences:
             for x in [*fragment.anchors, *fragment.velocities] if members.back else []:
                 plan = broadcast_init(x, out=x, comm=comm)

@@ -192,15 +192,18 @@ class Packing:
         if plan is None:
             plan = self._plans[key] = make(device.borrow(address(vector), vector.size, vector.dtype))
             if len(self._plans) > KEPT_PLANS:
-                _, oldest = self._plans.popitem(last=False)
-                oldest.free()
+                self._free(last=False)
         else:
             self._plans.move_to_end(key)
         return plan
 
     def free(self) -> None:
-        """Free the plans, save those that an error has left in the middle: that could hang."""
+        """Free the plans."""
         while self._plans:
-            _, plan = self._plans.popitem()
-            with suppress(PlanError):
-                plan.free()
+            self._free(last=True)
+
+    def _free(self, *, last: bool) -> None:
+        """Free the plan that was used last, or first, unless an error has left it in the middle: that could hang."""
+        _, plan = self._plans.popitem(last=last)
+        with suppress(PlanError):
+            plan.free()

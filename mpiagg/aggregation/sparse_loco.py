@@ -35,7 +35,7 @@ class SparseLoCo(LocalSteps):
     comm : MPI.Intracomm, optional
         The ranks; the world by default.
     period : int
-        Send in every so-manieth call; the calls between only count.
+        Send in every ``period``-th call; the calls between only count.
     ratio : float
         Which part of a chunk is sent, above 0 and up to 1: k = ceil(ratio chunk).
     chunk : int

@@ -68,10 +68,16 @@ class Request(MPI.Request):
         try:
             self._begin()
         except BaseException:
+            self._withdraw()
             self._tokens.remove(self._tag)
             with contextlib.suppress(PlanError):
                 plan.free()
             raise
+
+    def _withdraw(self) -> None:
+        """Receive the token of a request that is over: the next one with its tag is to get its own."""
+        self._tokens.receive(self._tag)
+        MPI.Request.Wait(self)
 
     @staticmethod
     def _new_token(comm: MPI.Intracomm, tag: int) -> MPI.Request:
@@ -99,7 +105,7 @@ class Request(MPI.Request):
     def failed(self, error: Exception) -> None:
         """Raise an error to whoever waits."""
         self._error = error
-        self._tokens.remove(self._tag)
+        driver().remove(self)  # its tag stays taken, as its token stays on its way
 
     def drive(self, *, wait: bool) -> None:
         """Let the plan go on: as far as it can without waiting, or to its end.
@@ -243,9 +249,9 @@ class Prequest(Request, MPI.Prequest):
         Raises
         ------
         MPI.Exception
-            If it is running, or freed.
+            If it is running, has failed, or is freed.
         PlanError
-            If an error has left it in the middle of a run.
+            If its plan cannot start.
         """
         with self._line.lock:
             if self.running:
@@ -254,8 +260,7 @@ class Prequest(Request, MPI.Prequest):
             try:
                 super()._begin()
             except PlanError:
-                self._tokens.receive(self._tag)
-                MPI.Request.Wait(self)
+                self._withdraw()
                 raise
         driver().wake()
 
@@ -275,6 +280,8 @@ class Prequest(Request, MPI.Prequest):
         """
         with self._line.lock:
             self.plan.free()
+            if self and self._error is not None:
+                self._withdraw()
             self._tokens.remove(self._tag)
             MPI.Request.Free(self)
 

@@ -39,7 +39,7 @@ def _skip(code: CodeType) -> None:
         names.skip_code(code)
     elif hasattr(names, "set_code_exec_strategy"):
         actions = names._FrameAction  # noqa: SLF001 - torch's only names
-        names.set_code_exec_strategy(code, names._FrameExecStrategy(actions.SKIP, actions.DEFAULT))  # noqa: SLF001
+        names.set_code_exec_strategy(code, names._FrameExecStrategy(actions.SKIP, actions.DEFAULT))  # noqa: SLF001 - torch has no public name for it
 
 
 def methods_not_compiled(cls: M) -> M:

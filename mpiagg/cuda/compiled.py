@@ -88,7 +88,7 @@ class Compiled:
         return module, module.get_function(self._kernel.name)
 
     def __call__(self, grid: tuple[int], block: tuple[int], arguments: tuple[object, ...]) -> None:
-        """KernelLaunch it in the present stream of the thread's present device."""
+        """Launch it in the present stream of the thread's present device."""
         self.compile()(grid, block, arguments)
 
 

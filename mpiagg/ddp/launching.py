@@ -138,10 +138,12 @@ class Launcher:
         last = len(self._buckets) - 1
         if self._started < last:
             self._launch()
-        for number, bucket in enumerate(self._buckets):
-            if number == self._started == last:  # nobody need bring it forward meanwhile
-                self._set_out(number, self._flights[number])
-            else:
-                self._flights[number].wait(meanwhile=self._flights[number + 1 : self._started])
-            yield bucket
-        self._begin()
+        try:
+            for number, bucket in enumerate(self._buckets):
+                if number == self._started == last:  # nobody need bring it forward meanwhile
+                    self._set_out(number, self._flights[number])
+                else:
+                    self._flights[number].wait(meanwhile=self._flights[number + 1 : self._started])
+                yield bucket
+        finally:  # after an error, too: to start what still runs is an error then
+            self._begin()

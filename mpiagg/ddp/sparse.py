@@ -2,19 +2,32 @@
 
 from __future__ import annotations
 
+from zlib import crc32
+
 import numpy as np
 import torch
 from mpi4py import MPI
 
 from mpiagg.collectives import block_functions, moving_functions
 from mpiagg.ddp.torch_modules import array_of, tensor_of
+from mpiagg.errors import MismatchError
 
 
 def sum_of_sparse(tensor: torch.Tensor, comm: MPI.Intracomm, timeout: float | None = None) -> torch.Tensor:
-    """Return the sum of the sparse tensors of all ranks, which have one shape; collective."""
+    """Return the sum of the sparse tensors of all ranks, which have one shape; collective.
+
+    Raises
+    ------
+    MismatchError
+        On all ranks, if they have different ones.
+    """
     own = tensor.coalesce()
     coordinates, values = own.indices().t().contiguous(), own.values().contiguous()
-    counts = moving_functions.allgather(np.int64(len(values)), comm=comm, timeout=timeout).tolist()
+    form = f"{tuple(own.shape)} with {own.sparse_dim()} sparse dimensions"
+    mine = np.array([len(values), crc32(form.encode())])
+    counts, forms = moving_functions.allgather(mine, comm=comm, timeout=timeout).T.tolist()
+    if len(set(forms)) > 1:
+        raise MismatchError(f"ranks have sparse tensors of different shapes; this one has {form}")
     indices, summands = (
         tensor_of(block_functions.allgatherv(array_of(part, "a sparse tensor"), counts, comm=comm, timeout=timeout))
         for part in (coordinates, values)

@@ -109,7 +109,8 @@ class TorchDDP(SavedModule, DDP):
         self._begin_life()
         if isinstance(comm, list | tuple):  # torch's arguments in their places: device_ids, output_device, dim
             torch_keywords = {**torch_keywords, "device_ids": comm}
-            comm, aggregation, bucket_bytes = None, None, BUCKET_BYTES
+            comm, bucket_bytes = None, bucket_bytes or BUCKET_BYTES
+            aggregation = aggregation if isinstance(aggregation, Aggregation) else None
         unknown = torch_keywords.keys() - NAMES
         if unknown:
             raise TypeError(f"mpiagg.DDP has no keyword {', '.join(sorted(unknown))}")

@@ -261,12 +261,7 @@ class Engine:
             self._joined = joined
         ending = flags & _ENDS
         if ending.any():
-            with self._changed:
-                left = [*self._pending.values(), *([self._join] if self._join else [])]
-                self._pending.clear()
-                self._join = None
-            for request in left:
-                request.end(error=HorovodInternalError("Horovod has been shut down."))
+            self._end_all(HorovodInternalError("Horovod has been shut down."))
             self.gone = np.flatnonzero(flags & _RESTARTS == 0).tolist()
             self._over = bool(ending.all())
 
@@ -290,8 +285,14 @@ class Engine:
         """Give up: the ranks are at different places in what they have begun."""
         with self._changed:
             self.failed, self._over = error, True
+        self._end_all(error)
+
+    def _end_all(self, error: BaseException) -> None:
+        """Fail what has been asked for."""
+        with self._changed:
             left = [*self._pending.values(), *([self._join] if self._join else [])]
             self._pending.clear()
+            self._join = None
         for request in left:
             request.end(error=error)
 

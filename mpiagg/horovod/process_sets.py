@@ -182,10 +182,8 @@ class WorldState:
             engine.begin_to_end(to_restart=to_restart)
         for number in sorted(self.engines, reverse=True):
             self.engines[number].end()
-        for number, each in self.sets.items():
-            each.process_set_id = number or None
-            if number:
-                each.process_set_id = None
+        for each in self.sets.values():
+            each.process_set_id = None
         global_process_set.process_set_id = 0
 
     def free(self) -> None:

@@ -12,7 +12,7 @@ from mpiagg.errors import RankFailedError, StallError
 from mpiagg.horovod.exceptions import HorovodInternalError
 from mpiagg.horovod.process_sets import DYNAMIC, STATE, ProcessSet, WorldState, state
 from mpiagg.plans.background import threads_allowed
-from mpiagg.transport import meet, require_mpi
+from mpiagg.transport import communicator_among, meet, require_mpi
 
 
 def init(
@@ -61,9 +61,7 @@ def init(
     else:
         if world.rank not in comm:
             raise ValueError(f"rank {world.rank} is not among the ranks {list(comm)} that init() was given")
-        group = world.group.Incl(list(comm))
-        ranks = made = world.Create_group(group)
-        group.Free()
+        ranks = made = communicator_among(world, list(comm))
     dynamic = process_sets == "dynamic" or os.environ.get(DYNAMIC, "0") not in ("", "0")
     meet(ranks, "hvd.init")
     STATE.append(WorldState(ranks, dynamic=dynamic))

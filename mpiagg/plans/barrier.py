@@ -28,7 +28,7 @@ class Barrier(Recorded, Keepable):
         on_one_node = channel.library not in QUICK_BARRIERS and 1 < channel.size == channel.node.size
         for_calls = channel.memory.for_calls() if on_one_node else None
         if for_calls is not None:
-            program = barrier_program(for_calls[0], "barrier")
+            program = barrier_program(for_calls[0])
             self.plan = Plan(channel, program, result=None, label="barrier", in_order=True)
         self.given_as_it_is = for_calls is None
 

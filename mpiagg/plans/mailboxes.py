@@ -58,11 +58,10 @@ class MailboxChunks(NamedTuple):
 def goes_by_mailboxes(channel: Channel, operation: Operation) -> bool:
     """Whether an operation on host arrays that ranks do not map goes through mailboxes."""
     o = operation
-    if not channel.node.size == o.size > 1 or not o.plainly_scheduled:
+    if not channel.node.size == o.size > 1 or not o.shares:
         return False
-    uneven = o.collective is Collective.ALLTOALL and len({*o.counts, *o.received}) > 1
-    if not o.entry.shares or o.ragged or uneven:  # of an all-to-all a mailbox has room for chunks of one length
-        return False
+    if o.collective is Collective.ALLTOALL and len({*o.counts, *o.received}) > 1:
+        return False  # a mailbox has room for chunks of one length
     return o.choice.unregistered is None or at_once(o) is not None  # short vectors, wherever they lie
 
 

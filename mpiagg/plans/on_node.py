@@ -34,9 +34,7 @@ from mpiagg.transport import LINE, NOWHERE, SHARED_TAG, Block, Channel, NodeBarr
 def serves(channel: Channel, operation: Operation, device: Accelerator | None) -> bool:
     """Whether this rank's part of an operation can go through shared memory: it has somebody to share it with."""
     o = operation
-    if channel.node.size == 1 or not o.plainly_scheduled:
-        return False
-    if not o.entry.shares or o.ragged or (o.collective is Collective.ALLTOALL and o.choice.algorithm != SHARED):
+    if channel.node.size == 1 or not o.shares:
         return False
     if o.entry.in_step:  # with all ranks, in the host's memory
         return len(o.layout.nodes) == 1 and device is None

@@ -11,7 +11,7 @@ from mpi4py import MPI
 
 from mpiagg.arrays import Form, Reduction, cuts_of, even_cuts, even_ranges, ranges
 from mpiagg.plans.binding import Lane
-from mpiagg.plans.choices import NATIVE, NCCL, Case, Choice
+from mpiagg.plans.choices import NATIVE, NCCL, SHARED, Case, Choice
 from mpiagg.schedules import Action, Algorithm, Collective, Layout, Round, algorithm
 from mpiagg.transport import signature
 from mpiagg.watch import Data, OperationLog, Subject
@@ -175,6 +175,12 @@ class Operation:
     def plainly_scheduled(self) -> bool:
         """Whether an algorithm of ours carries it out, on values that travel as they are."""
         return self.choice.wire is None and self.choice.algorithm not in (NATIVE, NCCL)
+
+    @property
+    def shares(self) -> bool:
+        """Whether that may go through memory that ranks share: all ranks say the same, wherever their arrays lie."""
+        one_level = self.collective is not Collective.ALLTOALL or self.choice.algorithm == SHARED
+        return self.plainly_scheduled and self.entry.shares and not self.ragged and one_level
 
     def schedule(self) -> tuple[Round, ...]:
         """Return what this rank does."""

@@ -44,8 +44,9 @@ class NodeTask(NamedTuple):
     reduction: Reduction
 
 
-def barrier_program(barrier: SignedBarrier, label: str) -> Program:
+def barrier_program(barrier: SignedBarrier) -> Program:
     """Return the program in which the ranks of a node wait for one another, and do nothing else."""
+    label = "barrier"
     met = barrier_round(barrier, label, 0, barrier.leave)
     return Program((met._replace(starts=(partial(barrier.enter, signature(label)), *met.starts)),), (), 0)
 

@@ -150,9 +150,10 @@ class Gradients:
 
     def _come_back(self, slot: Any) -> None:
         """Wait for the unit that has a vector, if one has."""
-        k = self._under_way.pop(slot, None)
+        k = self._under_way.get(slot)
         if k is not None:
             self._flights[k].wait()
+            del self._under_way[slot]  # not before: who timed out may wait again
 
     def come_back(self) -> None:
         """Wait for all that is on its way."""

@@ -89,8 +89,9 @@ class Replicated(Storage):
     def wait(self, k: int) -> None:
         """Wait for a unit; see :meth:`Storage.wait`."""
         while k in self._under_way:
-            first = self._under_way.pop(0)
+            first = self._under_way[0]
             self._flights[first].wait()
+            del self._under_way[0]  # not before: who timed out may wait again
             self._arrived(first)
 
     def _arrived(self, k: int) -> None:

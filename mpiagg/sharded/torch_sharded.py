@@ -236,11 +236,10 @@ class TorchSharded(Sharded):
 
     def _send_unit(self, *, background: bool) -> None:
         k = self._gradients.waiting[-1]
-        given: dict[int, Any] = {}
-        for index in self._units[k].members:
-            gradient, self._tensors[index].grad = self._tensors[index].grad, None
-            given[index] = gradient
-        self._send(k, given, background=background)
+        members = self._units[k].members
+        self._send(k, {index: self._tensors[index].grad for index in members}, background=background)
+        for index in members:
+            self._tensors[index].grad = None
 
     def _checked_gradient(self, index: int, gradient: torch.Tensor) -> Array:
         name = f"the gradient of {self._names_of[index]}"

@@ -9,7 +9,7 @@ import zlib
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, NoReturn, cast
+from typing import TYPE_CHECKING, Any, Final, cast
 
 import numpy as np
 import torch
@@ -21,12 +21,13 @@ from mpiagg.collectives.comm import Comm
 from mpiagg.collectives.registered import empty
 from mpiagg.common.compiling import methods_not_compiled
 from mpiagg.ddp.torch_modules import DEVICES, tensor_of
+from mpiagg.torch.destroying import Destroyed, free_patiently
 from mpiagg.torch.starting import BACKEND
 from mpiagg.torch.streams import behind_present
 from mpiagg.torch.tensors import moved, plain, put
 from mpiagg.torch.versions import SPLITS
 from mpiagg.torch.works import Line, MessageWork, Work
-from mpiagg.transport import DEFAULT_TIMEOUT, channel_of, keep_for_good
+from mpiagg.transport import DEFAULT_TIMEOUT, channel_of, communicator_among, keep_for_good
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -108,12 +109,9 @@ class RankGroup(dist.ProcessGroup):  # type: ignore[misc]  # mypy sees no classe
     @classmethod
     def _of(cls, comm: MPI.Intracomm, ranks: Sequence[int], name: str, timeout: timedelta) -> Self:
         """Return the group of some ranks of a communicator, in this order; collective among these."""
-        whole = comm.Get_group()
-        part = whole.Incl(ranks)
-        own = comm.Create_group(part, zlib.crc32(name.encode()) % TAGS)
+        own = communicator_among(comm, ranks, zlib.crc32(name.encode()) % TAGS)
         made = cls(own, name, timeout)
-        for handle in (whole, part, own):
-            handle.Free()
+        own.Free()
         return made
 
     @property
@@ -231,15 +229,17 @@ class RankGroup(dist.ProcessGroup):  # type: ignore[misc]  # mypy sees no classe
 
     def shutdown(self) -> None:
         """Do what has been asked for, and give back what belongs to the group."""
-        if not self._freed:
-            self._freed = True
-            self._line.end()
-            # Messages that have not come or gone still may.
-            keep_for_good([message for message in list(self._under_way) if not message.is_completed()])
-            if not MPI.Is_finalized():
-                self._messages.Free()
-                self._comm.Free()
-                self._messages = self._comm = cast("Comm", _Destroyed(self._name))
+        if self._freed:
+            return
+        self._freed = True
+        self._line.end()
+        # Messages that have not come or gone still may.
+        keep_for_good([message for message in list(self._under_way) if not message.is_completed()])
+        if not MPI.Is_finalized():
+            messages, comm = self._messages, self._comm
+            self._messages = self._comm = cast("Comm", Destroyed(self._name))
+            messages.Free()
+            free_patiently(comm, self._timeout.total_seconds())
 
     def abort(self) -> None:
         """End the job: the other ranks would wait for ever."""
@@ -377,17 +377,6 @@ def _started(start: Callable[..., MPI.Request], memory: Array, rank: int, tag: i
     finally:
         piece.Free()
         whole.Free()
-
-
-class _Destroyed:
-    """Stands for the communicators of a group that was destroyed: whatever is asked of it is an error."""
-
-    def __init__(self, name: str) -> None:
-        self._name = name
-
-    def __getattr__(self, asked: str) -> NoReturn:
-        """Raise torch's error."""
-        raise dist.DistBackendError(f"process group {self._name} was destroyed")
 
 
 def _milliseconds(time: timedelta) -> int:

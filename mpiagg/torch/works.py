@@ -123,12 +123,10 @@ class Work(dist.Work):  # type: ignore[misc]  # mypy sees no classes of torch's 
         return self._over.is_set()
 
     def synchronize(self) -> None:
-        """Wait until it is done."""
-        self.wait()
-
-    def block_current_stream(self) -> None:
         """Wait until it is done: what a device has to do comes after it."""
         self.wait()
+
+    block_current_stream = synchronize
 
     def is_completed(self) -> bool:
         """Whether it is done, or has failed."""

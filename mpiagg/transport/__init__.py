@@ -1,7 +1,7 @@
 """How chunks cross between ranks."""
 
 from mpiagg.transport.barriers import WRITTEN, NodeBarrier, SignedBarrier, Some
-from mpiagg.transport.channels import channel_of, free_channel_of, meet, require_mpi
+from mpiagg.transport.channels import channel_of, communicator_among, free_channel_of, meet, require_mpi
 from mpiagg.transport.comparison import cache_of
 from mpiagg.transport.kept import FreedAfterUse, Keepable
 from mpiagg.transport.meetings import keep_for_good
@@ -44,6 +44,7 @@ __all__ = [
     "Window",
     "cache_of",
     "channel_of",
+    "communicator_among",
     "free_channel_of",
     "keep_for_good",
     "limited",

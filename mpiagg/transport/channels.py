@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import atexit
 import os
+from collections.abc import Sequence
 from threading import get_ident
 from typing import Any
 
@@ -40,10 +41,10 @@ def channel_of(comm: MPI.Intracomm | None) -> Channel:
         found: Any = comm.Get_attr(_KEYVAL[0])
         if found is not None:
             return found  # type: ignore[no-any-return]  # the attribute is ours
-    if not isinstance(comm, MPI.Intracomm):
-        raise TypeError(f"comm must be an mpi4py.MPI.Intracomm, not {type(comm).__name__}")
     if comm == MPI.COMM_NULL:
         raise ValueError("comm is the null communicator, or was freed")
+    if not isinstance(comm, MPI.Intracomm):
+        raise TypeError(f"comm must be an mpi4py.MPI.Intracomm, not {type(comm).__name__}")
     require_mpi()
     keyval = _keyval()
     channel = comm.Get_attr(keyval)
@@ -121,6 +122,16 @@ def meet(comm: MPI.Intracomm, how: str) -> None:
         channel.gather(b"", purpose)
     else:
         gather(MPI.Intracomm(comm), b"", purpose)
+
+
+def communicator_among(comm: MPI.Intracomm, ranks: Sequence[int], tag: int = 0) -> MPI.Intracomm:
+    """Return a communicator of some ranks of another one, in the given order; collective among these alone."""
+    whole = comm.Get_group()
+    part = whole.Incl(ranks)
+    made = MPI.Intracomm(comm).Create_group(part, tag)
+    part.Free()
+    whole.Free()
+    return made
 
 
 _channels: dict[int, Channel] = {}

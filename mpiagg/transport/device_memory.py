@@ -64,7 +64,7 @@ class DeviceWindow:
             fault = error
         try:
             self._agree(fault, DeviceError)
-        except Exception:
+        except DeviceError:  # on all ranks
             self.free()
             raise
 

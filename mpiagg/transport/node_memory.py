@@ -189,8 +189,7 @@ class NodeMemory:
 
     def free(self, *, running: bool) -> None:
         """Give the memory back, if no rank still has an array or (``running``) a plan in it; collective on the node."""
-        self.host.free(running=running)
-        for shared in (self.device, self._slots):
+        for shared in (self.host, self.device, self._slots):
             if shared is not None:
                 shared.free(running=running)
 

@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 
 from mpiagg.aggregation.packing import KEPT_PLANS, Packing, check_tensors, describe_layout, layout_of
+from mpiagg.errors import PlanError
 from mpiagg.plans.bound import STAGED_BYTES
 
 LONG = STAGED_BYTES // 4 + 1
@@ -116,6 +117,18 @@ def test_plans_are_found_again_and_the_longest_unused_one_goes():
     assert (first.freed, second.freed) == (False, True)
     packing.free()
     assert first.freed
+
+
+def test_the_longest_unused_plan_goes_also_if_an_error_has_left_it_in_the_middle():
+    def running():
+        raise PlanError("the plan is running")
+
+    packing = Packing(())
+    vectors = np.zeros(KEPT_PLANS + 1)
+    packing.plan(vectors, 0, FakePlan).free = running
+    plans = [packing.plan(vectors, variant, FakePlan) for variant in range(1, KEPT_PLANS + 1)]
+    packing.free()
+    assert all(plan.freed for plan in plans)
 
 
 @pytest.mark.parametrize(

@@ -252,7 +252,7 @@ def test_missing_root_is_told(able):
 
 
 def test_missing_tools_are_told_with_their_packages(able):
-    able.setattr(shutil, "which", lambda tool, path=None: None if tool in ("ip", "tc") else tool)  # noqa: ARG005
+    able.setattr(shutil, "which", lambda tool, path=None: None if tool in ("ip", "tc") else tool)  # noqa: ARG005 - the arguments of what it stands for
     assert "found no ip, tc on PATH. On Debian: apt-get install iproute2" in refused()
 
 

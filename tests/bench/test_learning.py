@@ -13,7 +13,7 @@ TOP = Path(__file__).parents[2]
 sys.path.insert(0, str(TOP))
 
 from bench import learning  # noqa: E402 - of the checkout
-from bench.learning import ALONE, TORCH, Part  # noqa: E402
+from bench.learning import ALONE, TORCH, Part  # noqa: E402 - so too
 
 LENGTHS = {"characters": (600, 20), "digits": (400, 20)}
 

@@ -104,7 +104,7 @@ def test_ranks_that_fail_are_an_answer(body, seconds, able, reason):
 def test_a_job_that_does_not_end_itself_is_ended(monkeypatch, deaf):
     ignore = "signal.signal(signal.SIGTERM, signal.SIG_IGN); " if deaf else ""
     script = f"import signal, time; {ignore}print(flush=True); time.sleep(1000)"
-    monkeypatch.setattr(launch, "command", lambda ranks, arguments: [sys.executable, *arguments])  # noqa: ARG005
+    monkeypatch.setattr(launch, "command", lambda ranks, arguments: [sys.executable, *arguments])  # noqa: ARG005 - the arguments of what it stands for
     monkeypatch.setattr(probe, "GRACE", 1.0)
     assert probe.ask(["-c", script], 0.5) == (
         None,

@@ -3,12 +3,14 @@
 from functools import partial
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from mpiagg.arrays import Form
 from mpiagg.ddp.buckets import Bucket, fill_buckets
 from mpiagg.ddp.launching import Launcher
+from mpiagg.errors import StallError
 
 FORMS = [Form(np.dtype(np.float32), (2,))] * 7
 
@@ -67,6 +69,29 @@ def test_what_is_missing_is_zeros_and_the_next_step_begins_after_the_last_bucket
         assert not steps.placed
         wanted = [step if index in early else 5 if index == 3 else 0 for index in range(7)]
         assert [bucket.views[index][0] for index in range(7) for bucket in buckets if index in bucket.views] == wanted
+
+
+def test_after_an_error_of_a_wait_all_buckets_start_anew():
+    """What an error has left on its way refuses to start: its vector is not to be used meanwhile."""
+    log = []
+    steps, _ = launcher(log)
+
+    def step():
+        steps.place_rest([np.ones(2, np.float32)] * 7)
+        return list(steps.wait())
+
+    wait, flight = steps._flights[1].wait, steps._flights[1]
+
+    def late(**_):
+        flight.wait = wait
+        raise StallError("that was too long")
+
+    flight.wait = late
+    with pytest.raises(StallError):
+        step()
+    log.clear()
+    step()
+    assert [number for what, number, *_ in log if what in ("start", "run")] == list(range(4))
 
 
 def test_what_is_on_its_way_is_driven():

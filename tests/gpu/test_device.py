@@ -64,7 +64,7 @@ def test_what_is_no_array_is_refused():
 
 @pytest.mark.skipif(which("nvidia-smi") is None, reason="there is no nvidia-smi")
 def test_the_identity_is_the_uuid(device):
-    listed = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, check=True).stdout  # noqa: S607
+    listed = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, check=True).stdout  # noqa: S607 - the one of the machine
     assert device.identity.removeprefix("GPU-") in listed
     assert device.identity == device.visible[device.ordinal]
     assert len(set(device.visible)) == len(device.visible)

@@ -538,7 +538,7 @@ def test_collectives_of_neighbors(comm, rank, device, bits, length):
 
 @pytest.mark.parametrize("algorithm", [*mpiagg.algorithms("alltoall"), "auto"])
 @pytest.mark.parametrize("leased", [False, True])
-def test_rows_of_other_lengths_on_each_rank(comm, rank, size, device, algorithm, leased):  # noqa: PLR0917
+def test_rows_of_other_lengths_on_each_rank(comm, rank, size, device, algorithm, leased):  # noqa: PLR0917 - fixtures and cases
     """Short on rank 0 and long on the others: which way they go must not depend on what one rank knows."""
     registered = mpiagg.empty(10, comm=comm) if leased else None  # on the host
     rows = [10 if source == 0 else 9000 for source in range(size)]

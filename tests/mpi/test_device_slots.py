@@ -170,7 +170,7 @@ def test_bytes_over_the_bus_before_and_now(comm, rank, size, device, staged):
 
 
 @pytest.mark.parametrize("slot", [2**9, 2**10])
-def test_any_length_and_any_slot(comm, rank, size, device, bits, monkeypatch, slot):  # noqa: PLR0917
+def test_any_length_and_any_slot(comm, rank, size, device, bits, monkeypatch, slot):  # noqa: PLR0917 - fixtures and cases
     monkeypatch.setattr(node_memory, "SLOT", slot)
     for module in (bound, choices):
         monkeypatch.setattr(module, "BY_WAY_OF_HOST", -1)

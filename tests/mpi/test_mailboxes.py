@@ -26,6 +26,8 @@ def restated(verb, rows, rank, root):
     if verb in ("allgather", "gather"):
         return rows if verb == "allgather" or rank == root else None
     parts = rows.reshape(size, size, -1)
+    if verb == "alltoall":
+        return parts[:, rank].ravel()
     return parts.sum(0, rows.dtype)[rank] if verb == "reduce_scatter" else parts[root, rank]
 
 
@@ -126,6 +128,23 @@ class OfAnotherKind(np.ndarray):
     """An array with which NumPy's ufuncs do not work."""
 
     __array_ufunc__ = None
+
+
+@pytest.mark.parametrize("strided", ["x", "out"])
+@pytest.mark.parametrize("verb", [*VERBS, "alltoall"])
+def test_the_arrays_of_one_rank_may_be_strided(comm, rank, size, verb, strided):
+    for algorithm in ("auto", "native", *mpiagg.algorithms(verb)):
+        for length in (3, 9_000):
+            sent = length * size if verb in ("reduce_scatter", "scatter", "alltoall") else length
+            rows = numbers(size, sent, "d")
+            wanted = restated(verb, rows, rank, root=0)
+            x, out = rows[rank], None if wanted is None else np.full_like(wanted, 99)
+            if rank == 0 and strided == "x":
+                x = np.repeat(x, 2)[::2]
+            elif rank == 0 and out is not None:
+                out = np.repeat(out, 2, axis=-1)[..., ::2]
+            found = call(verb, x, out, comm, 0, algorithm=algorithm)
+            assert found is None if wanted is None else (found == wanted).all(), algorithm
 
 
 @pytest.mark.parametrize("length", [100, 20_000])

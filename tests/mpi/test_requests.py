@@ -1,5 +1,6 @@
 """Requests: they end by our waits and by MPI's, alone and among others, in any order, again and again."""
 
+import itertools
 import sys
 
 import numpy as np
@@ -274,8 +275,24 @@ def test_an_error_in_the_thread_is_raised_by_who_waits(monkeypatch):
             request.Wait()
         with pytest.raises(RuntimeError, match="broken"):
             request.Test()
-    requests._tokens().receive(request._tag)
+    tokens = requests._tokens()
+    monkeypatch.setattr(tokens, "_tags", itertools.cycle([request._tag, request._tag + 1]))
+    requests.Request(Done()).Wait()  # by a tag that is free
+    tokens.receive(request._tag)
     MPI.Request.Wait(request)
+    tokens.remove(request._tag)
+
+
+class Done:
+    """A plan that is done at once."""
+
+    def start(self):
+        pass
+
+    def test(self):
+        return True
+
+    wait = free = test
 
 
 def summed(comm, x, out):

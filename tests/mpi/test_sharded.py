@@ -1,5 +1,6 @@
 """Sharded training of arrays: the result of DDP and the plain optimizer, with a part of the memory."""
 
+import contextlib
 import math
 
 import numpy as np
@@ -10,6 +11,7 @@ from support import refused
 import mpiagg
 from mpiagg import optimizers
 from mpiagg.common.arguments import NODES
+from mpiagg.plans.background import InBackground
 from mpiagg.transport import channel_of
 
 pytestmark = pytest.mark.mpi
@@ -308,6 +310,34 @@ def test_gradients_are_given_layer_by_layer(stored):
                 if layer:
                     training.reduce(layer, [given[i] for i in layers[layer]])
             training.step([*given[:2], *[None] * 6])
+        assert equal(whole(training), expected)
+
+
+@pytest.mark.parametrize("stored", STORED)
+def test_who_has_timed_out_can_go_on(stored, monkeypatch):
+    expected, wait, late = plain(MAKE["adamw"]()), InBackground.wait, 0
+
+    def waited(flight, *given):
+        nonlocal late
+        late -= 1
+        if late == 0:
+            raise mpiagg.StallError("that was too long")
+        return wait(flight, *given)
+
+    monkeypatch.setattr(InBackground, "wait", waited)
+    layers = [[0, 1], [2, 3, 4], [5], [6, 7]]
+    with sharded(MAKE["adamw"](), stored, layers=layers) as training:
+        for step in range(STEPS):
+            given = gradients(step)
+            for layer in (3, 2, 1):
+                training.reduce(layer, [given[i] for i in layers[layer]])
+            late, last = 1, [*given[:2], *[None] * 6]
+            refused(mpiagg.StallError, "too long", training.step, last)
+            training.step(None if training.stage == 1 else last, wait=False)  # which had no room yet for the last layer
+            late = 1
+            with contextlib.suppress(mpiagg.StallError):  # perhaps nothing is on its way
+                training.wait()
+            late = 0
         assert equal(whole(training), expected)
 
 

@@ -39,7 +39,7 @@ if MPI.COMM_WORLD.size > 4:  # ranks that outnumber the cores take long
     LENGTHS, PLACES = [0, 7, *EDGES[2::3]], PLACES[1::2]
 
 
-def operation(channel, collective, counts, op="sum", dtype="float32", root=0, choice=Choice("shared")):  # noqa: B008, PLR0917
+def operation(channel, collective, counts, op="sum", dtype="float32", root=0, choice=Choice("shared")):  # noqa: B008, PLR0917 - never changed; what an operation has
     how = reduction(op, np.dtype(dtype), channel.size)
     return Operation(Collective(collective), channel.rank, channel.layout, root, counts, how, choice, MPI.SUM)
 

@@ -84,7 +84,7 @@ def test_tables_of_other_names_and_the_same_content_agree(comm, size, rank, envi
 
 @pytest.mark.parametrize("where", ["one rank", "all ranks"])
 @pytest.mark.parametrize("what", ["absent", "broken", "unknown"])
-def test_a_rank_with_bad_settings_holds_nobody_up(comm, size, rank, environment, folder, where, what):  # noqa: PLR0917
+def test_a_rank_with_bad_settings_holds_nobody_up(comm, size, rank, environment, folder, where, what):  # noqa: PLR0917 - fixtures and cases
     broken = folder / "broken.json"
     broken.write_text("{")
     variables = {

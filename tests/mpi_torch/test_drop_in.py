@@ -703,6 +703,10 @@ def test_what_torch_programs_do_with_a_ddp():
     with mpiagg.DDP(model) as ddp:
         steps(ddp, plain_sgd(ddp.parameters()))
     refused(ValueError, "device_ids must be None", lambda: mpiagg.DDP(model, [0], 0))
+    with mpiagg.AllReduce(algorithm="ring") as aggregation:
+        with mpiagg.DDP(model, [], aggregation=aggregation, bucket_bytes=0) as ddp:
+            steps(ddp, plain_sgd(ddp.parameters()))
+        assert aggregation.bytes_sent or SIZE == 1
 
 
 def test_a_rank_that_uses_no_parameter_at_all():

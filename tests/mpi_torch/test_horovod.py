@@ -501,6 +501,6 @@ def test_what_is_not_there_says_what_to_do():
     with pytest.raises(ImportError, match=r"docs/horovod\.md"):
         import mpiagg.horovod.tensorflow
     with pytest.raises(ImportError, match="mpiexec"):
-        import mpiagg.horovod.runner  # noqa: F401
+        import mpiagg.horovod.runner  # noqa: F401 - to import it is the test
     with pytest.raises(NotImplementedError, match="trace"):
         hvd.start_timeline("file")

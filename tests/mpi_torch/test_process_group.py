@@ -3,6 +3,7 @@
 import os
 import threading
 import time
+from contextlib import nullcontext
 from datetime import timedelta
 
 import pytest
@@ -694,6 +695,41 @@ def test_a_group_that_was_destroyed_is_told_of():
     for call in (lambda: backend.allreduce([torch.ones(1)]).wait(), lambda: backend.send([torch.ones(1)], 0)):
         with pytest.raises(dist.DistBackendError, match=r"process group .* was destroyed"):
             call()
+
+
+def test_ranks_destroy_a_group_also_after_an_error_of_one():
+    """Who has found its argument wrong waits there for the others, who wait for it in the call."""
+    group = dist.new_group(list(range(SIZE)), timeout=timedelta(seconds=0.5))
+    parts = [torch.zeros(2 + (RANK == 0)) for _ in range(SIZE)] if RANK == 0 else None
+    with pytest.raises(ValueError if RANK == 0 else dist.DistBackendError):
+        dist.scatter(torch.zeros(2), parts, src=0, group=group)
+    dist.destroy_process_group(group)
+    x = torch.ones(1)
+    dist.all_reduce(x)
+    assert x == SIZE
+
+
+def test_a_group_is_not_destroyed_without_a_rank():
+    group = dist.new_group(list(range(SIZE)), timeout=timedelta(seconds=0.2))
+    if RANK < SIZE - 1:
+        with pytest.raises(dist.DistBackendError, match="Timed out"):
+            dist.destroy_process_group(group)
+        dist.barrier()
+    else:
+        dist.barrier()
+        with pytest.raises(dist.DistBackendError, match="Timed out") if SIZE > 1 else nullcontext():
+            dist.destroy_process_group(group)
+
+
+@pytest.mark.parametrize(
+    "other", [torch.eye(4).to_sparse(), torch.eye(3).to_sparse(1), torch.zeros(3, 3, 1).to_sparse()], ids=str
+)
+def test_sparse_tensors_of_different_shapes_are_told_of(other):
+    if SIZE == 1:
+        return
+    x = torch.eye(3).to_sparse() if RANK else other
+    with pytest.raises(mpiagg.MismatchError, match="sparse tensors of different shapes"):
+        dist.all_reduce(x)
 
 
 def test_sparse_tensors_are_not_scaled():
