@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 from mpi4py import MPI
 
@@ -57,3 +58,21 @@ def resnet18():
 def kept_plans(channel):
     """Return the plans of the calls that a channel keeps."""
     return [call.plan for call in channel.calls.values() if call.plan is not None]
+
+
+PLACES = ["anywhere", "registered", "at offsets", "some registered"]
+"""Where the vectors of a collective lie."""
+
+
+def placed(registered, rank):
+    """Return a function that makes vectors that lie in one of the places, of registered memory in bytes or not."""
+
+    def vector(place, length, dtype="float32"):
+        itemsize = np.dtype(dtype).itemsize
+        start = {"registered": 0, "at offsets": 7 * rank * itemsize, "some registered": 64 if rank % 2 else None}
+        first = start.get(place)
+        if first is None:
+            return np.empty(length, dtype)
+        return registered[first : first + length * itemsize].view(dtype)
+
+    return vector

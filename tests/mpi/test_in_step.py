@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from mpi4py import MPI
 from restated import same_bits, values
+from support import PLACES, placed
 
 import mpiagg
 from mpiagg.errors import MismatchError
@@ -16,7 +17,6 @@ from mpiagg.transport import LINE
 pytestmark = pytest.mark.mpi
 
 NAMES = ["multi_radix", "multi_radix-2", "multi_radix-3x2"]
-PLACES = ["anywhere", "registered", "at offsets", "some registered"]
 LENGTHS = [0, 1, 7, ANNOUNCED // 4, ANNOUNCED // 4 + 1, 3 * SEGMENT // 4 + 5]
 if MPI.COMM_WORLD.size > 4:  # ranks that outnumber the cores take long
     LENGTHS, NAMES, PLACES = [7, 9001], NAMES[1:], PLACES[1::2]
@@ -25,17 +25,7 @@ if MPI.COMM_WORLD.size > 4:  # ranks that outnumber the cores take long
 @pytest.fixture
 def vector(comm, rank):
     """Return a function that makes vectors that lie in one of the places."""
-    registered = mpiagg.empty(4 * max(10_000, *LENGTHS) + 8 * 100, np.uint8, comm=comm)
-
-    def made(place, length, dtype="float32"):
-        itemsize = np.dtype(dtype).itemsize
-        start = {"registered": 0, "at offsets": 7 * rank * itemsize, "some registered": 64 if rank % 2 else None}
-        first = start.get(place)
-        if first is None:
-            return np.empty(length, dtype)
-        return registered[first : first + length * itemsize].view(dtype)
-
-    return made
+    return placed(mpiagg.empty(4 * max(10_000, *LENGTHS) + 8 * 100, np.uint8, comm=comm), rank)
 
 
 def inputs(size, length, dtype="float32", turn=0):

@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from mpi4py import MPI
 from restated import result, same_bits, values
+from support import PLACES, placed
 
 import mpiagg
 from mpiagg.arrays import cuts_of, reduction
@@ -31,7 +32,6 @@ pytestmark = pytest.mark.mpi
 
 COLLECTIVES = ["allreduce", "reduce", "broadcast", "allgather", "reduce_scatter"]
 PLANNED = [*COLLECTIVES, "gather", "scatter"]  # test_moves.py has the calls of these
-PLACES = ["anywhere", "registered", "at offsets", "some registered"]
 EDGES = [edge // 4 + more for edge in (ONE_SHOT, ANNOUNCED, SEGMENT) for more in (-1, 0, 1)]
 LENGTHS = [0, 1, 2, 7, *EDGES, 3 * SEGMENT // 4 + 5]
 LONGEST = max(LENGTHS)
@@ -63,17 +63,7 @@ def check(buffer, collective, vectors, rank, **keywords):
 @pytest.fixture
 def memory(comm, rank):
     """Return a function that makes vectors that lie in one of the places."""
-    registered = mpiagg.empty(4 * (LONGEST + 100), comm=comm).view(np.uint8)
-
-    def vector(place, length, dtype="float32"):
-        itemsize = np.dtype(dtype).itemsize
-        start = {"registered": 0, "at offsets": 7 * rank * itemsize, "some registered": 64 if rank % 2 else None}
-        first = start.get(place)
-        if first is None:
-            return np.empty(length, dtype)
-        return registered[first : first + length * itemsize].view(dtype)
-
-    return vector
+    return placed(mpiagg.empty(4 * (LONGEST + 100), comm=comm).view(np.uint8), rank)
 
 
 @pytest.mark.parametrize("place", PLACES)
