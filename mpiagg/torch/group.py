@@ -24,7 +24,7 @@ from mpiagg.ddp.torch_modules import DEVICES, tensor_of
 from mpiagg.torch.destroying import Destroyed, free_patiently
 from mpiagg.torch.starting import BACKEND
 from mpiagg.torch.streams import behind_present
-from mpiagg.torch.tensors import moved, plain, put
+from mpiagg.torch.tensors import check_output, moved, plain, put
 from mpiagg.torch.versions import SPLITS
 from mpiagg.torch.works import Line, MessageWork, Work
 from mpiagg.transport import DEFAULT_TIMEOUT, channel_of, communicator_among, keep_for_good
@@ -292,6 +292,8 @@ class RankGroup(dist.ProcessGroup):  # type: ignore[misc]  # mypy sees no classe
         """Start to send a tensor, or to receive into it."""
         self._calls += 1
         (tensor,) = tensors
+        if into:
+            check_output(tensor)
         while any(message.is_completed() for message in list(self._under_way)[:1]):
             pass  # lets go of those that have come or gone, up to the first that has not: nobody may wait for them
         in_order = behind_present(tensors)

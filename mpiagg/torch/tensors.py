@@ -124,10 +124,10 @@ def check_parts(whole: torch.Tensor, part: torch.Tensor, size: int) -> None:
         raise ValueError(f"{size} parts of {part.numel()} numbers make no tensor of {whole.numel()}")
 
 
-def _check_output(tensor: torch.Tensor) -> None:
+def check_output(tensor: torch.Tensor) -> None:
     """Raise ValueError if several elements of a tensor that is to be written lie in one place."""
     if not is_plain(tensor) and 0 in tensor.stride() and tensor.numel() > 1:
-        raise ValueError("the output of a collective must not be expanded: several of its elements lie in one place")
+        raise ValueError("an output must not be expanded: several of its elements lie in one place")
 
 
 def op_of(reduce_op: Any, dtype: torch.dtype) -> Op:
@@ -170,7 +170,7 @@ def plainly(tensor: torch.Tensor, reduce_op: Any) -> tuple[Array, Op] | None:
 @contextmanager
 def vector_of(tensor: torch.Tensor) -> Iterator[Array]:
     """Let a tensor be a vector of the values that are moved, in this block; it has them after it."""
-    _check_output(tensor)
+    check_output(tensor)
     whole = plain(tensor)
     yield moved(whole)
     if whole is not tensor:
@@ -189,7 +189,7 @@ def reducible(
         Whether the tensor stays as it is, since the result is another rank's; None if it is no input, either.
     """
     op = op_of(reduce_op, tensor.dtype)
-    _check_output(tensor)
+    check_output(tensor)
     whole = plain(tensor) if kept is None else multiplied(tensor, reduce_op)
     yield view(whole), op
     if kept:

@@ -342,6 +342,8 @@ def test_what_does_not_fit_is_refused():
         dist.all_gather_into_tensor(torch.zeros(4 * SIZE, dtype=torch.uint8), torch.ones(2, dtype=torch.bfloat16))
     with pytest.raises(ValueError, match="must not be expanded"):
         dist.all_reduce(torch.ones(1).expand(4))
+    with pytest.raises(ValueError, match="must not be expanded"):
+        dist.group.WORLD.recv([torch.ones(1).expand(4)], 0, 0)
     with pytest.raises(ValueError, match="the splits"):
         dist.distributed_c10d._get_default_group().alltoall_base(torch.zeros(3), torch.zeros(3), [9], [9])
     with pytest.raises(ValueError, match="the ranks of this group are"):
