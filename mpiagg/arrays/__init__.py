@@ -23,7 +23,7 @@ from mpiagg.arrays.views import (
     to_host,
     writeable,
 )
-from mpiagg.arrays.where import accelerator_of, device_of, find_device, is_array
+from mpiagg.arrays.where import accelerator_of, device_of, find_device, import_for_cuda, is_array
 
 __all__ = [
     "CODECS",
@@ -57,6 +57,7 @@ __all__ = [
     "even_cuts",
     "even_ranges",
     "find_device",
+    "import_for_cuda",
     "flat",
     "form_of",
     "is_array",

@@ -68,15 +68,25 @@ def _cuda_device_of(x: Any) -> Device:
 
 
 def _cuda_device(ordinal: int | None) -> Device:
+    found: Device = import_for_cuda(_CUDA).device(ordinal)
+    return found
+
+
+def import_for_cuda(name: str) -> Any:
+    """Return CuPy, or a module that needs it.
+
+    Raises
+    ------
+    DeviceError
+        If CuPy cannot be imported.
+    """
     try:
-        cuda = import_module(_CUDA)
+        return import_module(name)
     except Exception as error:
         raise DeviceError(
             f"CUDA devices need CuPy, which cannot be imported ({type(error).__name__}: {error}); "
             "install it with pip install 'cupy-cuda12x[ctk]', or 'cupy-cuda13x[ctk]' for drivers from CUDA 13 on"
         ) from error
-    found: Device = cuda.device(ordinal)
-    return found
 
 
 ACCELERATED: Final[dict[str, Callable[[Any], Device]]] = {"cupy": _cuda_device_of}

@@ -74,33 +74,28 @@ class CudaNccl(Nccl):
 
     def all_reduce(self, vector: Array, op: str) -> None:
         """Reduce vectors in place, everywhere."""
-        what = (vector.size, self._dtypes[vector.dtype], self._ops[op])
-        with self._calling() as stream:
-            self._connection.allReduce(address(vector), address(vector), *what, stream)
+        self._call("allReduce", vector, vector, vector.size, self._ops[op])
 
     def reduce(self, vector: Array, op: str, root: int) -> None:
         """Reduce vectors, in place on the root."""
-        what = (vector.size, self._dtypes[vector.dtype], self._ops[op])
-        with self._calling() as stream:
-            self._connection.reduce(address(vector), address(vector), *what, root, stream)
+        self._call("reduce", vector, vector, vector.size, self._ops[op], root)
 
     def broadcast(self, vector: Array, root: int) -> None:
         """Write the root's vector to all."""
-        what = (vector.size, self._dtypes[vector.dtype])
-        with self._calling() as stream:
-            self._connection.broadcast(address(vector), address(vector), *what, root, stream)
+        self._call("broadcast", vector, vector, vector.size, root)
 
     def all_gather(self, vector: Array, own: Array) -> None:
         """Write every rank's part to all vectors."""
-        what = (own.size, self._dtypes[vector.dtype])
-        with self._calling() as stream:
-            self._connection.allGather(address(own), address(vector), *what, stream)
+        self._call("allGather", own, vector, own.size)
 
     def reduce_scatter(self, vector: Array, own: Array, op: str) -> None:
         """Leave this rank's part of the reduction in its place."""
-        what = (own.size, self._dtypes[vector.dtype], self._ops[op])
+        self._call("reduceScatter", vector, own, own.size, self._ops[op])
+
+    def _call(self, method: str, x: Array, out: Array, count: int, *what: int) -> None:
+        """Call a method of CuPy's, in the stream of the device."""
         with self._calling() as stream:
-            self._connection.reduceScatter(address(vector), address(own), *what, stream)
+            getattr(self._connection, method)(address(x), address(out), count, self._dtypes[x.dtype], *what, stream)
 
     @contextmanager
     def group(self) -> Iterator[None]:

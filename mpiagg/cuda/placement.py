@@ -7,11 +7,10 @@ import sys
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from importlib import import_module
 from pathlib import Path
 from typing import Any, Final, NamedTuple, Protocol, cast
 
-from mpiagg.arrays import Accelerator, find_device
+from mpiagg.arrays import Accelerator, find_device, import_for_cuda
 from mpiagg.errors import DeviceError
 
 CONTEXT_BYTES: Final = 2**29
@@ -218,13 +217,7 @@ def runtime() -> Runtime:
     DeviceError
         If CuPy cannot be imported.
     """
-    try:
-        return _CuPy(import_module("cupy"))
-    except Exception as error:
-        raise DeviceError(
-            f"CUDA devices need CuPy, which cannot be imported ({type(error).__name__}: {error}); "
-            "install it with pip install 'cupy-cuda12x[ctk]', or 'cupy-cuda13x[ctk]' for drivers from CUDA 13 on"
-        ) from error
+    return _CuPy(import_for_cuda("cupy"))
 
 
 class _CuPy:
