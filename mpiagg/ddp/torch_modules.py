@@ -85,7 +85,10 @@ def array_of(tensor: torch.Tensor, name: str) -> Array:
     bare = tensor.detach()
     if tensor.dtype == torch.bfloat16:
         return _over(bare.view(torch.int16)).view(_bfloat16())
-    return _over(bare)
+    try:
+        return _over(bare)
+    except TypeError as error:
+        raise TypeError(f"{name} is of {tensor.dtype}, which NumPy has not") from error
 
 
 def stored_array(tensor: torch.Tensor, name: str) -> Array:

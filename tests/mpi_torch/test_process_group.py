@@ -342,6 +342,8 @@ def test_what_does_not_fit_is_refused():
         dist.all_gather_into_tensor(torch.zeros(4 * SIZE, dtype=torch.uint8), torch.ones(2, dtype=torch.bfloat16))
     with pytest.raises(ValueError, match="must not be expanded"):
         dist.all_reduce(torch.ones(1).expand(4))
+    with pytest.raises(TypeError, match=r"is of torch.float8_e4m3fn, which NumPy has not"):
+        dist.all_reduce(torch.ones(1).to(torch.float8_e4m3fn))
     with pytest.raises(ValueError, match="must not be expanded"):
         dist.group.WORLD.recv([torch.ones(1).expand(4)], 0, 0)
     with pytest.raises(ValueError, match="the splits"):
