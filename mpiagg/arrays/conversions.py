@@ -77,7 +77,8 @@ def convert(target: Array, source: Array) -> None:
 
 
 def _plain(array: Array) -> bool:
-    return array.flags.c_contiguous and array.dtype.isnative
+    # NumPy's matrices have no view of one dimension.
+    return array.flags.c_contiguous and array.dtype.isnative and not isinstance(array, np.matrix)
 
 
 def single(block: Array) -> Array:

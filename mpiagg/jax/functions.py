@@ -9,7 +9,7 @@ algorithm : str
 
 A wrong argument raises where the function is traced, before anything is sent. What is found out while a compiled
 program runs, such as other shapes on another rank, JAX raises as ``JaxRuntimeError`` where a result is asked for.
-No collective can be called after that: JAX refuses what comes behind it.
+No collective is to be called after that: ranks may be at different places of the program.
 
 Derivatives count a value that all ranks have (the result of :func:`allreduce`, :func:`allgather` and
 :func:`broadcast`) once: all ranks are to go on from it to one and the same loss. So the gradient with respect to the

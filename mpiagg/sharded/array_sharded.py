@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from mpiagg.arrays import Array, Form, device_of, form_of, is_array, same_memory, working_dtype, writeable
+from mpiagg.arrays import Array, Form, as_input, device_of, form_of, is_array, same_memory, working_dtype, writeable
 from mpiagg.collectives.functions import allreduce
 from mpiagg.collectives.moving_functions import broadcast
 from mpiagg.errors import PlanError
@@ -70,7 +70,7 @@ class ArraySharded(Sharded):
         return str(self.optimizer.hyperparameters())
 
     def _lay_out(self) -> None:
-        arrays: Sequence[Array] = self.module
+        arrays = [as_input(x) for x in self.module]
         for array in arrays:
             broadcast(array, root=0, out=array, comm=self.comm)
         everything = list(range(len(self._units)))

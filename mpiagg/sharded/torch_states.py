@@ -27,7 +27,8 @@ def check_optimizer(optimizer: Any, module: torch.nn.Module, *, whole: bool) -> 
         raise ValueError("the optimizer has the module's parameters, and not those that the function was given")
     if name in WHOLE_TENSORS and not whole:
         raise ValueError(f"{name} needs whole tensors: split='tensors'")
-    if any(each.default is each.empty for each in signature(optimizer.step).parameters.values()):
+    taken = signature(optimizer.step).parameters.values()
+    if any(each.default is each.empty and each.kind not in (each.VAR_POSITIONAL, each.VAR_KEYWORD) for each in taken):
         raise ValueError(f"{name} needs arguments in step(), such as a closure, which Sharded does not have")
 
 

@@ -95,6 +95,16 @@ def sample(half):
 
 
 @pytest.mark.parametrize("half", HALVES)
+def test_matrices_are_converted_as_arrays_are(half):
+    singles, back = np.arange(3 * SHORT, dtype=np.float32).reshape(3, -1), np.zeros((3, SHORT), np.float32)
+    halves, wanted = np.zeros((3, SHORT), half), singles.astype(half)
+    convert(halves.view(np.matrix), singles)
+    assert (halves == wanted).all()
+    convert(back.view(np.matrix), halves.view(np.matrix))
+    assert (back == wanted.astype(np.float32)).all()
+
+
+@pytest.mark.parametrize("half", HALVES)
 @pytest.mark.parametrize("first", [0, 1, 2**10, 2**15])
 def test_every_half_is_widened_as_by_others(half, first):
     # One that is not finite has its block converted otherwise: so alone, too, and with those that are.

@@ -154,6 +154,7 @@ def test_any_units_give_the_same(stored, bucket_bytes):
 def test_the_callers_arrays_are_trained_in_place(stage):
     mine = start(seed=3 + RANK)  # rank 0's are given to all
     mine[0] = np.asfortranarray(mine[0])
+    mine[2] = mine[2].view(np.matrix) if RANK == 0 else mine[2]
     kept = list(mine)
     with mpiagg.Sharded(mine, MAKE["sgd"](), stage=stage, bucket_bytes=600, algorithm="direct") as training:
         for step in range(STEPS):

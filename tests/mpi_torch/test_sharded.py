@@ -818,6 +818,16 @@ def test_an_optimizer_that_needs_a_closure_is_refused():
     refused(ValueError, "LBFGS needs arguments in step", mpiagg.Sharded, torch.nn.Linear(2, 2), torch.optim.LBFGS)
 
 
+def test_an_optimizer_may_hand_on_whatever_its_step_is_given():
+    class Logged(torch.optim.SGD):
+        def step(self, *given, **keywords):
+            return super().step(*given, **keywords)
+
+    with mpiagg.Sharded(torch.nn.Linear(2, 2), Logged) as training:
+        training(torch.ones(1, 2)).sum().backward()
+        training.step()
+
+
 @pytest.mark.parametrize("stored", STORED)
 def test_a_function_that_fails_leaves_the_module_as_it_was(stored):
     def fails(_):
