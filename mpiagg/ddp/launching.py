@@ -135,15 +135,19 @@ class Launcher:
 
     def wait(self) -> Iterator[Bucket]:
         """Yield each bucket when it is back; after the last, the next step can begin."""
-        last = len(self._buckets) - 1
-        if self._started < last:
+        if self._started < len(self._buckets) - 1:
             self._launch()
+        for number, bucket in enumerate(self._buckets):
+            self._bring_back(number)
+            yield bucket
+        self._begin()
+
+    def _bring_back(self, number: int) -> None:
         try:
-            for number, bucket in enumerate(self._buckets):
-                if number == self._started == last:  # nobody need bring it forward meanwhile
-                    self._set_out(number, self._flights[number])
-                else:
-                    self._flights[number].wait(meanwhile=self._flights[number + 1 : self._started])
-                yield bucket
-        finally:  # after an error, too: to start what still runs is an error then
-            self._begin()
+            if number == self._started == len(self._buckets) - 1:  # nobody need bring it forward meanwhile
+                self._set_out(number, self._flights[number])
+            else:
+                self._flights[number].wait(meanwhile=self._flights[number + 1 : self._started])
+        except BaseException:
+            self._begin()  # all buckets: to start what still runs is an error then
+            raise
