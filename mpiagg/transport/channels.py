@@ -41,10 +41,10 @@ def channel_of(comm: MPI.Intracomm | None) -> Channel:
         found: Any = comm.Get_attr(_KEYVAL[0])
         if found is not None:
             return found  # type: ignore[no-any-return]  # the attribute is ours
-    if comm == MPI.COMM_NULL:
-        raise ValueError("comm is the null communicator, or was freed")
     if not isinstance(comm, MPI.Intracomm):
         raise TypeError(f"comm must be an mpi4py.MPI.Intracomm, not {type(comm).__name__}")
+    if comm == MPI.COMM_NULL:
+        raise ValueError("comm is the null communicator, or was freed")
     require_mpi()
     keyval = _keyval()
     channel = comm.Get_attr(keyval)
