@@ -132,9 +132,11 @@ def report(answers: Sequence[Answer], differ_in: int = 0) -> Report:
 
 
 def _stuck_in(answers: Sequence[Answer]) -> int:
-    """Return the number of the first operation that some rank is in; 0 if none is."""
-    running = [each.order for state in answers if isinstance(state, RankState) for each in state.recent if each.running]
-    return min(running, default=0)
+    """Return the number of the first operation that some rank waits in, or else is in; 0 if none is."""
+    running = [each for state in answers if isinstance(state, RankState) for each in state.recent if each.running]
+    # What was started, and is waited for no more, as after a timeout, keeps nobody.
+    waited_for = [each for each in running if each.waiting]
+    return min((each.order for each in waited_for or running), default=0)
 
 
 def _waits_in(answer: Answer, order: int) -> bool:

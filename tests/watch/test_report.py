@@ -42,6 +42,15 @@ def test_who_has_not_come_is_named_with_where_it_is():
     )
 
 
+def test_what_is_waited_for_is_told_before_what_only_runs():
+    there = state((1, MAX, "runs"), (2, SUM, "waits"), waits="rank 1 to come")
+    first, *ranks = report([there, state((1, MAX, "runs"))]).table.splitlines()
+    assert first == f"operation 2 of 2 ranks, {SUM}:"
+    assert ranks[1].startswith("  rank 1: has not come")
+    first, *_ = report([state((1, MAX, "runs"))] * 2).table.splitlines()
+    assert first == f"operation 1 of 2 ranks, {MAX}:"
+
+
 def test_who_is_in_another_communicator_is_told():
     table, fault = report(
         [state((1, SUM, "waits")), state(beside="broadcast of 9 uint8, root 0 on another communicator")]
