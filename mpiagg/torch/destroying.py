@@ -10,10 +10,13 @@ import torch.distributed as dist
 from mpiagg.collectives.comm import Comm
 from mpiagg.errors import MismatchError, StallError
 from mpiagg.torch.works import as_torch_words_it
-from mpiagg.transport import limited
+from mpiagg.transport import TooLateError, limited
 
 _LATER: Final = 60.0
 """Seconds for which a group is waited for longer than for a call of it: those of other ranks may have begun later."""
+
+_SHORTEST: Final = 0.1
+"""Seconds for which it is waited for in any case."""
 
 
 class Destroyed:
@@ -46,19 +49,24 @@ def free_patiently(comm: Comm, timeout: float) -> None:
     ------
     torch.distributed.DistBackendError
         If a rank does not come. Then it cannot be freed.
+    MismatchError
+        If one is in something else until then.
     """
     last = time.monotonic() + timeout + min(timeout, _LATER)
-    while not _freed(comm, timeout, last):
+    while not _freed(comm, last):
         pass
 
 
-def _freed(comm: Comm, timeout: float, last: float) -> bool:
-    """Whether all came; if not, it was not yet the ``last`` time."""
+def _freed(comm: Comm, last: float) -> bool:
+    """Whether all came; if not, they still can."""
+    left = last - time.monotonic()
     try:
-        with limited(timeout):
+        with limited(max(left, _SHORTEST)):
             comm.Free()
-    except (MismatchError, StallError) as error:
-        if time.monotonic() > last:
-            raise as_torch_words_it(StallError(str(error))) from error
+    except (MismatchError, TooLateError):
+        if left < 0:
+            raise
         return False
+    except StallError as error:
+        raise as_torch_words_it(error) from error
     return True

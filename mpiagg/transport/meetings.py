@@ -31,6 +31,10 @@ LONGEST: Final = 300
 """Bytes of what a rank says of its purpose, where ranks have different ones."""
 
 
+class TooLateError(StallError):
+    """Another rank has waited in vain for this one, which comes to a meeting now."""
+
+
 def gather(
     comm: MPI.Intracomm, data: bytes, purpose: str, log: OperationLog | None = None, word: str = ""
 ) -> list[bytes]:
@@ -181,7 +185,7 @@ class _AllGather:
         found = [bytes(everything[start:stop]) for start, stop in ranges(cuts_of(counts))]
         gone = [rank for rank, each in enumerate(found) if each[0]]
         if gone and not self._given_up:
-            raise StallError(f"{describe_ranks(gone)} waited in vain for all ranks to {self._purpose}")
+            raise TooLateError(f"{describe_ranks(gone)} waited in vain for all ranks to {self._purpose}")
         self._found = [each[1:] for each in found]
 
 
