@@ -8,12 +8,11 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple
+
+import numpy as np
 
 from bench.fault_cases import ALIKE, FREEING, ODD, RIGHT, RUN, SYNC, WRONG
-
-if TYPE_CHECKING:
-    import numpy as np
 
 SHORT: Final = 100
 PACE: Final = 0.01
@@ -84,8 +83,6 @@ class Rank:
 
     def array(self, asked: Asked) -> np.ndarray[Any, Any]:
         """Return what this rank passes."""
-        import numpy as np  # noqa: PLC0415 - as mpiagg, when MPI may start
-
         return np.full(asked.length, self.rank + 1, asked.dtype)
 
     def call(self, asked: Asked, **more: object) -> np.ndarray[Any, Any]:

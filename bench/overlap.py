@@ -80,7 +80,7 @@ def make_late() -> None:
         for request in receive_init(channel, chunk, peer, tag):
             yield LateRequest(request, chunk.nbytes, LINK)
 
-    Channel.receive_init = late  # type: ignore[method-assign]  # what it costs is measured without it
+    Channel.receive_init = late  # type: ignore[method-assign]  # stands for a slow link
 
 
 def network() -> torch.nn.Module:

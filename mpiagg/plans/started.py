@@ -51,9 +51,8 @@ class KeptPlan(FreedAfterUse):
         self._x, self._out = bound[1] if x is out else bound[0], bound[1]
         program = bind_arrays(channel, operation, self._x, self._out, tag, memory=Memory.NONE)
         self.plan = plan_of(channel, operation, program, None)
-        self.plan.by_messages = self.plan.lasts = (
-            True  # it is freed after its use: a call goes on when the communicator is freed
-        )
+        # It is freed after its use: a call goes on when the communicator is freed.
+        self.plan.by_messages = self.plan.lasts = True
 
     @property
     def nbytes(self) -> int:
