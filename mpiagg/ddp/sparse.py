@@ -40,8 +40,6 @@ def average_sparse(parameters: list[torch.nn.Parameter], comm: MPI.Intracomm, di
 
     Where some ranks have no gradient, they get the result; one that is missing everywhere stays missing.
     """
-    if not parameters:
-        return
     has = np.array([each.grad is not None for each in parameters])
     anywhere: list[bool] = np.any(moving_functions.allgather(has, comm=comm), axis=0).tolist()
     for parameter, wanted in zip(parameters, anywhere, strict=True):

@@ -20,7 +20,7 @@ from mpiagg.ddp.steps import GradientList
 from mpiagg.ddp.torch_buffers import broadcast_buffers
 from mpiagg.ddp.torch_copies import SavedModule
 from mpiagg.ddp.torch_keywords import NAMES, TorchKeywords
-from mpiagg.ddp.torch_modules import TorchAdapter, UnsyncedParameters, require_threads
+from mpiagg.ddp.torch_modules import TorchAdapter, UnsyncedParameters, not_hooked, require_threads
 from mpiagg.ddp.torch_outputs import watched
 from mpiagg.errors import PlanError
 from mpiagg.transport import channel_of
@@ -125,29 +125,19 @@ class TorchDDP(SavedModule, DDP):
             if asked.init_buffers:
                 broadcast_buffers(self._adapter.buffers(), self.comm, 0)
 
-    def _set_up(self) -> None:
-        super()._set_up()
-        self._laid_out = True
-
     def _check(self, aggregation: Aggregation | None, check_finite: bool | None) -> str:
         words = super()._check(aggregation, check_finite)
         require_threads(self.module.parameters())
-        self._divisor = 1.0
-        if self._adapter.sparse:
-            averaging = aggregation is None or (isinstance(aggregation, AllReduce) and aggregation.op in ("avg", "sum"))
-            if not averaging:
-                raise ValueError(
-                    "sparse gradients are summed or averaged; give another aggregation no sparse embedding"
-                )
-            if aggregation is None:
-                self._divisor = self.comm.size
-            elif aggregation.op == "avg":  # type: ignore[attr-defined]  # it is an AllReduce
-                self._divisor = aggregation.denom or self.comm.size  # type: ignore[attr-defined]  # as above
+        sums = aggregation is None or (isinstance(aggregation, AllReduce) and aggregation.op in ("avg", "sum"))
+        if self._adapter.sparse and not sums:
+            raise ValueError("sparse gradients are summed or averaged; give another aggregation no sparse embedding")
         return f"{words}; {self._asked.check(self.module)}"
 
     def _lay_out(self) -> None:
         synced = self._laid_out and self._unsynced.synced
+        self._laid_out = False
         super()._lay_out()
+        self._laid_out = True
         self._unsynced.synced = synced
         if not self._overlap:
             self._unsynced.tell(WeakMethod(self._on_gradient))
@@ -275,7 +265,10 @@ class TorchDDP(SavedModule, DDP):
     def _sync_in_stream(self, given: GradientList | list[Array] | None, *, overlapped: bool) -> None:
         self._queued = self._expected = False
         super()._sync_in_stream(given, overlapped=overlapped)
-        average_sparse(self._adapter.sparse, self.comm, self._divisor)
+        if self._adapter.sparse:
+            assert isinstance(self.aggregation, AllReduce)
+            divisor = self.aggregation.denom if self.aggregation.op == "avg" else 1.0
+            average_sparse(self._adapter.sparse, self.comm, divisor)
 
     def join(  # type: ignore[override]  # torch's keywords, too
         self,
@@ -389,11 +382,17 @@ class TorchDDP(SavedModule, DDP):
         return self
 
     def _lay_out_again(self) -> None:
-        """Make the buckets of the parameters as they are now; collective."""
-        self._channel.agree_on(self._check_again)
+        """Make the buckets of the parameters as they are now; collective. What is refused leaves those there are."""
+        before = self._adapter
+        try:
+            self._channel.agree_on(self._check_again)
+        except Exception:
+            self._adapter = before
+            raise
+        self._end_steps()
         self._lay_out()
 
     def _check_again(self) -> str:
         self._steps.require_end()
-        self._end_steps()
-        return self._check(*self._given)
+        with not_hooked([parameter.tensor for parameter in self._adapter.hooked if self._hooks is not None]):
+            return self._check(*self._given)

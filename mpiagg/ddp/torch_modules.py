@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Collection, Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from operator import attrgetter, is_
 from typing import Any, Final
 from weakref import WeakMethod, WeakValueDictionary
@@ -52,6 +52,16 @@ def on_gradient(tensor: torch.Tensor, call: Callable[[torch.Tensor], None]) -> C
         _HOOKED.pop(id(tensor), None)
 
     return end
+
+
+@contextmanager
+def not_hooked(tensors: Iterable[torch.Tensor]) -> Iterator[None]:
+    """Let an adapter be made inside this block of tensors whose gradients the same DDP takes."""
+    hooked = [tensor for tensor in tensors if _HOOKED.pop(id(tensor), None) is not None]
+    try:
+        yield
+    finally:
+        _HOOKED.update((id(tensor), tensor) for tensor in hooked)
 
 
 def require_threads(parameters: Iterable[Any]) -> None:

@@ -8,6 +8,7 @@ from torch import nn
 from torch_models import good_step, model, one_pass
 
 import mpiagg
+from mpiagg import MismatchError, PlanError
 
 pytestmark = pytest.mark.mpi
 
@@ -78,4 +79,29 @@ def test_a_gradient_that_somebody_else_takes_is_noticed():
         one_pass(module)
         refused(mpiagg.PlanError, "another hook has taken it away", ddp.sync_gradients)
         handle.remove()
+        good_step(ddp)
+
+
+@pytest.mark.parametrize("overlap", [True, False])
+def test_buckets_that_cannot_be_laid_out_again_stay(overlap):
+    module = model()
+    with mpiagg.DDP(module, overlap=overlap) as ddp:
+        good_step(ddp)
+        module[0].bias.requires_grad_(requires_grad=False)
+        module.register_buffer("rows", torch.zeros(1).expand(3))
+        refused(ValueError, "rows is expanded", ddp, torch.ones(1, 2))
+        del module.rows
+        module[0].bias.requires_grad_()
+        good_step(ddp)
+
+
+def test_buckets_stay_where_a_rank_has_gradients_under_way():
+    module = model()
+    with mpiagg.DDP(module) as ddp:
+        if RANK == 0:
+            one_pass(module)
+        module[0].bias.requires_grad_(requires_grad=False)
+        refused(PlanError if RANK == 0 else MismatchError, r"sync_gradients\(\)", ddp, torch.ones(1, 2))
+        module[0].bias.requires_grad_()
+        ddp.sync_gradients()
         good_step(ddp)
