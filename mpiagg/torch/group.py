@@ -27,7 +27,7 @@ from mpiagg.torch.streams import behind_present
 from mpiagg.torch.tensors import check_output, moved, plain, put
 from mpiagg.torch.versions import SPLITS
 from mpiagg.torch.works import Line, MessageWork, Work
-from mpiagg.transport import DEFAULT_TIMEOUT, channel_of, communicator_among, keep_for_good
+from mpiagg.transport import DEFAULT_TIMEOUT, channel_of, communicator_among, keep_for_good, keep_number
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -78,8 +78,8 @@ class RankGroup(dist.ProcessGroup):  # type: ignore[misc]  # mypy sees no classe
         self._comm, self._messages = Comm(comm, reproducible=True), comm.Dup()
         self._name, self._description = name, "undefined"
         self.set_timeout(timeout)
-        self._line, self._under_way = Line(f"mpiagg {name}"), dict[MessageWork, None]()
-        self._calls = 0
+        self._line, self._under_way = Line(f"mpiagg {name}"), dict[MessageWork, bool]()
+        self._calls = self._unread = 0
         self._log = channel_of(self._comm).log
         self._log.label = name
         self._freed = False
@@ -234,12 +234,16 @@ class RankGroup(dist.ProcessGroup):  # type: ignore[misc]  # mypy sees no classe
         self._freed = True
         self._line.end()
         # Messages that have not come or gone still may.
-        keep_for_good([message for message in list(self._under_way) if not message.is_completed()])
+        left = {message: into for message, into in list(self._under_way.items()) if not message.is_completed()}
+        keep_for_good(left)
         if not MPI.Is_finalized():
-            messages, comm = self._messages, self._comm
+            messages, comm, channel = self._messages, self._comm, channel_of(self._comm)
             self._messages = self._comm = cast("Comm", Destroyed(self._name))
-            messages.Free()
+            channel.unread = self._unread + sum(left.values())
             free_patiently(comm, self._timeout.total_seconds())
+            if channel.behind:
+                keep_number(messages)
+            messages.Free()
 
     def abort(self) -> None:
         """End the job: the other ranks would wait for ever."""
@@ -307,7 +311,9 @@ class RankGroup(dist.ProcessGroup):  # type: ignore[misc]  # mypy sees no classe
         label = f"{whole.nbytes} bytes to {'arrive from' if into else 'be sent to'} {peer}"
         then = partial(in_order, partial(put, tensor, whole)) if into and whole is not tensor else None
         seconds = self._timeout.total_seconds()
-        return MessageWork(tensor if into else whole, request, label, seconds, then, under_way=self._under_way)
+        self._unread += -1 if into else 1
+        tensor = tensor if into else whole
+        return MessageWork(tensor, request, label, seconds, then, under_way=self._under_way, into=into)
 
     def monitored_barrier(self, timeout: timedelta | None = None, wait_all_ranks: bool = False) -> None:
         """Wait for all ranks; rank 0 says which have not come in time.

@@ -190,8 +190,10 @@ class MessageWork(Work):
     then : callable, optional
         What is to be done when it has come.
     under_way : dict of MessageWork
-        Those of the group, the oldest first, whose memory MPI may still read or write; this one is among them as long
-        as that may be.
+        Those of the group, the oldest first, whose memory MPI may still read or write, and whether they arrive here;
+        this one is among them as long as that may be.
+    into : bool
+        Whether it arrives here.
     """
 
     def __init__(
@@ -202,14 +204,15 @@ class MessageWork(Work):
         timeout: float,
         then: WorkFunction | None = None,
         *,
-        under_way: dict[MessageWork, None],
+        under_way: dict[MessageWork, bool],
+        into: bool,
     ) -> None:
         super().__init__([tensor], then or _nothing)
         self._request, self._label, self._timeout = request, label, timeout
         self._testing = threading.Lock()
         self._source, self._until = -1, 0.0
         self._under_way = under_way
-        under_way[self] = None
+        under_way[self] = into
 
     def wait(self, timeout: timedelta = NOT_SET) -> bool:
         """Wait until the message has come or gone."""

@@ -16,7 +16,7 @@ from mpi4py import MPI
 
 from mpiagg.common.once import once
 from mpiagg.errors import Error, PlanError
-from mpiagg.transport.meetings import end_all, gather
+from mpiagg.transport.meetings import end_all, gather, keep_number
 from mpiagg.transport.messages import MAKE, Channel
 from mpiagg.transport.process import RECORD, ending
 from mpiagg.watch import OperationLog, Subject
@@ -77,6 +77,8 @@ def require_mpi() -> None:
 def free_channel_of(comm: MPI.Intracomm) -> None:
     """Free the channel of a communicator that is about to be freed, if it has one; collective.
 
+    If messages were left behind, a later communicator will not get the number of this one.
+
     Raises
     ------
     StallError
@@ -85,6 +87,8 @@ def free_channel_of(comm: MPI.Intracomm) -> None:
     channel = comm.Get_attr(_keyval())
     if isinstance(channel, Channel):
         channel.free()
+        if channel.behind:
+            keep_number(comm)
 
 
 def leave(comm: MPI.Intracomm) -> None:

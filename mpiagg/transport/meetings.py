@@ -276,6 +276,14 @@ for _kept in (_given_up, _for_good):  # MPI is finalised after Python has given 
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(_kept))
 
 
+def keep_number(comm: MPI.Intracomm) -> None:
+    """Keep MPI from giving the number of a communicator to another one: it would receive what nobody has received here.
+
+    A request belongs to its communicator until it is freed, as MPI has it, also if the communicator is freed before.
+    """
+    keep_for_good(comm.Recv_init(bytearray(1), comm.rank, 0))
+
+
 def keep_for_good(left: object) -> None:
     """Keep a plan that has requests under way, with their memory, until the process ends: see ``_given_up``."""
     _for_good.append(left)

@@ -11,6 +11,7 @@ import math
 from collections.abc import Iterator
 from typing import Any, Final, Protocol
 
+import numpy as np
 from mpi4py import MPI
 
 from mpiagg.arrays import Array
@@ -95,6 +96,11 @@ class Channel(Agreement):
         The connection of their devices by NCCL, once they have one.
     open : dict
         What must be freed before the channel is.
+    unread : int
+        Messages beside the operations: those that this rank has sent, less those that it has received.
+    behind : bool
+        Whether messages that nobody has received were left when the channel was freed: not all ranks had begun the same
+        operations, or received what was sent to them. Then MPI must not give the communicator's number to another one.
     one_thread : OneThread
         Entered before anything is written to memory of a call's own. Blocking operations look for other threads by
         themselves, but only when they begin.
@@ -135,6 +141,7 @@ class Channel(Agreement):
         self.open: dict[int, Freeable] = {}
         self.calls = Calls()
         self.lines: dict[int, Any] = {}
+        self.unread, self.behind = 0, False
         self.one_thread = OneThread()
         upper = MPI.COMM_WORLD.Get_attr(MPI.TAG_UB)
         self.tags = Tags(LEAST if upper is None else int(upper))
@@ -240,7 +247,12 @@ class Channel(Agreement):
             return
         self.log.fault = None  # which has been raised: it is no reason not to come together once more
         with meeting("free a communicator", self.log) as subject:
-            exchange(self.comm, b"", "free a communicator", subject)
+            own = np.array([self.log.count, self.unread])
+            told = [
+                np.frombuffer(x, own.dtype) for x in exchange(self.comm, own.tobytes(), "free a communicator", subject)
+            ]
+            counts, unread = zip(*told, strict=True)
+            self.behind = len(set(counts)) > 1 or sum(unread) != 0
             subject.unleavable = DEFAULT_TIMEOUT  # a rank that has given up waiting for this one does not come
             self._free_parts()
 
@@ -252,7 +264,7 @@ class Channel(Agreement):
         self.memory.free(running=not all(thing.by_messages for thing in self.open.values()))
         if self.open:
             keep_for_good(self.open)
-        else:
+        elif not self.behind:
             self.node.free()
             self.comm.Free()
         self.comm = MPI.Intracomm(MPI.COMM_NULL)

@@ -485,3 +485,13 @@ def test_a_communicator_on_which_ranks_have_disagreed_can_be_freed(world, rank, 
     comm.Free()
     assert comm == MPI.COMM_NULL
     world.Barrier()
+
+
+@pytest.mark.parametrize("algorithm", ["native", "tree"])
+def test_a_later_communicator_receives_nothing_of_an_earlier_one(world, rank, algorithm):
+    for value in (1.0, 2.0):
+        comm, x = mpiagg.Comm(world), np.full(3, value + 10 * rank)
+        if rank == 0 or value > 1:  # the first time the other ranks do not come
+            mpiagg.broadcast(x, out=x, comm=comm, algorithm=algorithm)
+        comm.Free()
+    assert (x == value).all()

@@ -435,6 +435,17 @@ def test_messages():
         assert sorted(came) == list(range(1, SIZE))
 
 
+def test_a_later_group_receives_nothing_of_an_earlier_one():
+    for value in (1.0, 2.0):
+        group, got = dist.new_group(), torch.full((3,), value)
+        if RANK == 0 and SIZE > 1:
+            dist.send(got, 1, group=group)
+        if RANK == 1 and value > 1:  # the first time it does not receive what was sent
+            dist.recv(got.zero_(), 0, group=group)
+        dist.destroy_process_group(group)
+        assert (got == value).all()
+
+
 def test_objects():
     found = [None] * SIZE
     dist.all_gather_object(found, {"rank": RANK, "more": "x" * RANK})
