@@ -18,7 +18,7 @@ from mpiagg.collectives import forms, methods
 from mpiagg.collectives.methods import Method
 from mpiagg.collectives.reducing import scattered_counts
 from mpiagg.common.arguments import check_flag
-from mpiagg.errors import RankFailedError
+from mpiagg.errors import MismatchError, RankFailedError
 from mpiagg.plans.barrier import Barrier
 from mpiagg.transport import CHECK, Channel, channel_of, free_channel_of, meet, require_mpi
 from mpiagg.transport.failures import all_agree, survivors
@@ -117,7 +117,11 @@ class Comm(MPI.Intracomm):
         if self:
             # Here, since all ranks are here: a nonblocking call must not have to wait for that, and threads that have a
             # communicator each could not make shared memory at the same time, which Open MPI does not bear.
-            self._open().memory.signatures()
+            try:
+                self._open().memory.signatures()
+            except (ValueError, MismatchError):  # one of them on every rank
+                super().Free(self)
+                raise
         return self
 
     def _open(self) -> Channel:

@@ -72,10 +72,15 @@ def learner_of(ranks: Agreement, layout: Layout) -> Learner | None:
 
     path, origin = cache_of(ranks, layout)
     data, fault = (b"", "") if path is None else read_cached(path, layout)
+
+    def warn() -> str:
+        if fault:
+            what = "what was learned before cannot be used; this job learns anew, and replaces it"
+            warnings.warn(f"{what}: {fault}", RuntimeWarning, stacklevel=2)
+        return "begin with what was learned before"
+
+    ranks.agree_on(warn)  # a warning may be an error, of which all are told
     content = ranks.gather(data, "begin with what was learned before")[0]
-    if fault:
-        what = "what was learned before cannot be used; this job learns anew, and replaces it"
-        warnings.warn(f"{what}: {fault}", RuntimeWarning, stacklevel=2)
     before = table_of("what was learned before", documents.parsed(content)) if content else None
     save = None if path is None else partial(write_cached, path)
     return Learner(MPI.get_vendor()[0], origin, before, save)

@@ -25,7 +25,7 @@ from mpiagg.transport.comparison import compare_settings, learner_of
 from mpiagg.transport.kept import Calls
 from mpiagg.transport.meetings import exchange, is_late, keep_for_good, meeting
 from mpiagg.transport.node_memory import NodeMemory
-from mpiagg.transport.nodes import Node
+from mpiagg.transport.nodes import Node, fault_of_nodes
 from mpiagg.transport.process import REPRODUCIBLE, process
 from mpiagg.transport.tags import LEAST, Tags
 from mpiagg.transport.waiting import DEFAULT_TIMEOUT
@@ -107,6 +107,10 @@ class Channel(Agreement):
 
     Raises
     ------
+    ValueError
+        On the ranks where the environment variable MPIAGG_NODES does not say how many ranks each node has.
+    MismatchError
+        On the other ranks then; on all, if their settings differ.
     StallError
         If a rank does not come within the timeout.
     RankFailedError
@@ -118,7 +122,12 @@ class Channel(Agreement):
         super().__init__(plain)
         self.reproducible = reproducible or REPRODUCIBLE
         with self.failures.told(), meeting(MAKE, self.log) as subject:
-            exchange(plain, b"", MAKE, subject)
+            fault = fault_of_nodes()
+            told = exchange(plain, fault.encode(), MAKE, subject)
+            if fault:
+                raise ValueError(fault)
+            if any(told):
+                raise MismatchError(next(f"rank {rank}: {text.decode()}" for rank, text in enumerate(told) if text))
             # What follows are calls of the MPI library's that wait without a deadline; but now all are here.
             subject.unleavable = DEFAULT_TIMEOUT
             self._set_up(plain)

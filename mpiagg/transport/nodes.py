@@ -75,6 +75,15 @@ def _group_of_world_rank(rank: int, size: int) -> int:
     return Layout.of(ranks_of_nodes(text, size)).node_of(rank) if text else 0
 
 
+def fault_of_nodes() -> str:
+    """Return what is wrong with MPIAGG_NODES on this rank, if anything is."""
+    try:
+        _group_of_world_rank(MPI.COMM_WORLD.Get_rank(), MPI.COMM_WORLD.Get_size())
+    except ValueError as error:
+        return str(error)
+    return ""
+
+
 def _processors(comm: MPI.Intracomm) -> int:
     """Return how many processors the ranks of a node may run on together."""
     mine = np.zeros(MOST_CPUS // 8, np.uint8)

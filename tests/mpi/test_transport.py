@@ -377,3 +377,15 @@ def test_whatever_one_rank_raises_all_are_told(comm, rank):
     with pytest.raises(RuntimeError if rank == 0 else mpiagg.MismatchError, match="the disk is full"):
         channel_of(comm).agree_on(say)
     channel_of(comm).agree_on(lambda: "peace")
+
+
+def test_nodes_that_one_rank_has_wrong_are_refused_on_all(world, rank, size, monkeypatch):
+    if rank == size - 1:
+        monkeypatch.setenv("MPIAGG_NODES", "two")
+    error = ValueError if rank == size - 1 else mpiagg.MismatchError
+    with pytest.raises(error, match="MPIAGG_NODES='two' must say"):
+        mpiagg.Comm(world)
+    monkeypatch.undo()
+    comm = mpiagg.Comm(world)
+    comm.Barrier()
+    comm.Free()
