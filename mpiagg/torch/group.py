@@ -95,11 +95,13 @@ class RankGroup(dist.ProcessGroup):  # type: ignore[misc]  # mypy sees no classe
         """
         del options
         store, rank, size = asked.store, asked.group_rank, asked.group_size
+        if not 0 <= rank < size:
+            raise ValueError(f"a group of {size} ranks has no rank {rank}")
         world = MPI.COMM_WORLD
         store.set(f"rank {rank}", str(world.rank))
         told = [bytes(store.get(f"rank {other}")).decode() for other in range(size)]
         ranks = [int(text) if text.isdecimal() and len(text) < 10 else -1 for text in told]
-        if len(set(ranks)) != size or not all(0 <= each < world.size for each in ranks):
+        if len(set(ranks)) != size or not all(0 <= each < world.size for each in ranks) or ranks[rank] != world.rank:
             raise ValueError(
                 f"torch has {size} ranks in this group, and they are the ranks {told} of an MPI job of {world.size}: "
                 "start the program by mpiexec or srun"
@@ -345,6 +347,8 @@ class RankGroup(dist.ProcessGroup):  # type: ignore[misc]  # mypy sees no classe
                 )
             return
         late = self._late(limit, everyone=wait_all_ranks)
+        if limit <= timedelta(0):  # as torch has it, whoever has come by chance
+            late = [*range(1, self.size())]
         word.fill_(bool(late))
         for rank in range(1, self.size()):  # also to those that may yet come
             told = self._message([word], rank, BARRIER)

@@ -12,7 +12,7 @@ import numpy as np
 import torch.distributed as dist
 from mpi4py import MPI
 
-from mpiagg.transport import require_mpi
+from mpiagg.transport import channel_of, require_mpi
 
 BACKEND: Final = "mpiagg"
 """The name by which torch.distributed knows this backend."""
@@ -34,8 +34,12 @@ def init_process_group(timeout: timedelta | None = None) -> None:
 
     Raises
     ------
+    TypeError
+        If the timeout is no ``datetime.timedelta``.
     ValueError
         If torch.distributed is started already.
+    MismatchError
+        On the other ranks, if one of these is so on some.
     PlanError
         If MPI is not initialised in this process.
 
@@ -52,7 +56,16 @@ def init_process_group(timeout: timedelta | None = None) -> None:
     >>> torch.distributed.destroy_process_group()
     """
     require_mpi()
-    world = MPI.COMM_WORLD
+    world, limit = MPI.COMM_WORLD, dist.default_pg_timeout if timeout is None else timeout
+
+    def check() -> str:
+        if not isinstance(limit, timedelta):
+            raise TypeError(f"timeout must be a datetime.timedelta, not {type(limit).__name__}")
+        if dist.is_initialized():
+            raise ValueError("torch.distributed is started already; destroy_process_group() ends it")
+        return "start torch.distributed"
+
+    channel_of(world).agree_on(check)
     node = world.Split_type(MPI.COMM_TYPE_SHARED, world.rank)
     first = np.array([world.rank])
     node.Bcast(first)
@@ -82,5 +95,4 @@ def init_process_group(timeout: timedelta | None = None) -> None:
         MASTER_ADDR=host,
         MASTER_PORT=str(port),
     )
-    limit = dist.default_pg_timeout if timeout is None else timeout
     dist.init_process_group(BACKEND, store=store, rank=world.rank, world_size=world.size, timeout=limit)

@@ -57,6 +57,13 @@ def of_all(dtype=torch.float32, shape=(3, 4)):
     return torch.stack([numbers(rank, dtype, shape) for rank in range(SIZE)])
 
 
+def test_it_is_started_once():
+    with pytest.raises(ValueError, match="started already"):
+        mpiagg.torch.init_process_group()
+    with pytest.raises(TypeError, match="timedelta"):
+        mpiagg.torch.init_process_group(timeout=3)
+
+
 def test_the_environment_is_as_torchrun_sets_it():
     assert dist.get_backend() == mpiagg.torch.BACKEND
     assert (dist.get_rank(), dist.get_world_size()) == (RANK, SIZE)
@@ -567,6 +574,13 @@ def test_a_monitored_barrier_names_who_has_not_come():
             with pytest.raises(RuntimeError, match=f"Rank {RANK} successfully reached monitoredBarrier"):
                 group.monitored_barrier(timedelta(seconds=0.3))
     dist.barrier()
+
+
+def test_nobody_passes_a_monitored_barrier_without_time():
+    group = dist.group.WORLD._get_backend(torch.device("cpu"))
+    with pytest.raises(RuntimeError, match="monitoredBarrier") if SIZE > 1 else nullcontext():
+        group.monitored_barrier(timedelta(0))
+    group.monitored_barrier(timedelta(seconds=60))
 
 
 def test_a_rank_that_is_late_to_a_monitored_barrier_is_told_and_the_next_one_is_right():
