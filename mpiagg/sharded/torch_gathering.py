@@ -24,19 +24,29 @@ AS_ONE: Final = (torch.nn.MultiheadAttention, torch.nn.TransformerEncoderLayer)
 def owners_of(
     module: torch.nn.Module, tensors: Sequence[torch.nn.Parameter], listed: Sequence[torch.nn.Module] = ()
 ) -> Owners:
-    """Return the submodules that compute with parameters themselves, and those listed, with the numbers of these."""
+    """Return the submodules that compute with parameters themselves, and those listed, with the numbers of these.
+
+    What has no ``forward``, as a ``ParameterList``, is not called: who computes with its parameters is who it is in.
+    """
     number = {id(tensor): index for index, tensor in enumerate(tensors)}
-    found, within = list[tuple[torch.nn.Module, Sequence[int]]](), set[int]()
-    for each in module.modules():
-        if id(each) in within:
-            continue
+    found, seen = dict[int, tuple[torch.nn.Module, dict[int, None]]](), set[tuple[int, int]]()
+
+    def visit(each: torch.nn.Module, owner: torch.nn.Module) -> None:
+        is_called = type(each).forward is not torch.nn.Module.forward or "forward" in vars(each)
+        owner = each if is_called else owner
+        if (id(each), id(owner)) in seen:
+            return
+        seen.add((id(each), id(owner)))
         as_one = isinstance(each, AS_ONE)
-        if as_one:
-            within |= {id(child) for child in each.modules()}
         own = [number[id(x)] for x in each.parameters(recurse=as_one) if id(x) in number]
         if own:
-            found.append((each, own))
-    return [*found, *((each, [number[id(x)] for x in each.parameters()]) for each in listed)]
+            found.setdefault(id(owner), (owner, {}))[1].update(dict.fromkeys(own))
+        for child in () if as_one else each.children():
+            visit(child, owner)
+
+    visit(module, module)
+    inside = ((each, [number[id(x)] for x in each.parameters()]) for each in listed)
+    return [*((each, list(own)) for each, own in found.values()), *inside]
 
 
 def units_with(own: Sequence[int], unit_of: Mapping[int, int]) -> list[int]:
@@ -128,11 +138,11 @@ def layers_of(
                 layers.append(part)
         taken.update(members)
 
+    number = {id(tensor): index for index, tensor in enumerate(tensors)}
     owners = owners_of(module, tensors)
     uses = Counter(index for _, own in owners for index in own)
-    outer = [own for each, own in owners if not isinstance(each, AS_ONE) and any(_has(x) for x in each.children())]
-    add(sorted({i for own in outer for i in own} | {i for i, number in uses.items() if number > 1}), keep=True)
-    number = {id(tensor): index for index, tensor in enumerate(tensors)}
+    outer = [own for each, own in owners if any(number[id(x)] not in own for x in each.parameters())]
+    add(sorted({i for own in outer for i in own} | {i for i, times in uses.items() if times > 1}), keep=True)
     for each in given:
         add([number[id(x)] for x in each.parameters() if id(x) in number])
     filling: list[int] = []
@@ -145,10 +155,6 @@ def layers_of(
     add(filling)
     order = sorted(range(len(layers)), key=lambda layer: min(layers[layer]))
     return [sorted(layers[layer]) for layer in order], {place for place, layer in enumerate(order) if layer in kept}
-
-
-def _has(module: torch.nn.Module) -> bool:
-    return next(module.parameters(), None) is not None
 
 
 def _nbytes(tensor: torch.Tensor) -> int:

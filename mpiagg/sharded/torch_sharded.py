@@ -130,12 +130,12 @@ class TorchSharded(Sharded):
 
     def _lay_out(self) -> None:
         module: torch.nn.Module = self.module
-        for name, x in module.named_parameters():
-            array = stored_array(x, name)
-            broadcast(array, root=0, out=array, comm=self.comm)
-        broadcast_buffers(module.buffers(), self.comm, 0)
         before = [x.data for x in self._tensors]
         try:
+            for name, x in module.named_parameters():
+                array = stored_array(x, name)
+                broadcast(array, root=0, out=array, comm=self.comm)
+            broadcast_buffers(module.buffers(), self.comm, 0)
             self._divide()
             self._channel.agree_on(self._make_optimizer)
         except Exception:

@@ -24,7 +24,7 @@ STEPS, WORDS = 3, 11
 
 
 class Language(torch.nn.Module):
-    """A small model of words: the last weight is the embedding's, a layer is frozen, and a parameter is its own."""
+    """A small model of words: the last weight is the embedding's, a layer is frozen, some parameters are its own."""
 
     def __init__(self, frozen=True):
         super().__init__()
@@ -35,6 +35,7 @@ class Language(torch.nn.Module):
         )
         self.between = torch.nn.Linear(8, 8).requires_grad_(not frozen)
         self.norm = torch.nn.BatchNorm1d(5)
+        self.scales = torch.nn.ParameterDict({"between": torch.rand(8), "all": torch.nn.ParameterList([torch.ones(8)])})
         self.head = torch.nn.Linear(8, WORDS, bias=False)
         self.head.weight = self.embedding.weight
 
@@ -42,7 +43,11 @@ class Language(torch.nn.Module):
         x = self.embedding(x) + self.places
         for block in self.blocks[:blocks]:
             x = x + block(x)
-        return self.head(self.norm(self.between(x)) + self.places)
+        return self.words(x)
+
+    def words(self, x):
+        x = self.norm(self.between(x) * self.scales["between"]) + self.places
+        return self.head(x * self.scales["all"][0])
 
 
 def made(seed=0, dtype=torch.float64):
@@ -269,7 +274,7 @@ def test_activation_checkpoints_gather_again():
             x = self.embedding(x) + self.places
             for block in self.blocks[:blocks]:
                 x = x + torch.utils.checkpoint.checkpoint(block, x, use_reentrant=False)
-            return self.head(self.norm(self.between(x)) + self.places)
+            return self.words(x)
 
     expected, _ = plain()
     torch.manual_seed(0)
@@ -389,6 +394,32 @@ class Reader(torch.nn.Module):
 
     def forward(self, x):
         return torch.tanh(x @ self.within.weight)
+
+
+class Scaled(torch.nn.Module):
+    """Computes with a list of parameters, which has no ``forward``."""
+
+    def __init__(self):
+        super().__init__()
+        self.scales = torch.nn.ParameterList([torch.full((8,), 2.0)])
+        self.linear = torch.nn.Linear(8, 8)
+
+    def forward(self, x):
+        return self.linear(x * self.scales[0])
+
+
+@pytest.mark.parametrize("bucket_bytes", [0, 2000])
+def test_parameters_in_a_list_are_there_when_their_module_computes(bucket_bytes):
+    x = torch.ones(2, 8)
+    torch.manual_seed(0)
+    module = Scaled()
+    wanted = module(x).detach().numpy()
+    with sharded("divided", module=module, prefetch=0, bucket_bytes=bucket_bytes) as training:
+        for _ in range(2):
+            found = training(x)
+            np.testing.assert_allclose(found.detach().numpy(), wanted, rtol=1e-5)
+            found.sum().backward()
+            training.zero_grad()
 
 
 def test_a_listed_layer_has_all_its_parameters_when_it_computes():
@@ -566,7 +597,8 @@ def test_settings_may_be_those_that_torch_sets_itself(numbers):
 
 
 @pytest.mark.parametrize("stored", STORED)
-def test_parameters_are_where_they_were_if_sharded_cannot_be_made(stored, monkeypatch):
+@pytest.mark.parametrize("step", ["on_gradient", "broadcast_buffers"])
+def test_parameters_are_where_they_were_if_sharded_cannot_be_made(step, stored, monkeypatch):
     def fail(*_):
         raise MemoryError("no memory for hooks")
 
@@ -574,7 +606,7 @@ def test_parameters_are_where_they_were_if_sharded_cannot_be_made(stored, monkey
     module = made()
     before = [(x.data_ptr(), x.detach().clone()) for x in module.parameters()]
     with monkeypatch.context() as patch:
-        patch.setattr("mpiagg.sharded.torch_sharded.on_gradient", fail)
+        patch.setattr(f"mpiagg.sharded.torch_sharded.{step}", fail)
         with pytest.raises(MemoryError, match="for hooks"):
             mpiagg.Sharded(module, adamw, stage=stage, share=share)
     after = zip(module.parameters(), before, strict=True)
