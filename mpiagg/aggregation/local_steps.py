@@ -34,6 +34,8 @@ class Fragment:
         A vector for each dtype: room for the weights, then for their differences from the anchor, then for the mean of
         these over the ranks; the anchor; the outer optimizer's velocity, if it has momentum; and what this rank has not
         sent of its differences, if that is kept.
+    begun, applied : int
+        The last call in which an average of them began, and in which one was applied.
     """
 
     def __init__(
@@ -47,6 +49,7 @@ class Fragment:
         feedback: bool,
     ) -> None:
         self._members = members
+        self.begun = self.applied = 0
         self._groups = Packing(tuple(layout[index] for index in members), in_place=False).groups
         self.vectors = [group.pack(self._own(tensors)) for group in self._groups]
         self.anchors = [np.zeros_like(vector) for vector in self.vectors]
@@ -179,6 +182,8 @@ class Anchor(AggregationMemory):
         """Go on from what :meth:`state` returned."""
         self._arrived(self.calls)  # what is under way must not write to what is loaded
         super().load(state)
+        for fragment in self.fragments:
+            fragment.begun = fragment.applied = 0
 
 
 def divided(layout: TensorLayout, parts: int) -> list[list[int]]:
@@ -296,20 +301,24 @@ class LocalSteps(Remembering[Anchor]):
     def _run(self, memory: Anchor, tensors: Sequence[Array]) -> None:
         self._check_tensors(tensors, self._check_dtype)
         memory.tensors = tensors
-        memory.calls += 1
-        if memory.calls == 1:
+        calls = memory.calls + 1
+        if calls == 1:
             self._meet(memory)
-        warming = 1 < memory.calls <= self.warmup_steps
+        warming = 1 < calls <= self.warmup_steps
         for place, fragment in enumerate(memory.fragments):
-            if warming or self._due(memory.calls, place):
+            # A call in which a wait was in vain comes again: what it has begun and applied is not begun anew.
+            if (warming or self._due(calls, place)) and fragment.begun != calls:
                 fragment.pack(tensors)
                 fragment.subtract()
+                fragment.begun = calls
                 fragment.average(at_once=warming or not self.delay)
-            if warming or self._due(memory.calls - self.delay, place):
+            if (warming or self._due(calls - self.delay, place)) and fragment.applied != calls:
                 fragment.wait()
                 self._step(fragment, warming=warming)
                 fragment.unpack(tensors, 0 if warming else self.mixing)
+                fragment.applied = calls
             fragment.drive()
+        memory.calls = calls
         settle(*tensors)
 
     def _meet(self, memory: Anchor) -> None:

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 from mpi4py import MPI
 
-from mpiagg.transport import meet
+from mpiagg.transport import keep_for_good, meet
 from mpiagg.transport.meetings import complete
 from mpiagg.transport.waiting import time_limit, wait_patiently
 
@@ -69,10 +69,14 @@ class Participation:
         self._round = 0
         self._put_down = False
         self._behind: set[int] = set()
+        self._here, self._ended = {0}, {0}  # who has come to the next round, and who of them is at its end
+        self._hearing: tuple[MPI.Request, npt.NDArray[np.int64]] | None = None
         self._sent: list[tuple[MPI.Request, npt.NDArray[np.int64]]] = []
 
     def free(self) -> None:
         """Give the communicator back; collective."""
+        if self._hearing is not None:
+            keep_for_good(self._hearing)
         self.comm.Free()
 
     def come(self, calls: int, patience: float | None, *, due: bool, final: bool = False) -> Members | None:
@@ -97,9 +101,9 @@ class Participation:
         """
         if self._rank == 0:
             return self._decide(calls, patience, final=final) if due else None
-        if not due and not (self._put_down and self.comm.Iprobe(0, DECISION)):
+        if not due and not (self._put_down and self._is_told()):
             return None
-        if self._put_down and not final and not self.comm.Iprobe(0, DECISION):
+        if self._put_down and not final and not self._is_told():
             return None  # it is late, and waits for nobody
         if not self._put_down:
             self._put_itself_down(final=final)
@@ -109,7 +113,7 @@ class Participation:
             if members is not None:
                 return members
             self.missed += 1
-            if not self.comm.Iprobe(0, DECISION):
+            if not self._is_told():
                 self._put_itself_down(final=final)
                 if not final:
                     return None
@@ -123,9 +127,16 @@ class Participation:
         self._sent = [each for each in self._sent if not each[0].Test()]
         self._sent.append((self.comm.Isend(words, rank, tag), words))
 
+    def _is_told(self) -> bool:
+        return self.comm.Iprobe(0, DECISION) if self._hearing is None else self._hearing[0].Test()
+
     def _decision(self) -> Members | None:
-        words = np.zeros(3 + self._size, np.int64)
-        complete(self.comm.Irecv(words, 0, DECISION), "hear who takes part")
+        if self._hearing is None:  # if it has waited in vain before, it goes on
+            words = np.zeros(3 + self._size, np.int64)
+            self._hearing = self.comm.Irecv(words, 0, DECISION), words
+        request, words = self._hearing
+        complete(request, "hear who takes part")
+        self._hearing = None
         self._round += 1
         assert words[0] == self._round, "rank 0 tells of every round"
         return self._members(words) if words[3 + self._rank] else None
@@ -138,21 +149,22 @@ class Participation:
         )
 
     def _decide(self, calls: int, patience: float | None, *, final: bool) -> Members:
-        self._round += 1
-        here, ended, got, status = {0}, {0}, np.zeros(2, np.int64), MPI.Status()
+        here, ended, got, status = self._here, self._ended, np.zeros(2, np.int64), MPI.Status()
         end = None if patience is None or final else time.monotonic() + patience
 
         def settled() -> bool:
             while self.comm.Iprobe(MPI.ANY_SOURCE, ARRIVAL, status):
                 source = status.Get_source()
                 self.comm.Recv(got, source, ARRIVAL)
-                if got[0] == self._round:  # else it is late for an earlier one
+                if got[0] == self._round + 1:  # else it is late for an earlier one
                     here.add(source)
                     ended.update([source] if got[1] else [])
             return len(here) == self._size or (end is not None and time.monotonic() >= end)
 
         limit = time_limit() if end is None or patience is None else patience + time_limit()
         wait_patiently(settled, lambda: "the ranks of a round", limit)
+        self._round += 1
+        self._here, self._ended = {0}, {0}
         words = np.zeros(3 + self._size, np.int64)
         words[:3] = self._round, calls, final and len(ended) == self._size
         for rank in range(self._size):

@@ -10,6 +10,7 @@ import atexit
 import threading
 import traceback
 from collections.abc import Sequence
+from contextlib import suppress
 from functools import cache
 from time import monotonic
 from typing import Any, Final, Protocol
@@ -139,7 +140,11 @@ class InBackground:
             # What the thread computes warns of overflow as it would where the plan was started.
             self._errors = dict(np.geterr())
             self._failed, self._queued = None, False
-            self.plan.start()
+            try:
+                self.plan.start()
+            except Exception as error:
+                self._failed = error
+                raise
             self._running = True
             if threads_allowed():
                 driver().add(self)  # while nobody else can end it
@@ -153,10 +158,15 @@ class InBackground:
         self.start()
 
     def __call__(self) -> object:
-        """Run the plan from start to end; raises what :meth:`Plan.__call__` does."""
+        """Run the plan to its end; raises what :meth:`Plan.__call__` does. If it still runs then, ``wait`` goes on."""
         with self._lock:
             self._failed = None
-            return self.plan()
+            try:
+                return self.plan()
+            except Exception as error:
+                self._running = self.plan.running
+                self._failed = None if self._running else error
+                raise
 
     def drive_if_free(self) -> bool:
         """Let the plan go on unless another thread does; return whether it runs. ``wait`` raises what goes wrong."""
@@ -199,5 +209,6 @@ class InBackground:
         if threads_allowed():
             driver().remove(self)
         following, self._next = self._next, None
-        if following is not None:
-            following.start()
+        if following is not None and self._failed is None:
+            with suppress(Exception):  # which its own wait raises
+                following.start()

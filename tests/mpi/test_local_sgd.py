@@ -1,6 +1,7 @@
 """Local SGD beside a restatement of all ranks in NumPy."""
 
 import time
+from functools import partial
 from pathlib import Path
 
 import ml_dtypes
@@ -10,7 +11,8 @@ from mpi4py import MPI
 from support import refused
 
 import mpiagg
-from mpiagg.transport import channel_of
+from mpiagg.plans import plan
+from mpiagg.transport import channel_of, limited
 
 pytestmark = pytest.mark.mpi
 
@@ -448,3 +450,55 @@ def test_with_patience_and_nobody_late_it_is_as_without():
 def test_patience_goes_without_what_is_under_way_elsewhere(options):
     refused(ValueError, "patience goes without", mpiagg.LocalSGD, COMM, period=4, patience=1.0, **options)
     refused(ValueError, "patience must be a number of at least 0", mpiagg.LocalSGD, COMM, patience=-1.0)
+
+
+@pytest.fixture
+def in_vain(monkeypatch):
+    """Return what shows that all ranks but 0, which begins only afterwards, wait for it in vain in a call."""
+    wait = plan.wait_patiently
+
+    def in_vain(call):
+        if RANK > 0:
+            with monkeypatch.context() as patch, limited(0.1):
+                patch.setattr(plan, "wait_patiently", lambda test, what, _, **more: wait(test, what, 0.1, **more))
+                with pytest.raises(mpiagg.StallError):
+                    call()
+        COMM.Barrier()
+
+    return in_vain
+
+
+@pytest.mark.skipif(SIZE == 1, reason="nobody is waited for")
+@pytest.mark.parametrize("fragments", [1, 2])
+def test_a_call_that_has_waited_in_vain_comes_again(fragments, in_vain):
+    results = []
+    for late in (False, True):
+        tensors = [np.full(7, float(RANK)), np.full(2, RANK - 1.0)]
+        options = {"period": 4, "fragments": fragments, "delay": 2, "outer_momentum": 0.5}
+        with mpiagg.LocalSGD(COMM, **options) as aggregation:
+            for step in range(12):
+                for x in tensors:
+                    np.add(x, step * RANK, out=x)
+                if late and step == 3 and RANK > 0:  # what begins in this call is applied in the one after next
+                    aggregation.aggregate(tensors)
+                elif late and step == 5:
+                    in_vain(partial(aggregation.aggregate, tensors))
+                    for _ in range(3 if RANK == 0 else 1):
+                        aggregation.aggregate(tensors)
+                elif not (late and RANK == 0 and 3 <= step <= 5):
+                    aggregation.aggregate(tensors)
+        results.append(joined(tensors))
+    assert (results[0] == results[1]).all()
+
+
+@pytest.mark.skipif(SIZE == 1, reason="nobody is waited for")
+def test_who_takes_part_is_heard_by_those_who_have_waited_in_vain(in_vain):
+    tensors = [np.full(3, float(RANK))]
+    with mpiagg.LocalSGD(COMM, period=1, patience=60.0) as aggregation:
+        aggregation.aggregate(tensors)
+        tensors[0] += RANK
+        in_vain(partial(aggregation.aggregate, tensors))
+        for _ in range(3):
+            aggregation.finish(tensors)
+        assert aggregation.present == tuple(range(SIZE))
+        assert same_on_all_ranks(tensors[0])
