@@ -180,7 +180,8 @@ class Remembering(Aggregation, Generic[M]):
         """Let go of the memories whose plans are freed."""
         for entry in self._entries:
             if entry.plan.freed:
-                entry.memory.plan.free()
+                with suppress(PlanError):  # an error has left it in the middle
+                    entry.memory.plan.free()
         self._entries = [entry for entry in self._entries if not entry.plan.freed]
 
     def state_dict(self) -> dict[str, Any]:

@@ -95,7 +95,10 @@ class RequestLine:
         Exception
             What went wrong: with that one, and so with all that come after it.
         """
-        first = self._under_way[0]
+        try:
+            first = self._under_way[0]
+        except IndexError:  # it has started, and is not put down yet
+            return False
         try:
             if wait:
                 first.plan.wait()

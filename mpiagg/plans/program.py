@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from mpiagg.arrays import Accelerator, Array, Stream
 from mpiagg.schedules import Action, Step
@@ -70,6 +70,8 @@ class Computing(NamedTuple):
 Wait = Awaited | Arrival | Computing
 """What a wait is for at present; as a string it says what that is."""
 
+_BETWEEN: Final = Computing("between messages", "this rank")
+
 
 class BoundRound(NamedTuple):
     """A round as it runs: what to start, what to test until it is done, what to compute then.
@@ -126,10 +128,8 @@ class Interleaved:
 
     @property
     def now(self) -> Wait:
-        """What the first unfinished lane waits for at present."""
-        awaited = self._running[0][1]
-        assert awaited is not None
-        return awaited
+        """What the first unfinished lane waits for at present; another thread may ask while that changes."""
+        return next((awaited for _, awaited in self._running if awaited is not None), _BETWEEN)
 
     def as_round(self) -> BoundRound:
         """Return the round that runs all lanes."""

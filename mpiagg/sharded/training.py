@@ -196,8 +196,9 @@ class ShardedTraining:
         if self.clip_norm is None:
             return None
         squares = np.zeros(1)
-        for own in self._gradients.own.values():
-            squares += square_of(own)
+        with np.errstate(over="ignore", invalid="ignore"):  # a warning may be an error, on this rank alone
+            for own in self._gradients.own.values():
+                squares += square_of(own)
         norm = math.sqrt(float(allreduce(squares, comm=self.comm)[0]))
         factor = self.clip_norm / (norm + 1e-6)  # as torch.nn.utils.clip_grad_norm_ has it
         if not factor >= 1:  # of NaN all become NaN

@@ -205,6 +205,15 @@ def test_a_gradient_that_is_no_number_is_not_hidden_by_clipping():
         assert all(np.isnan(x).all() for x in whole(training))
 
 
+@pytest.mark.filterwarnings("error")
+def test_a_norm_beyond_the_dtype_is_the_same_on_all_ranks():
+    """It overflows on the rank with that part alone, where a warning may be an error."""
+    with mpiagg.Sharded([np.zeros(2 * SIZE)], optimizers.SGD(lr=0.1), clip_norm=1.0) as training:
+        given = np.zeros(2 * SIZE)
+        given[0] = 1e200 * SIZE
+        assert training.step([given]) == math.inf
+
+
 @pytest.mark.parametrize("stored", STORED)
 def test_missing_gradients(stored):
     """Missing on some ranks they are zeros; missing on all, the tensor and its state stay as they are."""

@@ -5,6 +5,11 @@ import pytest
 from mpiagg.plans.background import InBackground
 
 
+@pytest.fixture(autouse=True)
+def without_thread(monkeypatch):
+    monkeypatch.setattr("mpiagg.plans.background.threads_allowed", lambda: False)
+
+
 class Plan:
     """One that is done when it is tested, or fails where it is told to."""
 
@@ -51,8 +56,7 @@ def test_a_run_that_fails_is_raised_by_the_wait_too():
             call()
 
 
-def test_a_plan_that_cannot_follow_another_says_so_itself(monkeypatch):
-    monkeypatch.setattr("mpiagg.plans.background.threads_allowed", lambda: False)
+def test_a_plan_that_cannot_follow_another_says_so_itself():
     first, second = InBackground(Plan()), InBackground(Plan("start"))
     first.start()
     second.start_after(first)
@@ -62,8 +66,7 @@ def test_a_plan_that_cannot_follow_another_says_so_itself(monkeypatch):
 
 
 @pytest.mark.parametrize("how", ["wait", "test"])
-def test_a_plan_does_not_follow_one_that_has_failed(how, monkeypatch):
-    monkeypatch.setattr("mpiagg.plans.background.threads_allowed", lambda: False)
+def test_a_plan_does_not_follow_one_that_has_failed(how):
     first, second = InBackground(Plan(how)), InBackground(Plan())
     first.start()
     second.start_after(first)

@@ -40,6 +40,16 @@ def test_a_question_is_answered(listener, asked):
     assert asked == [{"ask": "state", "é": 1}]
 
 
+def test_an_answer_that_fails_ends_the_connection_and_nothing_else(listener, monkeypatch):
+    raised = []
+    monkeypatch.setattr(threading, "excepthook", raised.append)
+    monkeypatch.setattr(listener, "_answer", lambda question: [][len(question)])
+    for _ in range(2):
+        with pytest.raises(OSError, match=r"."):
+            listener.peer.ask({"ask": "state"}, patience=60)
+    assert not raised
+
+
 def test_who_does_not_know_the_word_hears_nothing(listener, asked):
     unknown = listener.peer._replace(secret=bytes(SECRET))
     with pytest.raises(OSError, match="does not answer"):
