@@ -284,3 +284,9 @@ def test_the_gradients_of_a_closure_are_averaged(make):
     assert equal_on_all(model)
     for found, wanted in zip(model.parameters(), alone.parameters(), strict=True):
         torch.testing.assert_close(found, wanted)
+
+
+def test_an_unknown_op_is_refused_when_the_optimizer_is_made():
+    model = torch.nn.Linear(2, 1)
+    with pytest.raises(ValueError, match="op must be Average"):
+        hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), model.named_parameters(), op=9)

@@ -19,7 +19,7 @@ from mpiagg.horovod.exceptions import HorovodInternalError
 from mpiagg.horovod.process_sets import ProcessSet, global_process_set
 from mpiagg.horovod.torch.allreduce_ops import allreduce
 from mpiagg.horovod.torch.compression import Compression, Compressor
-from mpiagg.horovod.torch.handles import Adasum, Average, reduction, synchronize
+from mpiagg.horovod.torch.handles import Adasum, Average, op_of, reduction, synchronize
 from mpiagg.horovod.torch.reducing_ops import spare_allreduce_async_, sparse_allreduce_async
 
 Named = Iterable[tuple[str, torch.Tensor]]
@@ -330,8 +330,8 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
     Raises
     ------
     ValueError
-        For names that are missing or there twice, for a predivide factor with another op than Average, for no backward
-        passes, and for groups of anything but tensors.
+        For an unknown op, for names that are missing or there twice, for a predivide factor with another op than
+        Average, for no backward passes, and for groups of anything but tensors.
 
     Examples
     --------
@@ -352,7 +352,7 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
     made: Any = object.__new__(type(own.__name__, (_Distributed, own), {}))
     # A scheduler that was made before has replaced the method of that object.
     made.__dict__.update({key: value for key, value in vars(optimizer).items() if key != "step"})
-    how = {"compression": compression, "op": op, "predivide": gradient_predivide_factor}
+    how = {"compression": compression, "op": op_of(op, None), "predivide": gradient_predivide_factor}
     how.update(sparse_as_dense=sparse_as_dense, process_set=process_set)
     made.begin(named_parameters, backward_passes_per_step, how, groups if groups is not None else num_groups)
     return made
