@@ -14,7 +14,7 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
@@ -242,7 +242,7 @@ def run(ranks: int, arguments: Sequence[str], options: Sequence[str] = ()) -> in
     terminal = sys.stdout is not None and sys.stdout.isatty()
     width = {TERMINAL_WIDTH: str(shutil.get_terminal_size().columns)} if terminal else {}
     started = subprocess.Popen(command(ranks, arguments, options), env=environment(width))  # noqa: S603 - our own Python
-    with started, _passing_on(started):
+    with started, _handling(lambda given, _: started.send_signal(given)):  # the launcher takes its ranks with it
         try:
             status = started.wait()
         except BaseException:  # as subprocess.call has it
@@ -252,18 +252,22 @@ def run(ranks: int, arguments: Sequence[str], options: Sequence[str] = ()) -> in
 
 
 @contextmanager
-def _passing_on(started: subprocess.Popen[bytes]) -> Iterator[None]:
-    """Pass on the signals that end this process to the launcher, which takes its ranks with it."""
+def _handling(handler: Callable[[int, object], None]) -> Iterator[None]:
+    """Handle the signals that would end this process, and leave behind what it has started."""
     before: dict[int, Any] = {}
     if threading.current_thread() is threading.main_thread():
         for number in (signal.SIGTERM, signal.SIGHUP):
             if signal.getsignal(number) != signal.SIG_IGN:  # as by nohup
-                before[number] = signal.signal(number, lambda given, _: started.send_signal(given))
+                before[number] = signal.signal(number, handler)
     try:
         yield
     finally:
-        for changed, handler in before.items():
-            signal.signal(changed, handler)
+        for changed, former in before.items():
+            signal.signal(changed, former)
+
+
+def _leave(number: int, _: object) -> None:
+    raise SystemExit(128 + number)
 
 
 class Ended(NamedTuple):
@@ -284,8 +288,11 @@ class Ended(NamedTuple):
 def run_within(
     seconds: float, ranks: int, arguments: Sequence[str], env: Mapping[str, str], *, cwd: Path | None = None
 ) -> Ended:
-    """Run ``python arguments`` on a number of local ranks; if they do not end within so many seconds, end them."""
-    with subprocess.Popen(  # noqa: S603 - our own Python
+    """Run ``python arguments`` on a number of local ranks; end them if they do not end within so many seconds.
+
+    They end with this process, too, if that is interrupted or terminated.
+    """
+    started = subprocess.Popen(  # noqa: S603 - our own Python
         command(ranks, arguments),
         cwd=cwd,
         env=env,
@@ -295,11 +302,15 @@ def run_within(
         text=True,
         errors="replace",
         start_new_session=True,
-    ) as started:
+    )
+    with started, _handling(_leave):
         try:
             printed, _ = started.communicate(timeout=seconds)
         except subprocess.TimeoutExpired:
             return Ended(None, _end(started))
+        except BaseException:
+            _end(started)
+            raise
     return Ended(started.returncode, printed)
 
 

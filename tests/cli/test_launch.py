@@ -266,8 +266,9 @@ def within(seconds, holds):
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
-def test_ranks_end_with_the_command_that_has_started_them(tmp_path, number):
-    code = f"import sys; from mpiagg.launch import start; sys.exit(start.run(2, {['-c', SLEEPING, str(tmp_path)]!r}))"
+@pytest.mark.parametrize("call", ["sys.exit(start.run(2, {}))", "start.run_within(120, 2, {}, start.environment())"])
+def test_ranks_end_with_the_command_that_has_started_them(tmp_path, call, number):
+    code = f"import sys; from mpiagg.launch import start; {call.format(['-c', SLEEPING, str(tmp_path)])}"
     with subprocess.Popen([sys.executable, "-c", code], stderr=subprocess.DEVNULL, start_new_session=True) as command:
         assert within(60, lambda: len(list(tmp_path.iterdir())) == 2)
         command.send_signal(number)
