@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import os
+import shutil
 import sys
 import time
 import traceback
@@ -54,6 +55,7 @@ def run(ranks: int, work: Callable[[MPI.Intracomm], int], options: Sequence[str]
 def take_part(world: MPI.Intracomm, work: Callable[[MPI.Intracomm], int]) -> int:
     """Do the work of a rank and return the exit status, as `run` says."""
     try:
+        _check_settings(world)
         return work(world)
     except click.ClickException as error:
         if world.rank == 0:
@@ -62,12 +64,24 @@ def take_part(world: MPI.Intracomm, work: Callable[[MPI.Intracomm], int]) -> int
     except Exception as error:  # noqa: BLE001 - whatever it is, the other ranks would wait for this one for ever
         lost = lost_output() if isinstance(error, OSError) else None
         if lost is None:
-            print(f"rank {world.rank} of {world.size} failed:\n{traceback.format_exc()}", file=sys.stderr, flush=True)
+            what = str(error) if isinstance(error, MemoryError) else traceback.format_exc()
+            print(f"rank {world.rank} of {world.size} failed:\n{what}", file=sys.stderr, flush=True)
         else:
             lost.show()
         if lost is None or world.size > 1:
             abort(world)
     return 1
+
+
+def _check_settings(world: MPI.Intracomm) -> None:
+    """Raise ClickException on all ranks if an environment variable of one of them is wrong, or they differ."""
+    from mpiagg.errors import MismatchError  # noqa: PLC0415 - the package imports MPI
+    from mpiagg.transport import channel_of  # noqa: PLC0415 - as above
+
+    try:
+        channel_of(world)
+    except (ValueError, MismatchError) as error:
+        raise click.ClickException(str(error)) from error
 
 
 class LostOutput(click.ClickException):
@@ -141,7 +155,9 @@ def console() -> Console:
     Only what started the ranks knows that: some launchers give them pipes, and some give them terminals that are none.
     """
     width = os.environ.get(launch.TERMINAL_WIDTH)
-    return Console(force_terminal=width is not None, width=None if width is None else int(width))
+    made = Console(force_terminal=width is not None, width=None if width is None else int(width))
+    made.width = made.width or shutil.get_terminal_size().columns  # COLUMNS=0 says nothing, as elsewhere
+    return made
 
 
 def show(table: Table) -> None:

@@ -543,3 +543,25 @@ sys.stdout.write("all right")
 def test_a_device_s_events_time_what_lies_between_two_waits_for_all_of_it(run_ranks):
     done = run_ranks(1, on_device(WATCH))
     assert (done.status, done.out) == (0, "all right"), done.err
+
+
+@pytest.mark.parametrize(
+    ("setting", "words"),
+    [("MPIAGG_TIMEOUT", "must be a number of seconds above 0"), ("MPIAGG_ALGORITHM", "unknown algorithm")],
+)
+def test_a_setting_that_is_wrong_is_told_once(mpiagg, setting, words):
+    done = mpiagg("bench", "-m", "64:64", **{setting: "bogus"})
+    assert done.status == 1
+    assert done.err.count("Error: ") == done.err.count(words) == 1
+    assert "Traceback" not in done.err
+
+
+def test_what_no_memory_is_there_for_is_told_in_words(mpiagg):
+    done = mpiagg("bench", "-m", "1000000G:1000000G", "-n", "1")
+    assert done.status != 0
+    assert "Unable to allocate" in done.err
+    assert "Traceback" not in done.err
+
+
+def test_a_terminal_without_columns_is_one_that_says_nothing(mpiagg):
+    assert "scan" in mpiagg("tune", "--show", "--collective", "scan", COLUMNS="0").out
