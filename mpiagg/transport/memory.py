@@ -107,7 +107,10 @@ class CommonWindow:
 
 
 class _Lease:
-    """What the arrays in a block refer to."""
+    """What the arrays in a block refer to, and so to the window: memory of a device goes when nothing does any more."""
+
+    def __init__(self, window: object) -> None:
+        self.window = window
 
 
 class Position(NamedTuple):
@@ -208,11 +211,10 @@ class SharedMemory:
         except Exception as error:  # noqa: BLE001 - it may be the user's own; the other ranks must not wait for this one
             fault = error
         length, position = self._find(_lease_bytes(nbytes), busy=busy, fault=fault)
-        own = self.view(self._node.place, position, length)
-        lease = _Lease()
+        lease = _Lease(self._windows[position.window])
         self._leases[id(lease)] = finalize(lease, self._end, id(lease), length, position)
         self.leased = True
-        return self.device.borrow(address(own), nbytes, np.uint8, lease)
+        return self.device.borrow(address(self.view(self._node.place, position, length)), nbytes, np.uint8, lease)
 
     def once(self, nbytes: int) -> Array:
         """Return so many bytes, zeros, that the ranks of the node have once for all of them; collective among them.
@@ -236,7 +238,7 @@ class SharedMemory:
         window.claim(self._node.place, self._node.size)
         self._common.append(window)
         self.tell((), "have memory that a node has once")  # now all pages are 0, and a rank may write to any
-        lease = _Lease()
+        lease = _Lease(window)
         window.leases.add(id(lease))
         finalize(lease, window.leases.discard, id(lease))
         return self.device.borrow(address(window.memory), nbytes, np.uint8, lease)

@@ -1,7 +1,9 @@
 """Collectives of arrays on a device, through the stand-in: right, the host's bits, and everything in order."""
 
+import gc
 from collections import Counter
 from functools import partial
+from weakref import ref
 
 import ml_dtypes
 import numpy as np
@@ -15,6 +17,7 @@ from mpiagg.plans import binding, bound
 from mpiagg.plans import choices as tuning
 from mpiagg.schedules import Collective
 from mpiagg.transport import NodeBarrier, channel_of
+from mpiagg.transport.memory import SharedMemory
 
 pytestmark = pytest.mark.mpi
 
@@ -555,3 +558,18 @@ def test_rows_of_other_lengths_on_each_rank(comm, rank, size, device, algorithm,
             plan.wait()
         assert np.array_equal(standin.peek(plan()), wanted)
     del registered
+
+
+@pytest.mark.skipif(MPI.COMM_WORLD.size == 1, reason="one rank shares nothing")
+def test_shared_memory_of_a_device_is_there_as_long_as_an_array_in_it(world, monkeypatch):
+    windows, make = [], SharedMemory._window
+    monkeypatch.setattr(SharedMemory, "_window", lambda *given: (made := make(*given), windows.append(ref(made)))[0])
+    with standin.installed() as device:
+        comm = mpiagg.Comm(world)
+        x = mpiagg.empty(1000, np.float32, comm=comm, device=device.name)
+        comm.Free()
+        gc.collect()
+        assert windows[-1]() is not None
+        del x
+        gc.collect()
+        assert windows[-1]() is None
