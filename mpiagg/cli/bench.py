@@ -26,6 +26,7 @@ from mpiagg.benchmarks.flags import (
     parse_range,
 )
 from mpiagg.cli.quantities import POSITIVE, Written, parse_rate, refuse_given
+from mpiagg.cli.variables import checked
 from mpiagg.cuda.placement import bind_device
 from mpiagg.errors import DeviceError
 from mpiagg.launch import job
@@ -213,4 +214,4 @@ def bench(ranks: int, json_file: Path | None, **options: object) -> None:
             click.echo(f"Error: {wrong} elements are wrong", err=True)
         return 1 if wrong else 0
 
-    job.run(ranks, work)
+    job.run(ranks, checked(work))

@@ -13,6 +13,7 @@ from mpiagg.cli.aggregators import AGGREGATORS
 from mpiagg.cli.progress import progress
 from mpiagg.cli.quantities import POSITIVE
 from mpiagg.cli.settings import DemoSettings
+from mpiagg.cli.variables import checked
 from mpiagg.launch import job
 from mpiagg.launch import start as launch
 from mpiagg.schedules import Collective, algorithm
@@ -130,7 +131,7 @@ def demo(
         told = [result for result in results if result is not None]
         return summary.report(told, plot, json_file) if told else 0
 
-    job.run(ranks, work, () if kill_rank is None else launch.SURVIVING)
+    job.run(ranks, checked(work), () if kill_rank is None else launch.SURVIVING)
 
 
 def _check_that_ranks_may_die(rank: int, ranks: int) -> None:

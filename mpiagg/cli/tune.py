@@ -18,6 +18,7 @@ from mpiagg.arrays import HOST
 from mpiagg.benchmarks.flags import SizeRange
 from mpiagg.cli.bench import SIZES, bind_early, device_option
 from mpiagg.cli.quantities import MOST_RANKS, POSITIVE, parse_nodes
+from mpiagg.cli.variables import checked
 from mpiagg.launch import job, start
 from mpiagg.schedules import Collective, Layout
 from mpiagg.tables import Case, Memory, Settings
@@ -117,7 +118,7 @@ def tune(
         os.environ.pop(variable, None)
     bind_early(device)
     limit = seconds or (QUICK if quick else FULL)
-    job.run(ranks or 2, lambda world: _measure(world, output, chosen, lengths, limit, device))
+    job.run(ranks or 2, checked(lambda world: _measure(world, output, chosen, lengths, limit, device)))
 
 
 def _check_measuring(output: Path | None, seconds: float | None, *, quick: bool) -> None:

@@ -1,15 +1,20 @@
-"""What the variables of the environment can say, where no other check tells of it."""
+"""What the variables of the environment can say."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from shutil import which
-from typing import Final
+from typing import TYPE_CHECKING, Final
+
+import click
 
 from mpiagg.common.arguments import NODES
 from mpiagg.launch.launchers import ALONE
 from mpiagg.launch.start import MPIEXEC, TERMINAL_WIDTH
 from mpiagg.watch import KEEPS
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
 
 
 def unknown(environment: Mapping[str, str]) -> list[str]:
@@ -51,3 +56,19 @@ _OTHERS: Final = (
 
 REFUSED: Final = ("MPIAGG_WARN", "MPIAGG_TIMEOUT", "MPIAGG_RECORD", "MPIAGG_CHECK", "MPIAGG_REPRODUCIBLE")
 """Those with which mpiagg refuses to communicate, if they say something else."""
+
+
+def checked(work: Callable[[MPI.Intracomm], int]) -> Callable[[MPI.Intracomm], int]:
+    """Return the work of a rank with what raises ClickException on all before it, if a variable of one is wrong."""
+
+    def work_if_right(world: MPI.Intracomm) -> int:
+        from mpiagg.errors import MismatchError  # noqa: PLC0415 - the package imports MPI
+        from mpiagg.transport import channel_of  # noqa: PLC0415 - as above
+
+        try:
+            channel_of(world)
+        except (ValueError, MismatchError) as error:
+            raise click.ClickException(str(error)) from error
+        return work(world)
+
+    return work_if_right

@@ -20,8 +20,9 @@ from mpiagg.ddp.steps import GradientList
 from mpiagg.ddp.torch_buffers import broadcast_buffers
 from mpiagg.ddp.torch_copies import SavedModule
 from mpiagg.ddp.torch_keywords import NAMES, TorchKeywords
-from mpiagg.ddp.torch_modules import TorchAdapter, UnsyncedParameters, not_hooked, require_threads
+from mpiagg.ddp.torch_modules import TorchAdapter, UnsyncedParameters, not_hooked
 from mpiagg.ddp.torch_outputs import watched
+from mpiagg.ddp.torch_streams import require_threads
 from mpiagg.errors import PlanError
 from mpiagg.transport import channel_of
 

@@ -10,7 +10,6 @@ from weakref import WeakMethod, WeakValueDictionary
 
 import numpy as np
 import torch
-from mpi4py import MPI
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from mpiagg.arrays import HOST, Array, device_of, find_device
@@ -62,19 +61,6 @@ def not_hooked(tensors: Iterable[torch.Tensor]) -> Iterator[None]:
         yield
     finally:
         _HOOKED.update((id(tensor), tensor) for tensor in hooked)
-
-
-def require_threads(parameters: Iterable[Any]) -> None:
-    """Raise PlanError if gradients come in a thread that must not call MPI.
-
-    Those of a module on a GPU come in a thread of torch's, one for each device, which also ends the backward pass.
-    """
-    level = MPI.Query_thread()
-    if level < MPI.THREAD_SERIALIZED and any(parameter.is_cuda for parameter in parameters):
-        raise PlanError(
-            "torch hands over the gradients of a module on a GPU in a thread of its own, and MPI was not initialised "
-            "for calls from there: it needs MPI.THREAD_SERIALIZED, or MPI.THREAD_MULTIPLE, which is mpi4py's default"
-        )
 
 
 def array_of(tensor: torch.Tensor, name: str) -> Array:

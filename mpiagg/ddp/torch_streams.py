@@ -1,15 +1,17 @@
-"""Streams of torch's: in which gradients are computed, copied, and waited for."""
+"""Streams and threads of torch's: in which gradients are computed, copied, and waited for."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import lru_cache
 from typing import Any, NamedTuple
 
 import torch
+from mpi4py import MPI
 
 from mpiagg.arrays import find_device
+from mpiagg.errors import PlanError
 
 
 def is_on_host(tensor: torch.Tensor) -> bool:
@@ -87,3 +89,16 @@ class _TorchStream(NamedTuple):
     def __cuda_stream__(self) -> tuple[int, int]:
         """Return the version of the protocol, and the stream."""
         return 0, self.pointer
+
+
+def require_threads(parameters: Iterable[Any]) -> None:
+    """Raise PlanError if gradients come in a thread that must not call MPI.
+
+    Those of a module on a GPU come in a thread of torch's, one for each device, which also ends the backward pass.
+    """
+    level = MPI.Query_thread()
+    if level < MPI.THREAD_SERIALIZED and any(parameter.is_cuda for parameter in parameters):
+        raise PlanError(
+            "torch hands over the gradients of a module on a GPU in a thread of its own, and MPI was not initialised "
+            "for calls from there: it needs MPI.THREAD_SERIALIZED, or MPI.THREAD_MULTIPLE, which is mpi4py's default"
+        )

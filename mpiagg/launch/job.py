@@ -55,7 +55,6 @@ def run(ranks: int, work: Callable[[MPI.Intracomm], int], options: Sequence[str]
 def take_part(world: MPI.Intracomm, work: Callable[[MPI.Intracomm], int]) -> int:
     """Do the work of a rank and return the exit status, as `run` says."""
     try:
-        _check_settings(world)
         return work(world)
     except click.ClickException as error:
         if world.rank == 0:
@@ -71,17 +70,6 @@ def take_part(world: MPI.Intracomm, work: Callable[[MPI.Intracomm], int]) -> int
         if lost is None or world.size > 1:
             abort(world)
     return 1
-
-
-def _check_settings(world: MPI.Intracomm) -> None:
-    """Raise ClickException on all ranks if an environment variable of one of them is wrong, or they differ."""
-    from mpiagg.errors import MismatchError  # noqa: PLC0415 - the package imports MPI
-    from mpiagg.transport import channel_of  # noqa: PLC0415 - as above
-
-    try:
-        channel_of(world)
-    except (ValueError, MismatchError) as error:
-        raise click.ClickException(str(error)) from error
 
 
 class LostOutput(click.ClickException):

@@ -13,8 +13,8 @@ import torch
 from mpiagg.arrays import Accelerator, Array, Form, form_of
 from mpiagg.collectives.moving_functions import broadcast
 from mpiagg.ddp.torch_buffers import broadcast_buffers
-from mpiagg.ddp.torch_modules import array_of, check_tensors, on_gradient, require_threads, stored_array, tensor_of
-from mpiagg.ddp.torch_streams import stream_of
+from mpiagg.ddp.torch_modules import array_of, check_tensors, on_gradient, stored_array, tensor_of
+from mpiagg.ddp.torch_streams import require_threads, stream_of
 from mpiagg.errors import PlanError
 from mpiagg.sharded import torch_states as states
 from mpiagg.sharded.division import check_split
