@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 from mpi4py import MPI
 
-from mpiagg.transport import keep_for_good, meet
+from mpiagg.transport import keep_for_good, keep_number, meet
 from mpiagg.transport.meetings import complete
 from mpiagg.transport.waiting import time_limit, wait_patiently
 
@@ -75,8 +75,9 @@ class Participation:
 
     def free(self) -> None:
         """Give the communicator back; collective."""
-        if self._hearing is not None:
+        if self._put_down:  # what it has sent may never be received, and what rank 0 tells it neither
             keep_for_good(self._hearing)
+            keep_number(self.comm)
         self.comm.Free()
 
     def come(self, calls: int, patience: float | None, *, due: bool, final: bool = False) -> Members | None:
