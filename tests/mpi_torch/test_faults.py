@@ -402,7 +402,7 @@ def test_what_a_training_loop_asks_of_its_module():
 
 @pytest.mark.parametrize("level", ["SINGLE", "FUNNELED", "SERIALIZED", "MULTIPLE"])
 def test_gradients_of_a_gpu_need_an_mpi_that_their_thread_may_call(level, monkeypatch):
-    from mpiagg.ddp.torch_modules import require_threads
+    from mpiagg.ddp.torch_streams import require_threads
 
     monkeypatch.setattr(MPI, "Query_thread", lambda: getattr(MPI, f"THREAD_{level}"))
     here, there = SimpleNamespace(is_cuda=False), SimpleNamespace(is_cuda=True)
