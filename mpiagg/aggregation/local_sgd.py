@@ -255,8 +255,9 @@ class LocalSGD(LocalSteps):
             return
         self._check_tensors(tensors, self._check_dtype)
         memory.tensors = tensors
-        memory.calls += 1
-        members = participation.come(memory.calls, self.patience, due=self._due(memory.calls, 0))
+        calls = memory.calls + 1
+        members = participation.come(calls, self.patience, due=self._due(calls, 0))
+        memory.calls = calls
         if members is not None:
             self._average(memory, members)
         settle(*tensors)
@@ -267,7 +268,8 @@ class LocalSGD(LocalSteps):
         fragment.pack(memory.tensors)
         fragment.subtract()
         if len(members.ranks) == self.comm.Get_size() and not members.back:
-            fragment.average(at_once=True)
+            fragment.average()
+            fragment.wait()
         else:
             self._among(fragment, members)
         self._step(fragment, warming=False)

@@ -72,12 +72,9 @@ class Fragment:
         for vector, anchor in zip(self.vectors, self.anchors, strict=True):
             np.subtract(anchor, vector, out=vector)
 
-    def average(self, *, at_once: bool) -> None:
-        """Average the vectors over the ranks; or begin to, for :meth:`wait`."""
-        if at_once:
-            self._communication()
-        else:
-            self._communication.start()
+    def average(self) -> None:
+        """Begin to average the vectors over the ranks, for :meth:`wait`."""
+        self._communication.start()
 
     def drive(self) -> None:
         """Bring an average that was begun forward; there may be none."""
@@ -86,6 +83,11 @@ class Fragment:
     def wait(self) -> None:
         """Wait for an average that was begun; there may be none."""
         self._communication.wait()
+
+    def finish(self) -> None:
+        """Wait for an average that is under way, whatever became of earlier ones."""
+        if not self._communication.test():
+            self._communication.wait()
 
     def accelerate(self, momentum: float) -> None:
         """Add the differences to the velocities, if there are any."""
@@ -180,7 +182,8 @@ class Anchor(AggregationMemory):
 
     def load(self, state: Mapping[str, Any]) -> None:
         """Go on from what :meth:`state` returned."""
-        self._arrived(self.calls)  # what is under way must not write to what is loaded
+        for fragment in self.fragments:
+            fragment.finish()  # what is under way must not write to what is loaded
         super().load(state)
         for fragment in self.fragments:
             fragment.begun = fragment.applied = 0
@@ -310,8 +313,8 @@ class LocalSteps(Remembering[Anchor]):
             if (warming or self._due(calls, place)) and fragment.begun != calls:
                 fragment.pack(tensors)
                 fragment.subtract()
+                fragment.average()
                 fragment.begun = calls
-                fragment.average(at_once=warming or not self.delay)
             if (warming or self._due(calls - self.delay, place)) and fragment.applied != calls:
                 fragment.wait()
                 self._step(fragment, warming=warming)

@@ -10,7 +10,6 @@ import numpy.typing as npt
 from mpi4py import MPI
 
 from mpiagg.transport import keep_for_good, keep_number, meet
-from mpiagg.transport.meetings import complete
 from mpiagg.transport.waiting import time_limit, wait_patiently
 
 ARRIVAL: Final = 1
@@ -74,10 +73,9 @@ class Participation:
         self._sent: list[tuple[MPI.Request, npt.NDArray[np.int64]]] = []
 
     def free(self) -> None:
-        """Give the communicator back; collective."""
-        if self._put_down:  # what it has sent may never be received, and what rank 0 tells it neither
-            keep_for_good(self._hearing)
-            keep_number(self.comm)
+        """Give the communicator back; collective. What late ranks were told on it they may never have received."""
+        keep_for_good((self._hearing, self._sent))
+        keep_number(self.comm)
         self.comm.Free()
 
     def come(self, calls: int, patience: float | None, *, due: bool, final: bool = False) -> Members | None:
@@ -104,7 +102,7 @@ class Participation:
             return self._decide(calls, patience, final=final) if due else None
         if not due and not (self._put_down and self._is_told()):
             return None
-        if self._put_down and not final and not self._is_told():
+        if self._put_down and self._hearing is None and not final and not self._is_told():
             return None  # it is late, and waits for nobody
         if not self._put_down:
             self._put_itself_down(final=final)
@@ -136,7 +134,11 @@ class Participation:
             words = np.zeros(3 + self._size, np.int64)
             self._hearing = self.comm.Irecv(words, 0, DECISION), words
         request, words = self._hearing
-        complete(request, "hear who takes part")
+        try:
+            wait_patiently(request.Test, lambda: "all ranks to hear who takes part", time_limit())
+        except BaseException:
+            keep_for_good(self._hearing)  # rank 0 still tells it
+            raise
         self._hearing = None
         self._round += 1
         assert words[0] == self._round, "rank 0 tells of every round"

@@ -18,7 +18,7 @@ from mpiagg.collectives import forms, methods
 from mpiagg.collectives.methods import Method
 from mpiagg.collectives.reducing import scattered_counts
 from mpiagg.common.arguments import check_flag
-from mpiagg.errors import MismatchError, RankFailedError
+from mpiagg.errors import RankFailedError, StallError
 from mpiagg.plans.barrier import Barrier
 from mpiagg.transport import CHECK, Channel, channel_of, free_channel_of, meet, require_mpi
 from mpiagg.transport.failures import all_agree, survivors
@@ -119,7 +119,9 @@ class Comm(MPI.Intracomm):
             # communicator each could not make shared memory at the same time, which Open MPI does not bear.
             try:
                 self._open().memory.signatures()
-            except (ValueError, MismatchError):  # one of them on every rank
+            except (StallError, RankFailedError):  # not all ranks are there
+                raise
+            except Exception:  # on all of them
                 super().Free(self)
                 raise
         return self

@@ -95,10 +95,9 @@ class RequestLine:
         Exception
             What went wrong: with that one, and so with all that come after it.
         """
-        try:
-            first = self._under_way[0]
-        except IndexError:  # it has started, and is not put down yet
+        if not self._under_way:  # the first has started, and is not put down yet
             return False
+        first = self._under_way[0]
         try:
             if wait:
                 first.plan.wait()

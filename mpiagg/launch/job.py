@@ -63,7 +63,7 @@ def take_part(world: MPI.Intracomm, work: Callable[[MPI.Intracomm], int]) -> int
     except Exception as error:  # noqa: BLE001 - whatever it is, the other ranks would wait for this one for ever
         lost = lost_output() if isinstance(error, OSError) else None
         if lost is None:
-            what = str(error) if isinstance(error, MemoryError) else traceback.format_exc()
+            what = (isinstance(error, MemoryError) and str(error)) or traceback.format_exc()
             print(f"rank {world.rank} of {world.size} failed:\n{what}", file=sys.stderr, flush=True)
         else:
             lost.show()

@@ -158,14 +158,13 @@ class InBackground:
         self.start()
 
     def __call__(self) -> object:
-        """Run the plan to its end; raises what :meth:`Plan.__call__` does. If it still runs then, ``wait`` goes on."""
+        """Run the plan from start to end; raises what :meth:`Plan.__call__` does."""
         with self._lock:
             self._failed = None
             try:
                 return self.plan()
             except Exception as error:
-                self._running = self.plan.running
-                self._failed = None if self._running else error
+                self._failed = error
                 raise
 
     def drive_if_free(self) -> bool:

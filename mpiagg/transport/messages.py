@@ -99,8 +99,9 @@ class Channel(Agreement):
     unread : int
         Messages beside the operations: those that this rank has sent, less those that it has received.
     behind : bool
-        Whether messages that nobody has received were left when the channel was freed: not all ranks had begun the same
-        operations, or received what was sent to them. Then MPI must not give the communicator's number to another one.
+        Whether messages that nobody has received may have been left when the channel was freed: some were there, or not
+        all ranks had begun as many operations, or received what was sent to them. Then MPI must not give the
+        communicator's number to another one.
     one_thread : OneThread
         Entered before anything is written to memory of a call's own. Blocking operations look for other threads by
         themselves, but only when they begin.
@@ -156,10 +157,10 @@ class Channel(Agreement):
         self.tags = Tags(LEAST if upper is None else int(upper))
         try:
             self.aware = compare_settings(self, self.layout, reproducible=self.reproducible)
+            self.learner = None if self.reproducible else learner_of(self, self.layout)
         except Exception:
             self.free()
             raise
-        self.learner = None if self.reproducible else learner_of(self, self.layout)
         table = settings().table if self.learner is None else self.learner.before
         self.piece_cost = None if table is None else table.piece_cost
         self.failures.comms.remove(comm)  # the caller's, of which we know nothing from now on
@@ -261,7 +262,8 @@ class Channel(Agreement):
                 np.frombuffer(x, own.dtype) for x in exchange(self.comm, own.tobytes(), "free a communicator", subject)
             ]
             counts, unread = zip(*told, strict=True)
-            self.behind = len(set(counts)) > 1 or sum(unread) != 0
+            left = self.comm.Iprobe(MPI.ANY_SOURCE, MPI.ANY_TAG)
+            self.behind = left or len(set(counts)) > 1 or bool(sum(unread) != 0)
             subject.unleavable = DEFAULT_TIMEOUT  # a rank that has given up waiting for this one does not come
             self._free_parts()
 

@@ -495,3 +495,13 @@ def test_a_later_communicator_receives_nothing_of_an_earlier_one(world, rank, al
             mpiagg.broadcast(x, out=x, comm=comm, algorithm=algorithm)
         comm.Free()
     assert (x == value).all()
+
+
+@pytest.mark.skipif(SIZE == 1, reason="nobody sends anything")
+def test_a_later_communicator_receives_nothing_of_calls_that_differed(world, rank):
+    for value in (1.0, 2.0):
+        comm, x = mpiagg.Comm(world), np.full(3, value + 10 * rank)
+        # The first time each takes itself for the root, and so waits for nobody.
+        mpiagg.broadcast(x, root=rank if value == 1 else 0, out=x, comm=comm, algorithm="tree")
+        comm.Free()
+    assert (x == value).all()

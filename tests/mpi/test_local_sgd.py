@@ -469,35 +469,39 @@ def in_vain(monkeypatch):
 
 
 @pytest.mark.skipif(SIZE == 1, reason="nobody is waited for")
-@pytest.mark.parametrize("fragments", [1, 2])
-def test_a_call_that_has_waited_in_vain_comes_again(fragments, in_vain):
-    results = []
+@pytest.mark.parametrize(("fragments", "delay"), [(1, 2), (2, 2), (1, 0)])
+def test_a_call_that_has_waited_in_vain_comes_again(fragments, delay, in_vain):
+    results, at = [], 3 + delay  # what begins in the fourth call is applied so many calls later
     for late in (False, True):
         tensors = [np.full(7, float(RANK)), np.full(2, RANK - 1.0)]
-        options = {"period": 4, "fragments": fragments, "delay": 2, "outer_momentum": 0.5}
+        options = {"period": 4, "fragments": fragments, "delay": delay, "outer_momentum": 0.5}
         with mpiagg.LocalSGD(COMM, **options) as aggregation:
             for step in range(12):
                 for x in tensors:
                     np.add(x, step * RANK, out=x)
-                if late and step == 3 and RANK > 0:  # what begins in this call is applied in the one after next
-                    aggregation.aggregate(tensors)
-                elif late and step == 5:
+                if late and step == at:
                     in_vain(partial(aggregation.aggregate, tensors))
-                    for _ in range(3 if RANK == 0 else 1):
+                    for _ in range(1 + delay if RANK == 0 else 1):
                         aggregation.aggregate(tensors)
-                elif not (late and RANK == 0 and 3 <= step <= 5):
+                elif not (late and RANK == 0 and 3 <= step < at):
                     aggregation.aggregate(tensors)
         results.append(joined(tensors))
     assert (results[0] == results[1]).all()
 
 
 @pytest.mark.skipif(SIZE == 1, reason="nobody is waited for")
-def test_who_takes_part_is_heard_by_those_who_have_waited_in_vain(in_vain):
+@pytest.mark.parametrize("period", [1, 2])
+def test_who_takes_part_is_heard_by_those_who_have_waited_in_vain(period, in_vain):
     tensors = [np.full(3, float(RANK))]
-    with mpiagg.LocalSGD(COMM, period=1, patience=60.0) as aggregation:
+    with mpiagg.LocalSGD(COMM, period=period, patience=60.0) as aggregation:
         aggregation.aggregate(tensors)
         tensors[0] += RANK
         in_vain(partial(aggregation.aggregate, tensors))
+        aggregation.aggregate(tensors)
+        assert aggregation.present == tuple(range(SIZE))
+        for _ in range(2 * period):
+            aggregation.aggregate(tensors)
+        assert aggregation.present == tuple(range(SIZE))
         for _ in range(3):
             aggregation.finish(tensors)
         assert aggregation.present == tuple(range(SIZE))
