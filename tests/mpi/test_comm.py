@@ -497,7 +497,6 @@ def test_a_later_communicator_receives_nothing_of_an_earlier_one(world, rank, al
     assert (x == value).all()
 
 
-@pytest.mark.skipif(SIZE == 1, reason="nobody sends anything")
 def test_a_later_communicator_receives_nothing_of_calls_that_differed(world, rank):
     for value in (1.0, 2.0):
         comm, x = mpiagg.Comm(world), np.full(3, value + 10 * rank)

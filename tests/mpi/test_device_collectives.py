@@ -560,7 +560,6 @@ def test_rows_of_other_lengths_on_each_rank(comm, rank, size, device, algorithm,
     del registered
 
 
-@pytest.mark.skipif(MPI.COMM_WORLD.size == 1, reason="one rank shares nothing")
 def test_shared_memory_of_a_device_is_there_as_long_as_an_array_in_it(world, monkeypatch):
     windows, make = [], SharedMemory._window
     monkeypatch.setattr(SharedMemory, "_window", lambda *given: (made := make(*given), windows.append(ref(made)))[0])
@@ -569,7 +568,9 @@ def test_shared_memory_of_a_device_is_there_as_long_as_an_array_in_it(world, mon
         x = mpiagg.empty(1000, np.float32, comm=comm, device=device.name)
         comm.Free()
         gc.collect()
-        assert windows[-1]() is not None
+        last = windows[-1:]  # none on one rank, which shares nothing
+        assert all(window() is not None for window in last)
+        assert len(last) == (world.size > 1)
         del x
         gc.collect()
-        assert windows[-1]() is None
+        assert all(window() is None for window in last)

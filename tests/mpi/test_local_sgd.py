@@ -468,7 +468,6 @@ def in_vain(monkeypatch):
     return in_vain
 
 
-@pytest.mark.skipif(SIZE == 1, reason="nobody is waited for")
 @pytest.mark.parametrize(("fragments", "delay"), [(1, 2), (2, 2), (1, 0)])
 def test_a_call_that_has_waited_in_vain_comes_again(fragments, delay, in_vain):
     results, at = [], 3 + delay  # what begins in the fourth call is applied so many calls later
@@ -489,7 +488,6 @@ def test_a_call_that_has_waited_in_vain_comes_again(fragments, delay, in_vain):
     assert (results[0] == results[1]).all()
 
 
-@pytest.mark.skipif(SIZE == 1, reason="nobody is waited for")
 @pytest.mark.parametrize("period", [1, 2])
 def test_who_takes_part_is_heard_by_those_who_have_waited_in_vain(period, in_vain):
     tensors = [np.full(3, float(RANK))]
