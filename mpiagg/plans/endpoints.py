@@ -19,6 +19,14 @@ PACKED: Final = 32 * 2**10
 """Bytes up to which pieces that go to one rank in a round are packed into one message. Longer ones travel by
 themselves, since to copy them costs more than a message does."""
 
+SHORT: Final = 2**16
+"""The longest messages, in bytes, that MPI libraries send without being asked: they should find their receive posted.
+
+A longer one begins when the receiver asks for it, as soon as its receive is posted. Over TCP the question waits behind
+what the receiver sends to the same rank. So a rank that posted its receive first would let the other rank begin, and
+its own message could not: one direction after the other, in twice the time. Each announces its own message first.
+"""
+
 Tag = int | Callable[[int], int]
 """The tag of messages, or what returns one for each length in bytes."""
 
@@ -163,12 +171,15 @@ class Endpoint:
         return self._rooms[key][:nbytes]
 
     def _parts(self, draft: Draft) -> list[BoundRound]:
-        """Return a round as it runs. Receives come first, so that messages find them posted."""
+        """Return a round as it runs. The receives come first, or last if one of them is of a long message."""
         posted = draft.receives + draft.sends
         receives, sends = ([request.Start for request, _ in some] for some in (draft.receives, draft.sends))
+        # All of them together: messages from one rank are received in the order in which they are sent.
+        long = any(awaited.nbytes > SHORT for _, awaited in draft.receives)
+        starts = (*draft.encodings, *sends, *receives) if long else (*receives, *draft.encodings, *sends)
         return [
             BoundRound(
-                (*receives, *draft.encodings, *sends),
+                starts,
                 tuple(request.Test for request, _ in posted),
                 (*draft.arrivals, *draft.reductions),
                 tuple(awaited for _, awaited in posted),
