@@ -212,13 +212,15 @@ class Learner:
         found = [_of_kind(self.chosen(case), kind)]
         if kind.library is not None:
             found.append(Choice(NATIVE))
-        seconds = Prices(kind.collective, layout, Memory.TOGETHER).seconds(case.nbytes)
+        prices = Prices(kind.collective, layout, Memory.TOGETHER)
+        seconds = prices.seconds(case.nbytes)
         shared = [choice for choice in seconds if choice.algorithm == "shared"]
         found += shared
         if not kind.registered and len(self.layout.nodes) == 1 and case.nbytes > ANNOUNCED:
             found += [choice._replace(unregistered=choice.algorithm) for choice in shared]
         messages = sorted((choice for choice in seconds if choice.algorithm != "shared"), key=seconds.__getitem__)
-        return list(dict.fromkeys(found + messages[:CHEAPEST]))
+        found += [prices.in_lanes(choice, case.nbytes) for choice in messages[:CHEAPEST]]
+        return list(dict.fromkeys(found))
 
     # -- what is chosen
 

@@ -16,14 +16,9 @@ What the model leaves out is put right here, in words:
   processor differs between networks and machines more than anything else here, so the table does without: it was
   measured to be half of a latency where four ranks have two cores, all of one where eight have, and is a sixth or less
   where messages are handed to an adapter.
-- Two lanes pay every latency twice, and hide half of the reduction behind the other lane's transfer. Within a node
-  they hide nothing: the processor that reduces is the one that moves the bytes. A chain of ranks (``ring``, in a scan)
-  is a pipeline of its lanes.
-- Between nodes a long message holds up what comes behind it on its connection, also the few bytes by which two ranks
-  agree that the next one may be sent. So where lanes are worth while, there are as many as leave messages 128 KiB, and
-  16 at most. With links of 1 Gbit/s all-reduces of 32 MiB took 1.1 to 1.5 times as long as the link needs in two lanes,
-  and 1.02 to 1.13 times in sixteen (two and four nodes, MPICH and Open MPI); those of 4 MiB the same in one lane and in
-  sixteen with MPICH, and with Open MPI on two nodes 1.1 to 1.5 times as long in up to four as in eight or sixteen.
+- While one lane agrees that its next message may be sent, and reduces, another one's travels. So between nodes there
+  are as many as leave messages 128 KiB, and 16 at most. Within a node they hide nothing: the processor that reduces is
+  the one that moves the bytes. A chain of ranks (``ring``, in a scan) is a pipeline of its lanes.
 - Through shared memory, a round is a barrier, and bytes are copied once, where messages copy them in and out.
 - Vectors that not all lie there must be copied into it and out of it. Up to 1 MiB that was measured to be faster than
   anything else. Longer vectors are read where they lie, and so is what is only moved, above 64 KiB: it is copied once,
@@ -86,7 +81,10 @@ SHORTEST: Final = 128 * 2**10
 """How many lanes there are at most between nodes, and how long their messages are at least, on average."""
 
 NETWORK_NATIVE: Final = 64 * 2**10
-"""Bytes up to which the MPI library's own collectives take least time between nodes."""
+"""Bytes up to which the MPI library's own collectives take least time between nodes, but for these."""
+
+MOVES_NATIVE: Final = {Collective.GATHER: None, Collective.SCATTER: None, Collective.ALLTOALL: 2 * 2**20}
+"""The same of what is only moved; None stands for any number."""
 
 _KIB: Final = 2**10
 
@@ -184,10 +182,17 @@ ON_A_NODE: Final[dict[Collective, Sequence[_Limited]]] = {
 }
 """What takes least time on a node, in memory that its ranks share, by measurements."""
 
+_EXCHANGES: Final = (  # 0.6 to 0.9 of Open MPI's time
+    _Limited(_NATIVE, 512 * _KIB, 8, "Open MPI"),
+    _Limited(Choice("pairwise", 2), 2 * 2**20, 8, "Open MPI"),
+)
+
 BETWEEN_NODES: Final[dict[tuple[Collective, Spread], Sequence[_Limited]]] = {
-    (Collective.ALLTOALL, Spread.SEVERAL): (  # 0.7 to 0.9 of the library's time
-        _Limited(_NATIVE, ranks=4),
-        _Limited(Choice("hierarchical"), 32 * _KIB),
+    (Collective.ALLTOALL, Spread.ONE_EACH): (_Limited(_NATIVE, ranks=2), *_EXCHANGES),
+    (Collective.ALLTOALL, Spread.SEVERAL): (
+        _Limited(_NATIVE, 32 * _KIB, ranks=4),
+        _Limited(Choice("hierarchical"), 32 * _KIB),  # 0.7 to 0.9 of the library's time
+        *_EXCHANGES,
     ),
     **{
         (collective, spread): (  # 0.2 to 0.6 of MPICH's time, of as many ranks as were measured
@@ -211,7 +216,6 @@ RANKS: Final = (2, 4, 8, 32, 128, 512)
 _CROWDING: Final = ("direct", "one_shot", "parameter_server", "knomial", "recursive_multiplying", "multi_radix")
 """Algorithms in which a rank has several messages at once."""
 
-
 _IN_TURN: Final = (("knomial", Collective.GATHER), ("knomial", Collective.SCATTER))
 """Of those, what takes them as they come: all that reaches the root shares its link anyway."""
 
@@ -223,8 +227,8 @@ def candidates(collective: Collective, spread: Spread, memory: Memory) -> list[C
     crowding = [name for name in _CROWDING if (name, collective) not in _IN_TURN]
     for name in algorithms(collective):
         if name not in (*crowding, "shared") and (spread is Spread.SEVERAL or not algorithm(name).by_nodes):
-            several = (1, 4, 16) if _is_chain(name, collective) else (1, 2)
-            found += [Choice(name, lanes) for lanes in ((1,) if spread is Spread.ONE_NODE else several)]
+            chain = spread is not Spread.ONE_NODE and _is_chain(name, collective)
+            found += [Choice(name, lanes) for lanes in ((1, 4, 16) if chain else (1,))]
     return found
 
 
@@ -255,7 +259,7 @@ class Prices:
             self._known[nbytes] = {
                 Choice(name, lanes): seconds
                 for name, (pricing, numbers) in zip(self._names, self._pricings, strict=True)
-                for lanes, seconds in _with_lanes(pricing, nbytes, numbers, chain=_is_chain(name, self._collective))
+                for lanes, seconds in _with_lanes(pricing, nbytes, numbers)
             }
         return self._known[nbytes]
 
@@ -272,24 +276,24 @@ class Prices:
         """Return how many bytes an algorithm sends by the busiest link."""
         return self._pricings[self._names.index(name)][0].busiest(nbytes)
 
-    def message(self, name: str, nbytes: int) -> float:
-        """Return how many bytes a message of an algorithm has, on average."""
-        found = self._pricings[self._names.index(name)][0].predict(nbytes)
-        return found.bandwidth / self._cluster.beta / max(1, found.rounds)
+    def in_lanes(self, choice: Choice, nbytes: int) -> Choice:
+        """Return the same in as many lanes as leave its messages ``SHORTEST``, on average; a chain's are priced."""
+        if not self._between or _is_chain(choice.algorithm, self._collective):
+            return choice
+        found = self._pricings[self._names.index(choice.algorithm)][0].predict(nbytes)
+        message = round(found.bandwidth / self._cluster.beta / max(1, found.rounds))
+        return choice._replace(lanes=min(MOST, 2 ** max(0, (message // SHORTEST).bit_length() - 1)))
 
 
-def _with_lanes(pricing: Pricing, nbytes: int, numbers: Sequence[int], *, chain: bool) -> Iterator[tuple[int, float]]:
-    """Yield the price with so many lanes, for each of the numbers."""
+def _with_lanes(pricing: Pricing, nbytes: int, numbers: Sequence[int]) -> Iterator[tuple[int, float]]:
+    """Yield the price with so many lanes, for each of the numbers: that of a pipeline."""
     if list(numbers) == [1]:
         yield 1, pricing.seconds(nbytes)
         return
     found = pricing.predict(nbytes)
     for lanes in numbers:
-        if chain:
-            stages = (found.rounds + lanes - 1) / max(1, found.rounds)
-            yield lanes, stages * (found.latency + (found.bandwidth + found.reduction) / lanes)
-            continue
-        yield lanes, lanes * found.latency + found.bandwidth + found.reduction / lanes
+        stages = (found.rounds + lanes - 1) / max(1, found.rounds)
+        yield lanes, stages * (found.latency + (found.bandwidth + found.reduction) / lanes)
 
 
 def derived() -> Table:
@@ -312,13 +316,13 @@ def measured() -> Iterator[Row]:
     Longer vectors take about half of the library's time through memory that the ranks share; of those in other memory,
     long ones that are moved, and those of many ranks, take less where they are read, or by the library's own.
     Scans of MPICH's take two to ten times as long as a ring, also between nodes. There (``bench/network.py``) longer
-    vectors take a third to all of its time, but for gathers, scatters and all-to-alls, which take as long.
+    vectors take a third to all of its time, but for gathers and scatters, which take as long.
     """
     for collective in Collective:
         for spread, memory in ((Spread.ONE_EACH, None), (Spread.SEVERAL, None), (Spread.ONE_NODE, Memory.NONE)):
             for choice, most, ranks, library in BETWEEN_NODES.get((collective, spread), ()):
                 yield Row(collective, choice, most, ranks, spread, library=library)
-            most = NETWORK_NATIVE if memory is None and not collective.moves else None
+            most = MOVES_NATIVE.get(collective, NETWORK_NATIVE) if memory is None else None
             yield Row(collective, _NATIVE, most, spread=spread, memory=memory)
         for choice, most, ranks, library in ON_A_NODE[collective]:
             yield Row(collective, choice, most, ranks, Spread.ONE_NODE, Memory.TOGETHER, library=library)
@@ -371,11 +375,8 @@ def _ladder(collective: Collective, layouts: Sequence[Layout], memory: Memory) -
     by_mailboxes = ALLTOALLS_BY_MAILBOXES if collective is Collective.ALLTOALL else BY_MAILBOXES
     for shorter, longest in pairwise(LENGTHS):
         nbytes = math.isqrt(shorter * longest)
-        choice = _best(taken, nbytes)
-        if choice.lanes > 1 and not _is_chain(choice.algorithm, collective):
-            shortest = round(min(table.message(choice.algorithm, nbytes) for table in taken))
-            doublings = (shortest // SHORTEST).bit_length() - 1
-            choice = choice._replace(lanes=max(choice.lanes, min(MOST, 2 ** max(0, doublings))))
+        best = _best(taken, nbytes)
+        choice = min((table.in_lanes(best, nbytes) for table in taken), key=lambda choice: choice.lanes)
         if choice.algorithm == "shared" and longest > by_mailboxes:
             choice = _READ
         steps.append((longest, choice))

@@ -150,6 +150,7 @@ def test_the_default_is_what_was_measured_to_be_best():
     ]
     # Messages have 128 KiB at least.
     assert [takes(nbytes, 1, 1) for nbytes in (2**22, 2**23)] == ["ring, 8 lanes", "ring, 16 lanes"]
+    assert takes(2**22, 1, 1, 1, 1, collective=Collective.ALLTOALL) == "pairwise, 4 lanes"
     assert [takes(nbytes, 2, 2) for nbytes in (2**22, 2**24, 2**25)] == [
         f"halving_doubling, {lanes} lanes" for lanes in (4, 16, 16)
     ]
@@ -169,7 +170,7 @@ def test_what_the_default_takes_is_nearly_the_cheapest(collective, layout):
         for power in range(6, 31, 3):
             found = Settings().found(Case(collective, 2**power, layout, memory)).choice
             cheapest = min(prices.seconds(2**power).values())
-            priced = found if collective.prefix else found._replace(lanes=min(2, found.lanes))
+            priced = found if collective.prefix else found._replace(lanes=1)
             assert prices.seconds(2**power)[priced._replace(unregistered=None)] < 2 * cheapest
             assert found.unregistered is None or found.reads
 
