@@ -5,8 +5,10 @@
 
 It runs under any mpiexec. One pair of ranks after the other is measured, while the others wait. The latency is half of
 the median time that 8 bytes take to the peer and back; the rates are those of the payload, in MB/s (10^6 bytes), in
-messages of 1 MiB, one way, and of each way where both are used at once; medians over the rounds. Last, all ranks send
-to the next at once, as a ring does: what that reaches is what the machine that plays the cluster can do.
+messages of 1 MiB, one way, and of each way where both are used at once; medians over the rounds. Both ways are used in
+two orders: the receive is started before the send, as most programs do, or after it, as mpiagg's long messages are.
+Last, all ranks send to the next at once, as a ring does: what that reaches is what the machine that plays the cluster
+can do.
 """
 
 from __future__ import annotations
@@ -45,7 +47,7 @@ def latency(peer: int) -> float:
     return statistics.median(times) / 2 * 1e6
 
 
-def rate(peer: int, ways: int) -> float:
+def rate(peer: int, ways: int, *, sends_first: bool = False) -> float:
     """Return what goes from the lower rank to the higher in a second, in MB; with 2 ways as much goes back."""
     incoming, outgoing, token = np.zeros(MESSAGE, np.uint8), np.zeros(MESSAGE, np.uint8), np.zeros(1, np.uint8)
     requests = []
@@ -53,6 +55,8 @@ def rate(peer: int, ways: int) -> float:
         requests.append(COMM.Recv_init(incoming, peer))
     if ways == 2 or COMM.rank < peer:
         requests.append(COMM.Send_init(outgoing, peer))
+    if sends_first:
+        requests.reverse()
     rates = []
     for _ in range(ROUNDS):
         COMM.Sendrecv(token, peer, 0, token.copy(), peer, 0)
@@ -105,15 +109,17 @@ def main() -> None:
         if COMM.rank in (0, peer):
             other = peer - COMM.rank
             row = {"from": names[0], "to": names[peer], "latency_us": latency(other)}
-            rows.append(row | {"one_way_MBps": rate(other, ways=1), "both_ways_MBps": rate(other, ways=2)})
+            row |= {"one_way_MBps": rate(other, ways=1), "both_ways_MBps": rate(other, ways=2)}
+            rows.append(row | {"both_ways_sends_first_MBps": rate(other, ways=2, sends_first=True)})
         rest_until_done()
     ring = ring_rate()
     if COMM.rank:
         return
-    print("from      to         latency us   one way MB/s   both ways MB/s")
+    print("from      to         latency us   one way MB/s   both ways MB/s   sends first MB/s")
     for row in rows:
         print(f"{row['from']:9} {row['to']:9}", end=" ")
-        print(f"{row['latency_us']:11.1f} {row['one_way_MBps']:14.1f} {row['both_ways_MBps']:16.1f}")
+        print(f"{row['latency_us']:11.1f} {row['one_way_MBps']:14.1f} {row['both_ways_MBps']:16.1f}", end=" ")
+        print(f"{row['both_ways_sends_first_MBps']:18.1f}")
     print(f"every rank to the next, all at once: {ring:.1f} MB/s")
     if sys.argv[1:]:
         saved = {"machine": machine.facts(), "ranks": COMM.size, "rows": rows, "ring_MBps": ring}

@@ -9,7 +9,7 @@ from mpi4py import MPI
 from support import fill_recorder, kept_plans
 
 import mpiagg
-from mpiagg.transport import channel_of, kept
+from mpiagg.transport import Channel, channel_of, kept
 
 pytestmark = pytest.mark.mpi
 
@@ -44,6 +44,36 @@ def agrees(result, wanted):
 def whole(size, turn, length=13):
     """All ranks' vectors of whole numbers, others each turn."""
     return [np.arange(length, dtype=float) * (turn + 1) + r * r + turn for r in range(size)]
+
+
+class Told:
+    """A request that tells of its start."""
+
+    def __init__(self, request, started):
+        self._request, self.Test, self.Free = request, request.Test, request.Free
+        self._started = started
+
+    def Start(self):
+        self._started()
+        self._request.Start()
+
+
+@pytest.mark.parametrize(("nbytes", "order"), [(2**16, ["receive", "send"]), (2**16 + 8, ["send", "receive"])])
+def test_long_messages_start_before_what_a_rank_receives(comm, rank, size, monkeypatch, nbytes, order):  # noqa: PLR0917 - fixtures and parameters
+    """Over TCP the receive of a long one asks for it, which lets the other rank send first, and both in turn."""
+    started = []
+    for what in ("send", "receive"):
+        given = getattr(Channel, f"{what}_init")
+
+        def told(channel, *arguments, given=given, what=what):
+            for request in given(channel, *arguments):
+                yield Told(request, lambda: started.append(what))
+
+        monkeypatch.setattr(Channel, f"{what}_init", told)
+    x = np.full(nbytes // 8, rank * 1.0)
+    with mpiagg.allgather_init(x, algorithm="ring", comm=comm) as plan:
+        assert np.array_equal(plan()[:, 0], np.arange(size))
+    assert started == order * (size - 1)
 
 
 @pytest.mark.parametrize(
