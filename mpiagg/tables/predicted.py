@@ -17,8 +17,9 @@ What the model leaves out is put right here, in words:
   measured to be half of a latency where four ranks have two cores, all of one where eight have, and is a sixth or less
   where messages are handed to an adapter.
 - While one lane agrees that its next message may be sent, and reduces, another one's travels. So between nodes there
-  are as many as leave messages 128 KiB, and 16 at most. Within a node they hide nothing: the processor that reduces is
-  the one that moves the bytes. A chain of ranks (``ring``, in a scan) is a pipeline of its lanes.
+  are as many as leave messages 128 KiB, and 4 at most: with links of 1 Gbit/s 16 lanes saved 1 to 3 % of the time of
+  32 MiB, with links of 10 Gbit/s they cost up to a quarter. Within a node they hide nothing: the processor that
+  reduces is the one that moves the bytes. A chain of ranks (``ring``, in a scan) is a pipeline of its lanes.
 - Through shared memory, a round is a barrier, and bytes are copied once, where messages copy them in and out.
 - Vectors that not all lie there must be copied into it and out of it. Up to 1 MiB that was measured to be faster than
   anything else. Longer vectors are read where they lie, and so is what is only moved, above 64 KiB: it is copied once,
@@ -76,15 +77,12 @@ ALLTOALLS_BY_MAILBOXES: Final = 2**20
 WHOLLY_BY_MAILBOXES: Final = 4
 """Ranks up to which those of all-reduces do, whatever their length: of 8 and 16 ranks, reading long ones is faster."""
 
-MOST: Final = 16
+MOST: Final = 4
 SHORTEST: Final = 128 * 2**10
 """How many lanes there are at most between nodes, and how long their messages are at least, on average."""
 
 NETWORK_NATIVE: Final = 64 * 2**10
-"""Bytes up to which the MPI library's own collectives take least time between nodes, but for these."""
-
-MOVES_NATIVE: Final = {Collective.GATHER: None, Collective.SCATTER: None, Collective.ALLTOALL: 2 * 2**20}
-"""The same of what is only moved; None stands for any number."""
+"""Bytes up to which the MPI library's own collectives take least time between nodes."""
 
 _KIB: Final = 2**10
 
@@ -182,9 +180,12 @@ ON_A_NODE: Final[dict[Collective, Sequence[_Limited]]] = {
 }
 """What takes least time on a node, in memory that its ranks share, by measurements."""
 
-_EXCHANGES: Final = (  # 0.6 to 0.9 of Open MPI's time
+_PAIRWISE: Final = Choice("pairwise", 2)
+_EXCHANGES: Final = (  # 0.6 to 0.9 of the library's time, from 16 MiB on 0.5 to 0.95, of as many ranks as were measured
     _Limited(_NATIVE, 512 * _KIB, 8, "Open MPI"),
-    _Limited(Choice("pairwise", 2), 2 * 2**20, 8, "Open MPI"),
+    _Limited(_PAIRWISE, ranks=8, library="Open MPI"),
+    _Limited(_NATIVE, 2 * 2**20),
+    *(_Limited(_PAIRWISE, ranks=16, library=library) for library in ("MPICH", "Open MPI")),
 )
 
 BETWEEN_NODES: Final[dict[tuple[Collective, Spread], Sequence[_Limited]]] = {
@@ -322,7 +323,7 @@ def measured() -> Iterator[Row]:
         for spread, memory in ((Spread.ONE_EACH, None), (Spread.SEVERAL, None), (Spread.ONE_NODE, Memory.NONE)):
             for choice, most, ranks, library in BETWEEN_NODES.get((collective, spread), ()):
                 yield Row(collective, choice, most, ranks, spread, library=library)
-            most = MOVES_NATIVE.get(collective, NETWORK_NATIVE) if memory is None else None
+            most = NETWORK_NATIVE if memory is None and not collective.moves else None
             yield Row(collective, _NATIVE, most, spread=spread, memory=memory)
         for choice, most, ranks, library in ON_A_NODE[collective]:
             yield Row(collective, choice, most, ranks, Spread.ONE_NODE, Memory.TOGETHER, library=library)

@@ -135,8 +135,8 @@ def test_the_default_table_is_derived_from_the_model():
 
 
 def test_the_default_is_what_was_measured_to_be_best():
-    def takes(nbytes, *sizes, collective=Collective.ALLREDUCE, memory=Memory.TOGETHER):
-        return str(Settings().found(Case(collective, nbytes, Layout.of(sizes), memory)).choice)
+    def takes(nbytes, *sizes, collective=Collective.ALLREDUCE, memory=Memory.TOGETHER, library=None):
+        return str(Settings().found(Case(collective, nbytes, Layout.of(sizes), memory, library)).choice)
 
     for collective in (c for c in Collective if not c.prefix):
         longest = 2**20 if collective.reduces else 2**16
@@ -149,10 +149,17 @@ def test_the_default_is_what_was_measured_to_be_best():
         *("recursive_doubling", "recursive_doubling", "circulant", "ring", "ring, 4 lanes"),
     ]
     # Messages have 128 KiB at least.
-    assert [takes(nbytes, 1, 1) for nbytes in (2**22, 2**23)] == ["ring, 8 lanes", "ring, 16 lanes"]
+    assert [takes(nbytes, 1, 1) for nbytes in (2**20, 2**21, 2**23)] == [
+        f"ring{lanes}" for lanes in (", 2 lanes", ", 4 lanes", ", 4 lanes")
+    ]
     assert takes(2**22, 1, 1, 1, 1, collective=Collective.ALLTOALL) == "pairwise, 4 lanes"
-    assert [takes(nbytes, 2, 2) for nbytes in (2**22, 2**24, 2**25)] == [
-        f"halving_doubling, {lanes} lanes" for lanes in (4, 16, 16)
+    long = {"MPICH": 2**22, "Open MPI": 2**20}  # all-to-alls from where on ours take less time, of few ranks
+    for library, nbytes in long.items():
+        for ranks, length in ((4, nbytes), (4, nbytes // 2), (2, 2**26), (32, 2**26)):
+            found = takes(length, *[1] * ranks, collective=Collective.ALLTOALL, library=library)
+            assert found == ("pairwise, 2 lanes" if (ranks, length) == (4, nbytes) else "native")
+    assert [takes(nbytes, 2, 2) for nbytes in (2**20, 2**22, 2**25)] == [
+        f"halving_doubling{lanes}" for lanes in ("", ", 4 lanes", ", 4 lanes")
     ]
     assert takes(1024, 2, 2) == "recursive_doubling"
     assert [takes(2**20, *sizes) for sizes in ((2, 2), (3, 2), (4, 4))] == [
