@@ -20,11 +20,11 @@ PACKED: Final = 32 * 2**10
 themselves, since to copy them costs more than a message does."""
 
 SHORT: Final = 2**16
-"""The longest messages, in bytes, that MPI libraries send without being asked: they should find their receive posted.
+"""Bytes of the longest messages that MPI libraries send over TCP without being asked: these find their receive posted.
 
-A longer one begins when the receiver asks for it, as soon as its receive is posted. Over TCP the question waits behind
-what the receiver sends to the same rank. So a rank that posted its receive first would let the other rank begin, and
-its own message could not: one direction after the other, in twice the time. Each announces its own message first.
+A longer one is announced, and begins when the receiver asks for it, once its receive is posted. The question waits
+behind what the receiver sends to the same rank. So where two ranks exchange long messages, one that posted its receive
+first would let the other begin, and its own message would wait for all of the other's. It announces its own first.
 """
 
 Tag = int | Callable[[int], int]
@@ -171,12 +171,14 @@ class Endpoint:
         return self._rooms[key][:nbytes]
 
     def _parts(self, draft: Draft) -> list[BoundRound]:
-        """Return a round as it runs. The receives come first, or last if one of them is of a long message."""
+        """Return a round as it runs. Receives come first, but where two ranks exchange long messages."""
         posted = draft.receives + draft.sends
-        receives, sends = ([request.Start for request, _ in some] for some in (draft.receives, draft.sends))
-        # All of them together: messages from one rank are received in the order in which they are sent.
-        long = any(awaited.nbytes > SHORT for _, awaited in draft.receives)
-        starts = (*draft.encodings, *sends, *receives) if long else (*receives, *draft.encodings, *sends)
+        receives = [request.Start for request, _ in draft.receives]
+        sends = [*draft.encodings, *(request.Start for request, _ in draft.sends)]
+        peers = {awaited.step.peer for _, awaited in draft.sends}
+        exchanged = any(each.nbytes > SHORT and each.step.peer in peers for _, each in draft.receives)
+        # All receives change places, not the long ones alone: MPI matches one rank's messages in the order of these.
+        starts = (*sends, *receives) if exchanged else (*receives, *sends)
         return [
             BoundRound(
                 starts,

@@ -17,9 +17,9 @@ What the model leaves out is put right here, in words:
   measured to be half of a latency where four ranks have two cores, all of one where eight have, and is a sixth or less
   where messages are handed to an adapter.
 - While one lane agrees that its next message may be sent, and reduces, another one's travels. So between nodes there
-  are as many as leave messages 128 KiB, and 4 at most: with links of 1 Gbit/s 16 lanes saved 1 to 3 % of the time of
-  32 MiB, with links of 10 Gbit/s they cost up to a quarter. Within a node they hide nothing: the processor that
-  reduces is the one that moves the bytes. A chain of ranks (``ring``, in a scan) is a pipeline of its lanes.
+  are as many as leave messages 128 KiB, and 4 at most, of which more save little (``bench/lanes.py``). Within a node
+  they hide nothing: the processor that reduces is the one that moves the bytes. A chain of ranks (``ring``, in a scan)
+  is a pipeline of its lanes.
 - Through shared memory, a round is a barrier, and bytes are copied once, where messages copy them in and out.
 - Vectors that not all lie there must be copied into it and out of it. Up to 1 MiB that was measured to be faster than
   anything else. Longer vectors are read where they lie, and so is what is only moved, above 64 KiB: it is copied once,
@@ -79,7 +79,7 @@ WHOLLY_BY_MAILBOXES: Final = 4
 
 MOST: Final = 4
 SHORTEST: Final = 128 * 2**10
-"""How many lanes there are at most between nodes, and how long their messages are at least, on average."""
+"""How many lanes there are at most between nodes, but in chains, and how long messages in them are at least."""
 
 NETWORK_NATIVE: Final = 64 * 2**10
 """Bytes up to which the MPI library's own collectives take least time between nodes."""
@@ -181,7 +181,7 @@ ON_A_NODE: Final[dict[Collective, Sequence[_Limited]]] = {
 """What takes least time on a node, in memory that its ranks share, by measurements."""
 
 _PAIRWISE: Final = Choice("pairwise", 2)
-_EXCHANGES: Final = (  # 0.6 to 0.9 of the library's time, from 16 MiB on 0.5 to 0.95, of as many ranks as were measured
+_EXCHANGES: Final = (  # 0.5 to 1 of the library's time, of as many ranks as were measured, and in two lanes the least
     _Limited(_NATIVE, 512 * _KIB, 8, "Open MPI"),
     _Limited(_PAIRWISE, ranks=8, library="Open MPI"),
     _Limited(_NATIVE, 2 * 2**20),
@@ -287,8 +287,8 @@ class Prices:
 
 
 def _with_lanes(pricing: Pricing, nbytes: int, numbers: Sequence[int]) -> Iterator[tuple[int, float]]:
-    """Yield the price with so many lanes, for each of the numbers: that of a pipeline."""
-    if list(numbers) == [1]:
+    """Yield the price with so many lanes, for each of the numbers: several are those of a chain."""
+    if list(numbers) == [1]:  # the formula gives the same, three times as slowly
         yield 1, pricing.seconds(nbytes)
         return
     found = pricing.predict(nbytes)
@@ -377,7 +377,7 @@ def _ladder(collective: Collective, layouts: Sequence[Layout], memory: Memory) -
     for shorter, longest in pairwise(LENGTHS):
         nbytes = math.isqrt(shorter * longest)
         best = _best(taken, nbytes)
-        choice = min((table.in_lanes(best, nbytes) for table in taken), key=lambda choice: choice.lanes)
+        choice = best._replace(lanes=min(table.in_lanes(best, nbytes).lanes for table in taken))
         if choice.algorithm == "shared" and longest > by_mailboxes:
             choice = _READ
         steps.append((longest, choice))

@@ -67,6 +67,12 @@ def test_every_choice_has_as_many_turns_and_the_fastest_stays(layout, library, c
         assert Settings().found(another._replace(learned=one.table)).choice.in_other_memory == usual(another)
 
 
+def test_long_messages_between_nodes_are_tried_in_lanes():
+    taken = taught(learner(APART), case_of(APART, 2**24), lambda *_: 1.0)
+    assert len({choice.algorithm for choice in taken}) > 1
+    assert {choice.lanes for choice in taken} == {4}
+
+
 def test_what_is_usual_stays_unless_another_is_faster_by_more_than_noise():
     case = case_of(APART)
     for better, stays in ((1.0, True), (BETTER - 0.01, True), (BETTER + 0.01, False)):

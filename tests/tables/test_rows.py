@@ -135,8 +135,8 @@ def test_the_default_table_is_derived_from_the_model():
 
 
 def test_the_default_is_what_was_measured_to_be_best():
-    def takes(nbytes, *sizes, collective=Collective.ALLREDUCE, memory=Memory.TOGETHER, library=None):
-        return str(Settings().found(Case(collective, nbytes, Layout.of(sizes), memory, library)).choice)
+    def takes(nbytes, *sizes, collective=Collective.ALLREDUCE, memory=Memory.TOGETHER):
+        return str(Settings().found(Case(collective, nbytes, Layout.of(sizes), memory)).choice)
 
     for collective in (c for c in Collective if not c.prefix):
         longest = 2**20 if collective.reduces else 2**16
@@ -153,11 +153,6 @@ def test_the_default_is_what_was_measured_to_be_best():
         f"ring{lanes}" for lanes in (", 2 lanes", ", 4 lanes", ", 4 lanes")
     ]
     assert takes(2**22, 1, 1, 1, 1, collective=Collective.ALLTOALL) == "pairwise, 4 lanes"
-    long = {"MPICH": 2**22, "Open MPI": 2**20}  # all-to-alls from where on ours take less time, of few ranks
-    for library, nbytes in long.items():
-        for ranks, length in ((4, nbytes), (4, nbytes // 2), (2, 2**26), (32, 2**26)):
-            found = takes(length, *[1] * ranks, collective=Collective.ALLTOALL, library=library)
-            assert found == ("pairwise, 2 lanes" if (ranks, length) == (4, nbytes) else "native")
     assert [takes(nbytes, 2, 2) for nbytes in (2**20, 2**22, 2**25)] == [
         f"halving_doubling{lanes}" for lanes in ("", ", 4 lanes", ", 4 lanes")
     ]
@@ -166,6 +161,28 @@ def test_the_default_is_what_was_measured_to_be_best():
         *("halving_doubling", "hierarchical", "hierarchical"),
     ]
     assert takes(2**20, 2, memory=Memory.NONE) == "ring"
+
+
+@pytest.mark.parametrize(
+    ("library", "sizes", "native"),
+    [
+        ("MPICH", [1, 1, 1, 1], 2**21),
+        ("MPICH", [2, 2], 2**21),
+        ("MPICH", [2] * 8, 2**21),
+        ("Open MPI", [1, 1, 1, 1], 2**19),
+        ("Open MPI", [2, 2, 2, 2], 2**19),
+        ("Open MPI", [1] * 9, 2**21),
+        ("Open MPI", [1, 1], None),
+        ("MPICH", [1] * 17, None),
+        ("Open MPI", [4] * 5, None),
+        ("Intel MPI", [2, 2], None),
+    ],
+)
+def test_long_all_to_alls_between_few_ranks_are_ours(library, sizes, native):
+    for nbytes in (2**16, 2**19, 2**19 + 1, 2**21, 2**21 + 1, 2**30):
+        case = Case(Collective.ALLTOALL, nbytes, Layout.of(sizes), library=library)
+        wanted = "native" if native is None or nbytes <= native else "pairwise, 2 lanes"
+        assert str(Settings().found(case).choice) == wanted
 
 
 @pytest.mark.parametrize("collective", Collective)
