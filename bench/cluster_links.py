@@ -108,9 +108,16 @@ def main() -> None:
     for peer in peers:
         if COMM.rank in (0, peer):
             other = peer - COMM.rank
-            row = {"from": names[0], "to": names[peer], "latency_us": latency(other)}
-            row |= {"one_way_MBps": rate(other, ways=1), "both_ways_MBps": rate(other, ways=2)}
-            rows.append(row | {"both_ways_sends_first_MBps": rate(other, ways=2, sends_first=True)})
+            rows.append(
+                {
+                    "from": names[0],
+                    "to": names[peer],
+                    "latency_us": latency(other),
+                    "one_way_MBps": rate(other, ways=1),
+                    "both_ways_MBps": rate(other, ways=2),
+                    "both_ways_sends_first_MBps": rate(other, ways=2, sends_first=True),
+                }
+            )
         rest_until_done()
     ring = ring_rate()
     if COMM.rank:

@@ -178,10 +178,9 @@ class Endpoint:
         peers = {awaited.step.peer for _, awaited in draft.sends}
         exchanged = any(each.nbytes > SHORT and each.step.peer in peers for _, each in draft.receives)
         # All receives change places, not the long ones alone: MPI matches one rank's messages in the order of these.
-        starts = (*sends, *receives) if exchanged else (*receives, *sends)
         return [
             BoundRound(
-                starts,
+                (*sends, *receives) if exchanged else (*receives, *sends),
                 tuple(request.Test for request, _ in posted),
                 (*draft.arrivals, *draft.reductions),
                 tuple(awaited for _, awaited in posted),

@@ -17,7 +17,7 @@ What the model leaves out is put right here, in words:
   measured to be half of a latency where four ranks have two cores, all of one where eight have, and is a sixth or less
   where messages are handed to an adapter.
 - While one lane agrees that its next message may be sent, and reduces, another one's travels. So between nodes there
-  are as many as leave messages 128 KiB, and 4 at most, of which more save little (``bench/lanes.py``). Within a node
+  are as many as leave messages 128 KiB, and 4 at most: more save little (``bench/lanes.py``). Within a node
   they hide nothing: the processor that reduces is the one that moves the bytes. A chain of ranks (``ring``, in a scan)
   is a pipeline of its lanes.
 - Through shared memory, a round is a barrier, and bytes are copied once, where messages copy them in and out.
