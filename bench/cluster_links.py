@@ -7,8 +7,9 @@ It runs under any mpiexec. One pair of ranks after the other is measured, while 
 the median time that 8 bytes take to the peer and back; the rates are those of the payload, in MB/s (10^6 bytes), in
 messages of 1 MiB, one way, and of each way where both are used at once; medians over the rounds. Both ways are used in
 two orders: the receive is started before the send, as most programs do, or after it, as mpiagg's long messages are.
-Last, all ranks send to the next at once, as a ring does: what that reaches is what the machine that plays the cluster
-can do.
+Last, all ranks send to the next at once, as a ring does: what several messages under way reach is what the machine that
+plays the cluster can do; and then one of 256 KiB after the other, whole, and in the pieces that mpiagg cuts Open MPI's
+into.
 """
 
 from __future__ import annotations
@@ -25,11 +26,13 @@ import numpy as np
 from mpi4py import MPI
 
 from mpiagg.benchmarks import machine
+from mpiagg.transport.messages import PIECE
 
 COMM = MPI.COMM_WORLD
 TRIPS = 1000
 MESSAGE, MESSAGES, ROUNDS = 2**20, 16, 7
 IN_FLIGHT = 4
+SHORTER = 2**18
 
 
 def latency(peer: int) -> float:
@@ -72,17 +75,21 @@ def rate(peer: int, ways: int, *, sends_first: bool = False) -> float:
     return statistics.median(rates)
 
 
-def ring_rate() -> float:
-    """Return what every rank sends to the next in a second, and receives from the one before, in MB; all at once."""
-    incoming, outgoing = np.zeros((IN_FLIGHT, MESSAGE), np.uint8), np.zeros((IN_FLIGHT, MESSAGE), np.uint8)
+def ring_rate(nbytes: int, longest: int) -> float:
+    """Return what every rank sends to the next in a second, and receives from the one before, in MB; all at once.
+
+    So many bytes are under way at a time, in messages of ``longest``.
+    """
+    incoming, outgoing = np.zeros(nbytes, np.uint8), np.zeros(nbytes, np.uint8)
     before, after = (COMM.rank - 1) % COMM.size, (COMM.rank + 1) % COMM.size
-    requests = [COMM.Recv_init(message, before, number) for number, message in enumerate(incoming)]
-    requests += [COMM.Send_init(message, after, number) for number, message in enumerate(outgoing)]
+    pieces = [slice(start, start + longest) for start in range(0, nbytes, longest)]
+    requests = [COMM.Recv_init(incoming[piece], before) for piece in pieces]
+    requests += [COMM.Send_init(outgoing[piece], after) for piece in pieces]
     rates = []
     for _ in range(ROUNDS):
         COMM.Barrier()
         start = time.perf_counter()
-        for _ in range(MESSAGES // IN_FLIGHT):
+        for _ in range(MESSAGE * MESSAGES // nbytes):
             MPI.Prequest.Startall(requests)
             while not MPI.Request.Testall(requests):
                 os.sched_yield()
@@ -119,7 +126,11 @@ def main() -> None:
                 }
             )
         rest_until_done()
-    ring = ring_rate()
+    rings = {
+        "ring_MBps": ring_rate(IN_FLIGHT * MESSAGE, MESSAGE),
+        "ring_one_whole_MBps": ring_rate(SHORTER, SHORTER),
+        "ring_one_in_pieces_MBps": ring_rate(SHORTER, PIECE),
+    }
     if COMM.rank:
         return
     print("from      to         latency us   one way MB/s   both ways MB/s   sends first MB/s")
@@ -127,9 +138,11 @@ def main() -> None:
         print(f"{row['from']:9} {row['to']:9}", end=" ")
         print(f"{row['latency_us']:11.1f} {row['one_way_MBps']:14.1f} {row['both_ways_MBps']:16.1f}", end=" ")
         print(f"{row['both_ways_sends_first_MBps']:18.1f}")
-    print(f"every rank to the next, all at once: {ring:.1f} MB/s")
+    several, whole, cut = rings.values()
+    print(f"every rank to the next, all at once: {several:.1f} MB/s; one message of 256 KiB at a time: {whole:.1f};")
+    print(f"that one in pieces: {cut:.1f}")
     if sys.argv[1:]:
-        saved = {"machine": machine.facts(), "ranks": COMM.size, "rows": rows, "ring_MBps": ring}
+        saved = {"machine": machine.facts(), "ranks": COMM.size, "rows": rows, **rings}
         Path(sys.argv[1]).write_text(json.dumps(saved, indent=1) + "\n")
 
 

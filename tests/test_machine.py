@@ -1,8 +1,9 @@
-"""The levels of a machine, as files say them."""
+"""The levels of a machine and its adapters, as files say them."""
 
 import pytest
 
-from mpiagg.common.machine import PROCESSORS, levels
+from mpiagg.common import machine as module
+from mpiagg.common.machine import PROCESSORS, has_fabric, levels
 
 
 @pytest.fixture
@@ -74,3 +75,12 @@ def test_files_that_cannot_be_read_tell_nothing(machine, tmp_path):
 
 def test_this_machine_has_levels_or_none():
     assert all(factor > 1 for factor in levels(64, PROCESSORS))
+
+
+@pytest.mark.parametrize("adapter", [None, "infiniband/mlx5_0", "cxi/cxi0"])
+def test_adapters_that_are_used_without_tcp(tmp_path, monkeypatch, adapter):
+    monkeypatch.setattr(module, "FABRICS", [f"{tmp_path}/infiniband", f"{tmp_path}/cxi"])
+    (tmp_path / "infiniband").mkdir()  # there may be none in it
+    if adapter:
+        (tmp_path / adapter).mkdir(parents=True)
+    assert has_fabric() == bool(adapter)

@@ -20,7 +20,7 @@ from mpiagg.plans.operation import Operation
 from mpiagg.plans.plan import Plan
 from mpiagg.plans.program import Program, in_turn
 from mpiagg.schedules import Collective
-from mpiagg.transport import SHARED_TAG, channel_of
+from mpiagg.transport import channel_of
 from mpiagg.watch import Subject
 
 Self = TypeVar("Self", bound="Aggregation")
@@ -208,7 +208,7 @@ class Aggregation(ABC):
         choice: Choice,
         *,
         root: int = 0,
-        tag: int = SHARED_TAG,
+        tag: int,
         residual: Array | None = None,
     ) -> Program:
         """Return the program of a collective on a vector, in place; ``residual`` as for :func:`bind_operation`."""

@@ -15,6 +15,9 @@ from pathlib import Path
 from typing import Final
 
 PROCESSORS: Final = Path("/sys/devices/system/cpu")
+FABRICS: Final = ("/sys/class/infiniband", "/sys/class/cxi")
+"""Where Linux lists the adapters of fast networks: those with InfiniBand's calls, as also Omni-Path, RoCE and EFA, and
+Slingshot's."""
 _SIOCGIFADDR: Final = 0x8915
 """Linux's call for the IPv4 address of an interface."""
 _NUMBER: Final = re.compile("[0-9]{1,6}")
@@ -73,8 +76,13 @@ def networks() -> list[str]:
     return sorted({*_of_infiniband(), *_of_others()})
 
 
+def has_fabric() -> bool:
+    """Return whether the machine has an adapter that MPI libraries use without TCP: InfiniBand or one alike."""
+    return any(any(Path(place).glob("*")) for place in FABRICS)
+
+
 def _of_infiniband() -> Iterator[str]:
-    for rate in Path("/sys/class/infiniband").glob("*/ports/*/rate"):
+    for rate in Path(FABRICS[0]).glob("*/ports/*/rate"):
         with suppress(OSError):
             yield f"infiniband {rate.read_text().strip()}"
 

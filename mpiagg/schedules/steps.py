@@ -81,12 +81,12 @@ def reduce_from(peer: int, chunk: int = 0, count: int = 1, *, received_first: bo
     return Step(Action.REDUCE, peer, chunk, count, received_first)
 
 
-def hold(peer: int, chunk: int = 0, count: int = 1) -> Step:
-    """Receive chunks from ``peer`` and keep them aside: ``received = held op received`` in the round's next reduction.
+def hold(peer: int, chunk: int = 0) -> Step:
+    """Receive a chunk from ``peer`` and keep it aside: ``received = held op received`` in the round's next reduction.
 
     With it our own chunk can stand anywhere in a sum.
     """
-    return Step(Action.HOLD, peer, chunk, count)
+    return Step(Action.HOLD, peer, chunk)
 
 
 def keep_from(peer: int, chunk: int = 0) -> Step:

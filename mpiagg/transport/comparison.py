@@ -9,13 +9,13 @@ from collections.abc import Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 from mpi4py import MPI
 
 from mpiagg.common import documents
-from mpiagg.common.machine import description
+from mpiagg.common.machine import description, has_fabric
 from mpiagg.schedules import Layout
 from mpiagg.tables import DIGEST_BYTES, Origin, Settings, settings
 from mpiagg.tables.cache import cached, read_cached, write_cached
@@ -32,7 +32,22 @@ NAME_BYTES: Final = 8
 """Bytes of a channel's name."""
 
 
-def compare_settings(ranks: Agreement, layout: Layout, *, reproducible: bool) -> bool:
+class Reach(NamedTuple):
+    """What holds for the messages of all ranks.
+
+    Attributes
+    ----------
+    aware : bool
+        Whether they reach memory of CUDA devices.
+    by_tcp : bool
+        Whether they cross between nodes by TCP: no machine has an adapter of another kind.
+    """
+
+    aware: bool
+    by_tcp: bool
+
+
+def compare_settings(ranks: Agreement, layout: Layout, *, reproducible: bool) -> Reach:
     """Raise on all ranks unless all of them choose algorithms by the same table, which is for this job; collective.
 
     Where they do, as always but for mistakes, that costs an all-gather of some bytes, by which they learn, too, where
@@ -40,25 +55,25 @@ def compare_settings(ranks: Agreement, layout: Layout, *, reproducible: bool) ->
 
     Returns
     -------
-    bool
-        Whether the messages of all reach devices.
+    Reach
+        What holds for the messages of all.
     """
     name = os.urandom(NAME_BYTES)
     try:
-        mine, able, peer = _settings(ranks, layout).digest, awareness().able, process().peer
+        mine, reach, peer = _settings(ranks, layout).digest, Reach(awareness().able, not has_fabric()), process().peer
         mine = mine[:-1] + bytes([mine[-1] ^ reproducible])
     except ValueError:
-        mine, able, peer = bytes(DIGEST_BYTES), False, bytes(PEER_BYTES)
-    told = np.empty((ranks.size, DIGEST_BYTES + 1 + NAME_BYTES + PEER_BYTES), np.uint8)
-    ranks.comm.Allgather(np.frombuffer(mine + bytes([able]) + name + peer, np.uint8), told)
-    digests, ables, names, peers = np.split(told, np.cumsum([DIGEST_BYTES, 1, NAME_BYTES]), axis=1)
+        mine, reach, peer = bytes(DIGEST_BYTES), Reach(aware=False, by_tcp=False), bytes(PEER_BYTES)
+    told = np.empty((ranks.size, DIGEST_BYTES + len(reach) + NAME_BYTES + PEER_BYTES), np.uint8)
+    ranks.comm.Allgather(np.frombuffer(mine + bytes(reach) + name + peer, np.uint8), told)
+    digests, reaches, names, peers = np.split(told, np.cumsum([DIGEST_BYTES, len(reach), NAME_BYTES]), axis=1)
     ranks.log.name = names[0].tobytes().hex()
     if digests.any(axis=1).all() and (digests == digests[0]).all():
         _watch(ranks, [Peer.unpack(row.tobytes()) for row in peers])
     else:
         kept = ", reproducible" if reproducible else ""
         ranks.agree_on(lambda: f"uses {_settings(ranks, layout)}{kept}")
-    return bool(ables.all())
+    return Reach(*(bool(each.all()) for each in reaches.T))
 
 
 def learner_of(ranks: Agreement, layout: Layout) -> Learner | None:

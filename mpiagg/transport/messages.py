@@ -34,6 +34,15 @@ from mpiagg.watch import OneThread, Subject
 MOST_BYTES: Final = 2**30
 """Longer messages are cut: MPI counts are 32-bit integers in many libraries."""
 
+PIECE: Final = 60 * 2**10
+CUT: Final = 512 * 2**10
+"""Bytes of the pieces in which Open MPI's messages of up to ``CUT`` bytes cross between nodes by TCP.
+
+It sends messages of less than 64 KiB, with its own words, at once. Of a longer one the receiver asks for part after
+part, and its questions wait behind what it sends itself, which in a ring is as much (``bench/cluster_links.py``). What
+is in flight at once is copied, so the longest messages are left whole: they lose least by it.
+"""
+
 SHARED_TAG: Final = 0
 """Stands for the tags of blocking calls: they follow one another, so those of the same operation can share them."""
 
@@ -156,7 +165,8 @@ class Channel(Agreement):
         upper = MPI.COMM_WORLD.Get_attr(MPI.TAG_UB)
         self.tags = Tags(LEAST if upper is None else int(upper))
         try:
-            self.aware = compare_settings(self, self.layout, reproducible=self.reproducible)
+            self.aware, by_tcp = compare_settings(self, self.layout, reproducible=self.reproducible)
+            self._cut = CUT if by_tcp and MPI.get_vendor()[0] == "Open MPI" else 0
             self.learner = None if self.reproducible else learner_of(self, self.layout)
         except Exception:
             self.free()
@@ -189,14 +199,21 @@ class Channel(Agreement):
         return any(thing.running for thing in list(self.open.values()))  # which other threads change
 
     def send_init(self, chunk: Array, peer: int, tag: int) -> Iterator[MPI.Prequest]:
-        """Prepare to send a contiguous chunk to ``peer``: one request for each ``MOST_BYTES``."""
-        for piece in _pieces(chunk):
+        """Prepare to send a contiguous chunk to ``peer``, by a request for each of its pieces."""
+        for piece in self._pieces(chunk, peer):
             yield self.comm.Send_init([piece, piece.nbytes, MPI.BYTE], peer, tag)
 
     def receive_init(self, chunk: Array, peer: int, tag: int) -> Iterator[MPI.Prequest]:
-        """Prepare to receive a contiguous chunk from ``peer``: one request for each ``MOST_BYTES``."""
-        for piece in _pieces(chunk):
+        """Prepare to receive a contiguous chunk from ``peer``, by a request for each of its pieces."""
+        for piece in self._pieces(chunk, peer):
             yield self.comm.Recv_init([piece, piece.nbytes, MPI.BYTE], peer, tag)
+
+    def _pieces(self, chunk: Array, peer: int) -> Iterator[Array]:
+        """Yield the pieces that a chunk is sent in; for it and for its receiver they are the same."""
+        flat = chunk.view("u1")
+        longest = PIECE if flat.size <= self._cut and peer not in self.node.ranks else MOST_BYTES
+        for start in range(0, flat.size, longest):
+            yield flat[start : start + longest]
 
     def free(self, *, at_exit: bool = False) -> None:
         """Free everything that was opened on the channel, in order, and the channel; a second call does nothing.
@@ -279,9 +296,3 @@ class Channel(Agreement):
             self.node.free()
             self.comm.Free()
         self.comm = MPI.Intracomm(MPI.COMM_NULL)
-
-
-def _pieces(chunk: Array) -> Iterator[Array]:
-    flat = chunk.view("u1")
-    for start in range(0, flat.size, MOST_BYTES):
-        yield flat[start : start + MOST_BYTES]

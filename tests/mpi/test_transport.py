@@ -10,8 +10,9 @@ import pytest
 from mpi4py import MPI
 
 import mpiagg
+from mpiagg.common.arguments import NODES
 from mpiagg.schedules import MOST_LANES
-from mpiagg.transport import DEFAULT_TIMEOUT, channel_of, channels, limited, meetings, messages
+from mpiagg.transport import DEFAULT_TIMEOUT, channel_of, channels, comparison, limited, meetings, messages
 from mpiagg.transport.tags import LINES
 from mpiagg.transport.waiting import time_limit
 from mpiagg.watch import OperationLog, Subject
@@ -21,10 +22,12 @@ pytestmark = pytest.mark.mpi
 
 @pytest.mark.few_ranks
 @pytest.mark.parametrize("algorithm", [*mpiagg.algorithms("allreduce"), "auto"])
-@pytest.mark.parametrize("most", [1, 8, 12])
-def test_long_messages_are_cut(comm, rank, size, monkeypatch, algorithm, most):  # noqa: PLR0917 - fixtures and parameters
-    # A limit of a few bytes stands for the 2**30 of real life; 12 cuts in the middle of numbers.
-    monkeypatch.setattr(messages, "MOST_BYTES", most)
+@pytest.mark.parametrize(("limit", "most"), [("MOST_BYTES", 1), ("MOST_BYTES", 8), ("MOST_BYTES", 12), ("PIECE", 12)])
+def test_long_messages_are_cut(comm, rank, size, monkeypatch, algorithm, limit, most):  # noqa: PLR0917 - fixtures and parameters
+    # A limit of a few bytes stands for that of real life; 12 cuts in the middle of numbers.
+    monkeypatch.setattr(messages, limit, most)
+    if limit == "PIECE":  # between nodes
+        monkeypatch.setenv(NODES, ",".join("1" * size))
     everyone = [np.arange(5.0) + r for r in range(size)]
     result = mpiagg.allreduce(everyone[rank], comm=comm, algorithm=algorithm)
     assert np.array_equal(result, sum(everyone))
@@ -33,14 +36,30 @@ def test_long_messages_are_cut(comm, rank, size, monkeypatch, algorithm, most): 
         assert np.array_equal(plan(), sum(everyone))
 
 
-def test_pieces_cover_a_chunk(monkeypatch):
+def test_pieces_cover_a_chunk(comm, rank, monkeypatch):
     monkeypatch.setattr(messages, "MOST_BYTES", 10)
     chunk = np.arange(7, dtype="f4")
-    pieces = list(messages._pieces(chunk))
+    channel = channel_of(comm)
+    pieces = list(channel._pieces(chunk, rank))
     assert [piece.nbytes for piece in pieces] == [10, 10, 8]
     assert b"".join(piece.tobytes() for piece in pieces) == chunk.tobytes()
     assert all(np.shares_memory(piece, chunk) for piece in pieces)
-    assert list(messages._pieces(chunk[:0])) == []
+    assert list(channel._pieces(chunk[:0], rank)) == []
+
+
+@pytest.mark.parametrize("fabric", [False, True])
+@pytest.mark.parametrize("nbytes", [messages.PIECE, messages.PIECE + 1, messages.CUT, messages.CUT + 1])
+def test_long_messages_of_open_mpi_go_by_tcp_in_pieces(comm, rank, size, monkeypatch, nbytes, fabric):  # noqa: PLR0917 - fixtures and parameters
+    """But within a node, and where one rank alone has an adapter of another kind."""
+    monkeypatch.setenv(NODES, ",".join(["2"] * (size // 2) + ["1"] * (size % 2)))
+    monkeypatch.setattr(comparison, "has_fabric", lambda: fabric and rank == size - 1)
+    channel = channel_of(comm)
+    for peer in range(size):
+        lengths = [piece.nbytes for piece in channel._pieces(np.empty(nbytes, np.uint8), peer)]
+        apart = channel.layout.node_of(peer) != channel.layout.node_of(rank)
+        cut = apart and not fabric and nbytes <= messages.CUT and MPI.get_vendor()[0] == "Open MPI"
+        whole, rest = divmod(nbytes, messages.PIECE)
+        assert lengths == ([messages.PIECE] * whole + [rest] * (rest > 0) if cut else [nbytes])
 
 
 def test_tags_follow_one_another_and_come_round(comm):
