@@ -19,10 +19,11 @@ from mpiagg.aggregation.packing import Packing, TensorLayout
 from mpiagg.aggregation.participation import Participation
 from mpiagg.arrays import Array, settle
 from mpiagg.common.arguments import check_flag, check_integer, check_number
-from mpiagg.errors import Error, PlanError
+from mpiagg.errors import Error
 from mpiagg.plans.background import InBackground
 from mpiagg.plans.plan import Plan
 from mpiagg.plans.program import Program, in_turn
+from mpiagg.transport import free_if_over
 
 
 class Fragment:
@@ -118,8 +119,7 @@ class Fragment:
         """Free the plan, once it is over; if an error has left it in the middle, it stays."""
         with suppress(Error):
             self.wait()
-        with suppress(PlanError):
-            self._communication.plan.free()
+        free_if_over(self._communication.plan)
 
 
 class Anchor(AggregationMemory):

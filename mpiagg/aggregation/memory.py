@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any, ClassVar, Generic, TypeVar
@@ -16,8 +15,8 @@ from mpiagg.aggregation.packing import TensorLayout, describe_layout, layout_of
 from mpiagg.aggregation.resharding import resharded
 from mpiagg.arrays import HOST, Array, load, settle, to_host
 from mpiagg.common.arguments import check_integer
-from mpiagg.errors import PlanError
 from mpiagg.plans.plan import Plan
+from mpiagg.transport import free_if_over
 
 
 class AggregationMemory(ABC):
@@ -180,8 +179,7 @@ class Remembering(Aggregation, Generic[M]):
         """Let go of the memories whose plans are freed."""
         for entry in self._entries:
             if entry.plan.freed:
-                with suppress(PlanError):  # an error has left it in the middle
-                    entry.memory.plan.free()
+                free_if_over(entry.memory.plan)
         self._entries = [entry for entry in self._entries if not entry.plan.freed]
 
     def state_dict(self) -> dict[str, Any]:
@@ -258,9 +256,8 @@ class Remembering(Aggregation, Generic[M]):
         self._by_layout.clear()
         while self._entries:
             entry = self._entries.pop()
-            for plan in (entry.plan, entry.memory.plan):
-                with suppress(PlanError):  # an error has left it in the middle: freeing it could hang
-                    plan.free()
+            free_if_over(entry.plan)
+            free_if_over(entry.memory.plan)
 
 
 def check_arrays(name: str, given: object, wanted: Sequence[Array]) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Sequence
-from contextlib import suppress
 from typing import Any, Final
 
 import numpy as np
@@ -24,9 +23,9 @@ from mpiagg.arrays import (
     ranges,
     working_dtype,
 )
-from mpiagg.errors import PlanError
 from mpiagg.plans.bound import STAGED_BYTES
 from mpiagg.plans.plan import Plan
+from mpiagg.transport import free_if_over
 
 KEPT_PLANS: Final = 64
 """How many plans are kept for one layout: a tensor that is not packed needs one for each place where it lies."""
@@ -203,7 +202,6 @@ class Packing:
             self._free(last=True)
 
     def _free(self, *, last: bool) -> None:
-        """Free the plan that was used last, or first, unless an error has left it in the middle: that could hang."""
+        """Free the plan that was used last, or first."""
         _, plan = self._plans.popitem(last=last)
-        with suppress(PlanError):
-            plan.free()
+        free_if_over(plan)

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 
 import numpy as np
 from mpi4py import MPI
 
 from mpiagg.arrays import Array
 from mpiagg.collectives.reducing_plans import allreduce_init
-from mpiagg.errors import PlanError
-from mpiagg.transport import channel_of
+from mpiagg.transport import channel_of, free_if_over
 
 
 class Flags:
@@ -60,5 +58,4 @@ class Flags:
 
     def free(self) -> None:
         """Free the plan; a second call does nothing."""
-        with suppress(PlanError):  # an error has left it in the middle: freeing it could hang
-            self._plan.free()
+        free_if_over(self._plan)

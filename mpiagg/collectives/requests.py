@@ -26,6 +26,7 @@ from mpiagg.common.once import once
 from mpiagg.errors import PlanError
 from mpiagg.plans.background import driver
 from mpiagg.plans.plan import Plan
+from mpiagg.transport import free_if_over
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -70,8 +71,7 @@ class Request(MPI.Request):
         except BaseException:
             self._withdraw()
             self._tokens.remove(self._tag)
-            with contextlib.suppress(PlanError):
-                plan.free()
+            free_if_over(plan)
             raise
 
     def _withdraw(self) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import suppress
 from functools import partial
 
 import numpy as np
@@ -20,7 +19,7 @@ from mpiagg.ddp.settled import Settled
 from mpiagg.errors import PlanError
 from mpiagg.plans.background import InBackground
 from mpiagg.plans.plan import Plan
-from mpiagg.transport import channel_of
+from mpiagg.transport import channel_of, free_if_over
 
 GradientList = list[Array | None]
 Copied = Collection[int] | None
@@ -234,8 +233,7 @@ class Steps:
         """Free the plans. The views stay good as arrays."""
         self._flags.free()
         for plan in self._plans:
-            with suppress(PlanError):  # an error has left it in the middle: freeing it could hang
-                plan.free()
+            free_if_over(plan)
 
 
 def _unless(fault: Exception | None, found: Sequence[bool]) -> Sequence[bool]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -11,7 +10,6 @@ from mpi4py import MPI
 
 from mpiagg.arrays import Array, Reduction, device_of, reduction
 from mpiagg.collectives.mpi_ops import mpi_op
-from mpiagg.errors import PlanError
 from mpiagg.plans.background import InBackground
 from mpiagg.plans.bound import prepare
 from mpiagg.plans.choices import pick
@@ -19,7 +17,7 @@ from mpiagg.plans.operation import Operation
 from mpiagg.plans.plan import Plan
 from mpiagg.schedules import Collective
 from mpiagg.sharded.division import Unit
-from mpiagg.transport import Channel
+from mpiagg.transport import Channel, free_if_over
 
 
 class Traffic:
@@ -68,8 +66,7 @@ class Traffic:
 
 
 def free_plans(flights: Iterable[InBackground]) -> None:
-    """Free plans, save those that an error has left in the middle: freeing them could hang."""
+    """Free plans, save those that an error has left in the middle."""
     for flight in flights:
         flight.forget()
-        with suppress(PlanError):
-            flight.plan.free()
+        free_if_over(flight.plan)

@@ -3,7 +3,7 @@
 from mpiagg.transport.barriers import WRITTEN, NodeBarrier, SignedBarrier, Some
 from mpiagg.transport.channels import channel_of, communicator_among, free_channel_of, meet, require_mpi
 from mpiagg.transport.comparison import cache_of
-from mpiagg.transport.kept import FreedAfterUse, Keepable
+from mpiagg.transport.kept import FreedAfterUse, Keepable, free_if_over
 from mpiagg.transport.meetings import TooLateError, keep_for_good, keep_number
 from mpiagg.transport.memory import LINE, NOWHERE, READ, Block, Position, Positions, SharedMemory, Window
 from mpiagg.transport.messages import SHARED_TAG, Channel
@@ -47,6 +47,7 @@ __all__ = [
     "channel_of",
     "communicator_among",
     "free_channel_of",
+    "free_if_over",
     "keep_for_good",
     "keep_number",
     "limited",

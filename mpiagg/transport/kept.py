@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable
 from contextlib import suppress
 from threading import Lock
-from typing import Any, Final, TypeVar
+from typing import Any, Final, Protocol, TypeVar
 
 from mpiagg.errors import PlanError
 
@@ -14,6 +14,16 @@ MOST: Final = 256
 
 MOST_BYTES: Final = 64 * 2**20
 """How much memory of their own they may have together."""
+
+
+class _Freed(Protocol):
+    def free(self) -> object: ...
+
+
+def free_if_over(plan: _Freed) -> None:
+    """Free a plan, unless an error has left it in the middle: to free it then could hang, and its channel keeps it."""
+    with suppress(PlanError):
+        plan.free()
 
 
 class Keepable:
@@ -41,8 +51,7 @@ class Keepable:
     def free(self) -> None:
         """Free the plan, unless an error has left it in the middle: the channel keeps it then."""
         if self.plan is not None:
-            with suppress(PlanError):
-                self.plan.free()
+            free_if_over(self.plan)
 
 
 class FreedAfterUse(Keepable):

@@ -16,13 +16,13 @@ from mpi4py import MPI
 
 from mpiagg.arrays import Array
 from mpiagg.arrays.devices import Nccl
-from mpiagg.errors import MismatchError, PlanError, RankFailedError, StallError
+from mpiagg.errors import MismatchError, RankFailedError, StallError
 from mpiagg.launch.launchers import refuse_copies
 from mpiagg.schedules import Collective, Layout
 from mpiagg.tables import Case, Memory, settings
 from mpiagg.transport.agreement import Agreement
 from mpiagg.transport.comparison import compare_settings, learner_of
-from mpiagg.transport.kept import Calls
+from mpiagg.transport.kept import Calls, free_if_over
 from mpiagg.transport.meetings import exchange, is_late, keep_for_good, meeting
 from mpiagg.transport.node_memory import NodeMemory
 from mpiagg.transport.nodes import Node, fault_of_nodes
@@ -226,8 +226,7 @@ class Channel(Agreement):
             return
         self.calls.free()
         for thing in [thing for thing in list(self.open.values()) if at_exit or not thing.lasts]:
-            with contextlib.suppress(PlanError):
-                thing.free()
+            free_if_over(thing)
         with contextlib.suppress(RankFailedError), self.failures.told():
             if self.failures.broken or self.failures.found():
                 self._abandon()
