@@ -26,17 +26,17 @@ def watch(*, device_messages):
         Whether the MPI library is to be one that reaches the memory of devices; it does, for that is the host's. If
         not, it is an error to prepare a message of such memory.
     """
-    from mpiagg.transport.messages import Channel, _pieces
+    from mpiagg.transport.messages import Channel
 
     names = ("send_init", "receive_init")
     originals = [getattr(Channel, name) for name in names]
 
     def watched(original, what):
-        def prepare(channel, chunk, peer, tag):
+        def prepare(channel, chunk, peer, tag, *, cut=True):
             if isinstance(chunk, DeviceArray) and not device_messages:
                 raise TouchedByHost(f"a message of {chunk!r} is prepared, which MPI does not reach")
-            requests = original(channel, chunk, peer, tag)
-            return (Watched(r, piece, what, peer) for piece, r in zip(_pieces(chunk), requests, strict=True))
+            requests, pieces = original(channel, chunk, peer, tag, cut=cut), channel._pieces(chunk, peer, cut=cut)
+            return (Watched(r, piece, what, peer) for piece, r in zip(pieces, requests, strict=True))
 
         return prepare
 

@@ -81,6 +81,7 @@ def bind(
     label: str,
     tag: Tag,
     wire: Wire | None = None,
+    cut: bool = True,
 ) -> Program:
     """Bind a schedule to a buffer.
 
@@ -103,6 +104,8 @@ def bind(
         The first of ``len(lanes)`` tags; see :class:`mpiagg.plans.endpoints.Endpoint`.
     wire : Wire, optional
         How values travel.
+    cut : bool
+        Whether messages may be cut; see :class:`mpiagg.plans.endpoints.Endpoint`.
     """
     vector = buffer if isinstance(buffer, Segments) else Segments.of([buffer])
     first = vector.arrays[0]
@@ -112,7 +115,7 @@ def bind(
     tracks = _turns(lanes, first.itemsize, channel.piece_cost) if staged else [[lane] for lane in lanes]
     binders: list[_Binder] = []
     bound: list[tuple[BoundRound, ...]] = []
-    endpoints = [endpoint_of(channel, of_lane(tag, number), first, label) for number in range(len(tracks))]
+    endpoints = [endpoint_of(channel, of_lane(tag, i), first, label, cut=cut) for i in range(len(tracks))]
     for endpoint, track in zip(endpoints, tracks, strict=True):
         rounds: list[BoundRound] = []
         for lane in track:

@@ -143,7 +143,7 @@ def bind_operation(
         o = replace(o, choice=o.choice.in_other_memory)
     wire = None if o.choice.wire is None else Wire(device_of(buffer).codec(o.choice.wire), residual)
     tag = channel.tags.shared(o.signature) if tag == SHARED_TAG else tag
-    return bind(channel, o.schedule(), buffer, o.lanes(), o.reduction, label=o.label, tag=tag, wire=wire)
+    return bind(channel, o.schedule(), buffer, o.lanes(), o.reduction, label=o.label, tag=tag, wire=wire, cut=o.cut)
 
 
 def _bind_on_node(parts: OnNode) -> Program:

@@ -93,6 +93,9 @@ class Endpoint:
         them from taking it for another: MPI libraries have written beyond the end of what was too short for it.
     label : str
         What they are for, for messages to people.
+    cut : bool
+        Whether they may be cut; see :meth:`Channel.send_init`. Ranks that pass data on do not cut it: what is sent
+        unasked is in the way of what comes before it elsewhere.
 
     Attributes
     ----------
@@ -106,9 +109,9 @@ class Endpoint:
 
     device: Accelerator | None = None
 
-    def __init__(self, channel: Channel, tag: Tag, label: str) -> None:
+    def __init__(self, channel: Channel, tag: Tag, label: str, *, cut: bool = True) -> None:
         self.nbytes = self.sent_bytes = 0
-        self._channel, self._tag, self._label = channel, tag, label
+        self._channel, self._tag, self._label, self._cut = channel, tag, label, cut
         self._requests: list[MPI.Prequest] = []
         self._rooms: dict[tuple[object, ...], Array] = {}
 
@@ -119,13 +122,13 @@ class Endpoint:
 
     def send(self, draft: Draft, message: Array, awaited: Awaited) -> None:
         """Add a message to send."""
-        requests = list(self._channel.send_init(message, awaited.step.peer, self._tag_of(message)))
+        requests = list(self._channel.send_init(message, awaited.step.peer, self._tag_of(message), cut=self._cut))
         self._requests += requests
         draft.sends += ((request, awaited) for request in requests)
 
     def receive(self, draft: Draft, message: Array, awaited: Awaited) -> None:
         """Add a message to receive, before what is to be done with it."""
-        requests = list(self._channel.receive_init(message, awaited.step.peer, self._tag_of(message)))
+        requests = list(self._channel.receive_init(message, awaited.step.peer, self._tag_of(message), cut=self._cut))
         self._requests += requests
         draft.receives += ((request, awaited) for request in requests)
 
@@ -228,8 +231,8 @@ class DeviceEndpoint(Endpoint):
 
     device: Accelerator
 
-    def __init__(self, channel: Channel, tag: Tag, label: str, device: Accelerator) -> None:
-        super().__init__(channel, tag, label)
+    def __init__(self, channel: Channel, tag: Tag, label: str, device: Accelerator, *, cut: bool = True) -> None:
+        super().__init__(channel, tag, label, cut=cut)
         self.device, self._asking = device, Asking(device, label)
 
     def _parts(self, draft: Draft) -> list[BoundRound]:
@@ -272,12 +275,12 @@ class StagedEndpoint(DeviceEndpoint):
         draft.arrivals.append(partial(self.device.copy, message.view(np.uint8), twin))
 
 
-def endpoint_of(channel: Channel, tag: Tag, memory: Array, label: str) -> Endpoint:
+def endpoint_of(channel: Channel, tag: Tag, memory: Array, label: str, *, cut: bool = True) -> Endpoint:
     """Return the endpoint for messages of such memory."""
     device = accelerator_of(memory)
     if device is None:
-        return Endpoint(channel, tag, label)
-    return (DeviceEndpoint if channel.aware else StagedEndpoint)(channel, tag, label, device)
+        return Endpoint(channel, tag, label, cut=cut)
+    return (DeviceEndpoint if channel.aware else StagedEndpoint)(channel, tag, label, device, cut=cut)
 
 
 def _by_itself(numbered: tuple[int, tuple[Step, Piece]]) -> int:

@@ -189,7 +189,7 @@ def _bind(
     }
     cut = {chunk: even_ranges(*places[chunk], lanes) for chunk in sorted(_named(schedule))}
     by_lane = [{chunk: ranges[lane] for chunk, ranges in cut.items()} for lane in range(lanes)]
-    program = bind(channel, schedule, vector, by_lane, o.reduction, label=o.label, tag=tag)
+    program = bind(channel, schedule, vector, by_lane, o.reduction, label=o.label, tag=tag, cut=o.cut)
     whole = in_turn(_kept(source, target, before, after), program)
     return replace(whole, nbytes=whole.nbytes + scratch.nbytes)
 

@@ -341,8 +341,9 @@ class OnNode:
                 after = barrier_round(barrier, o.label, len(parts) + 1)
                 parts.append(Program((before, *done, after), (), 0, device=self.device))
             else:
-                buffer = self.copying.buffer
-                parts.append(bind(self.channel, rounds, buffer, o.lanes(), o.reduction, label=o.label, tag=self.tag))
+                buffer, how = self.copying.buffer, o.reduction
+                part = bind(self.channel, rounds, buffer, o.lanes(), how, label=o.label, tag=self.tag, cut=o.cut)
+                parts.append(part)
         return in_turn(*parts)
 
     def _ready(self) -> Program:

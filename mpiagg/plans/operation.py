@@ -80,6 +80,11 @@ class Operation:
         wire = f" with wire {self.choice.wire}" if self.choice.wire else ""
         return f"{self.collective.value} by {self.choice.algorithm}{wire}"
 
+    @property
+    def cut(self) -> bool:
+        """Whether its messages may be cut: all ranks send and receive at the same time, and none just passes data on."""
+        return not (self.collective.rooted or self.collective.prefix)
+
     @cached_property
     def description(self) -> str:
         """What all ranks must agree on."""

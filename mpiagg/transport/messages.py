@@ -40,7 +40,8 @@ CUT: Final = 512 * 2**10
 
 It sends messages of less than 64 KiB, with its own words, at once. Of a longer one the receiver asks for part after
 part, and its questions wait behind what it sends itself, which in a ring is as much (``bench/cluster_links.py``). What
-is in flight at once is copied, so the longest messages are left whole: they lose least by it.
+is in flight at once is copied, so the longest messages are left whole: they lose least by it. So are those of a
+broadcast or a scan: of what goes from rank to rank, later messages would be in the way of earlier ones.
 """
 
 SHARED_TAG: Final = 0
@@ -198,20 +199,23 @@ class Channel(Agreement):
         """Whether anything that was opened on the channel is running."""
         return any(thing.running for thing in list(self.open.values()))  # which other threads change
 
-    def send_init(self, chunk: Array, peer: int, tag: int) -> Iterator[MPI.Prequest]:
-        """Prepare to send a contiguous chunk to ``peer``, by a request for each of its pieces."""
-        for piece in self._pieces(chunk, peer):
+    def send_init(self, chunk: Array, peer: int, tag: int, *, cut: bool = True) -> Iterator[MPI.Prequest]:
+        """Prepare to send a contiguous chunk to ``peer``, by a request for each of its pieces.
+
+        Where it may be ``cut``, they are of ``PIECE`` bytes if that helps; the longest are of ``MOST_BYTES``.
+        """
+        for piece in self._pieces(chunk, peer, cut=cut):
             yield self.comm.Send_init([piece, piece.nbytes, MPI.BYTE], peer, tag)
 
-    def receive_init(self, chunk: Array, peer: int, tag: int) -> Iterator[MPI.Prequest]:
-        """Prepare to receive a contiguous chunk from ``peer``, by a request for each of its pieces."""
-        for piece in self._pieces(chunk, peer):
+    def receive_init(self, chunk: Array, peer: int, tag: int, *, cut: bool = True) -> Iterator[MPI.Prequest]:
+        """Prepare to receive a contiguous chunk from ``peer``, by a request for each of its pieces, as it is sent."""
+        for piece in self._pieces(chunk, peer, cut=cut):
             yield self.comm.Recv_init([piece, piece.nbytes, MPI.BYTE], peer, tag)
 
-    def _pieces(self, chunk: Array, peer: int) -> Iterator[Array]:
+    def _pieces(self, chunk: Array, peer: int, *, cut: bool) -> Iterator[Array]:
         """Yield the pieces that a chunk is sent in; for it and for its receiver they are the same."""
         flat = chunk.view("u1")
-        longest = PIECE if flat.size <= self._cut and peer not in self.node.ranks else MOST_BYTES
+        longest = PIECE if cut and flat.size <= self._cut and peer not in self.node.ranks else MOST_BYTES
         for start in range(0, flat.size, longest):
             yield flat[start : start + longest]
 

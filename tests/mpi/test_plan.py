@@ -65,8 +65,8 @@ def test_ranks_that_exchange_long_messages_start_to_send_first(comm, rank, size,
     for what in ("send", "receive"):
         given = getattr(Channel, f"{what}_init")
 
-        def told(channel, *arguments, given=given, what=what):
-            for request in given(channel, *arguments):
+        def told(channel, *arguments, cut, given=given, what=what):
+            for request in given(channel, *arguments, cut=cut):
                 yield Told(request, lambda: started.append(what))
 
         monkeypatch.setattr(Channel, f"{what}_init", told)

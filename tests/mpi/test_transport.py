@@ -40,11 +40,11 @@ def test_pieces_cover_a_chunk(comm, rank, monkeypatch):
     monkeypatch.setattr(messages, "MOST_BYTES", 10)
     chunk = np.arange(7, dtype="f4")
     channel = channel_of(comm)
-    pieces = list(channel._pieces(chunk, rank))
+    pieces = list(channel._pieces(chunk, rank, cut=True))
     assert [piece.nbytes for piece in pieces] == [10, 10, 8]
     assert b"".join(piece.tobytes() for piece in pieces) == chunk.tobytes()
     assert all(np.shares_memory(piece, chunk) for piece in pieces)
-    assert list(channel._pieces(chunk[:0], rank)) == []
+    assert list(channel._pieces(chunk[:0], rank, cut=True)) == []
 
 
 @pytest.mark.parametrize("fabric", [False, True])
@@ -55,7 +55,9 @@ def test_long_messages_of_open_mpi_go_by_tcp_in_pieces(comm, rank, size, monkeyp
     monkeypatch.setattr(comparison, "has_fabric", lambda: fabric and rank == size - 1)
     channel = channel_of(comm)
     for peer in range(size):
-        lengths = [piece.nbytes for piece in channel._pieces(np.empty(nbytes, np.uint8), peer)]
+        chunk = np.empty(nbytes, np.uint8)
+        assert [piece.nbytes for piece in channel._pieces(chunk, peer, cut=False)] == [nbytes]
+        lengths = [piece.nbytes for piece in channel._pieces(chunk, peer, cut=True)]
         apart = channel.layout.node_of(peer) != channel.layout.node_of(rank)
         cut = apart and not fabric and nbytes <= messages.CUT and MPI.get_vendor()[0] == "Open MPI"
         whole, rest = divmod(nbytes, messages.PIECE)
