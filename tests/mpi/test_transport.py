@@ -64,6 +64,35 @@ def test_long_messages_of_open_mpi_go_by_tcp_in_pieces(comm, rank, size, monkeyp
         assert lengths == ([messages.PIECE] * whole + [rest] * (rest > 0) if cut else [nbytes])
 
 
+@pytest.mark.parametrize(
+    ("prepare", "cut"),
+    [
+        (mpiagg.allgather_init, True),
+        (mpiagg.allreduce_init, True),
+        (mpiagg.alltoall_init, True),
+        (mpiagg.broadcast_init, False),
+        (mpiagg.gather_init, False),
+        (mpiagg.scan_init, False),
+    ],
+)
+def test_messages_of_exchanges_alone_may_be_cut(comm, size, monkeypatch, prepare, cut):
+    """A rank that passes data on has others waiting for what it sends next."""
+    monkeypatch.setenv(NODES, ",".join("1" * size))
+    asked, given = set(), messages.Channel._pieces
+
+    def pieces(channel, chunk, peer, *, cut):
+        asked.add(cut)
+        return given(channel, chunk, peer, cut=cut)
+
+    monkeypatch.setattr(messages.Channel, "_pieces", pieces)
+    algorithm = "pairwise" if prepare is mpiagg.alltoall_init else "direct"
+    with prepare(
+        np.ones((size, 20)), algorithm="ring" if prepare is mpiagg.scan_init else algorithm, comm=comm
+    ) as plan:
+        plan()
+    assert asked == ({cut} if size > 1 else set())
+
+
 def test_tags_follow_one_another_and_come_round(comm):
     channel, first = channel_of(comm), MOST_LANES * (1 + LINES)
     assert channel.tags.in_turn() == first
