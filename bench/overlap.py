@@ -43,7 +43,7 @@ class Link:
         self.seconds_per_byte = 0.0
         self.free_at = 0.0
 
-    def arrival(self, nbytes: int) -> float:
+    def arrival(self, nbytes: float) -> float:
         """Return when a message that is sent now will be there."""
         self.free_at = max(self.free_at, time.perf_counter()) + nbytes * self.seconds_per_byte
         return self.free_at
@@ -52,7 +52,7 @@ class Link:
 class LateRequest:
     """A persistent receive whose message is there when the link has carried it."""
 
-    def __init__(self, request: MPI.Prequest, nbytes: int, link: Link) -> None:
+    def __init__(self, request: MPI.Prequest, nbytes: float, link: Link) -> None:
         self.request, self.nbytes, self.link, self.arrival = request, nbytes, link, 0.0
 
     def Start(self) -> None:  # noqa: N802 - as MPI's
@@ -76,9 +76,10 @@ def make_late() -> None:
     """Make every message of every plan late."""
     receive_init = Channel.receive_init
 
-    def late(channel: Channel, chunk: Any, peer: int, tag: int) -> Any:
-        for request in receive_init(channel, chunk, peer, tag):
-            yield LateRequest(request, chunk.nbytes, LINK)
+    def late(channel: Channel, chunk: Any, peer: int, tag: int, *, cut: bool = True) -> Any:
+        requests = list(receive_init(channel, chunk, peer, tag, cut=cut))
+        for request in requests:
+            yield LateRequest(request, chunk.nbytes / len(requests), LINK)
 
     Channel.receive_init = late  # type: ignore[method-assign]  # stands for a slow link
 

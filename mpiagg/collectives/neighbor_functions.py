@@ -16,9 +16,9 @@ Every rank of the communicator calls, also one without neighbors. Rank a names b
 as a source. A rank may be named several times, and may name itself. Several edges from a to b are in the same order at
 both ends; on a grid, what goes down in a dimension arrives from above.
 
-There is one round: a rank posts what it receives, then what it sends, and waits for all of it. What goes to one rank
-in parts of up to 32 KiB is one message. Nothing is forwarded, so a call takes as long as the rank that sends or
-receives most.
+There is one round: a rank posts what it receives and what it sends, and waits for all of it. What goes to one rank in
+parts of up to 32 KiB is one message. Nothing is forwarded, so a call takes as long as the rank that sends or receives
+most.
 
 Without ``check``, an edge that only one of its ranks names, or that has other rows at its two ends, is not found before
 anything is sent: a rank that waits for what nobody sends does so in vain, and the report of that says so. If only the

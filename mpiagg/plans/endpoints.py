@@ -94,8 +94,7 @@ class Endpoint:
     label : str
         What they are for, for messages to people.
     cut : bool
-        Whether they may be cut; see :meth:`Channel.send_init`. Ranks that pass data on do not cut it: what is sent
-        unasked is in the way of what comes before it elsewhere.
+        Whether they may be cut; see :meth:`Channel.send_init`.
 
     Attributes
     ----------

@@ -187,8 +187,8 @@ def _bind(
         for start, (_, runs) in zip(vector.starts, parts, strict=True)
         for chunk, (first, last) in runs.items()
     }
-    cut = {chunk: even_ranges(*places[chunk], lanes) for chunk in sorted(_named(schedule))}
-    by_lane = [{chunk: ranges[lane] for chunk, ranges in cut.items()} for lane in range(lanes)]
+    in_lanes = {chunk: even_ranges(*places[chunk], lanes) for chunk in sorted(_named(schedule))}
+    by_lane = [{chunk: ranges[lane] for chunk, ranges in in_lanes.items()} for lane in range(lanes)]
     program = bind(channel, schedule, vector, by_lane, o.reduction, label=o.label, tag=tag, cut=o.cut)
     whole = in_turn(_kept(source, target, before, after), program)
     return replace(whole, nbytes=whole.nbytes + scratch.nbytes)

@@ -171,7 +171,7 @@ def bind_exchanges(
     channel: Channel, exchanges: Sequence[NeighborExchange], memory: Array, *, label: str, tag: Tag
 ) -> Program:
     """Return the program of exchanges, one after the other, of vectors that lie where ``memory`` does."""
-    endpoint = endpoint_of(channel, tag, memory, label)
+    endpoint = endpoint_of(channel, tag, memory, label, cut=False)  # some may only send, and be ahead of who receives
     rounds: list[BoundRound] = []
     for number, exchange in enumerate(exchanges):
         draft = Draft()

@@ -82,7 +82,7 @@ class Operation:
 
     @property
     def cut(self) -> bool:
-        """Whether its messages may be cut: all ranks send and receive at once, and none just passes data on."""
+        """Whether its messages may be cut: all ranks send as much as they receive."""
         return not (self.collective.rooted or self.collective.prefix)
 
     @cached_property

@@ -39,9 +39,10 @@ CUT: Final = 512 * 2**10
 """Bytes of the pieces in which Open MPI's messages of up to ``CUT`` bytes cross between nodes by TCP.
 
 It sends messages of less than 64 KiB, with its own words, at once. Of a longer one the receiver asks for part after
-part, and its questions wait behind what it sends itself, which in a ring is as much (``bench/cluster_links.py``). What
-is in flight at once is copied, so the longest messages are left whole: they lose least by it. So are those of a
-broadcast or a scan: of what goes from rank to rank, later messages would be in the way of earlier ones.
+part, and its questions wait behind what it sends itself, which in a ring is as much (``bench/cluster_links.py``). It
+copies the pieces that are under way, so the longest messages are left whole. So are those of collectives with a root,
+of scans and between neighbors, where not all ranks receive as much as they send: pieces that nobody has asked for would
+be in the way of others.
 """
 
 SHARED_TAG: Final = 0
@@ -167,7 +168,7 @@ class Channel(Agreement):
         self.tags = Tags(LEAST if upper is None else int(upper))
         try:
             self.aware, by_tcp = compare_settings(self, self.layout, reproducible=self.reproducible)
-            self._cut = CUT if by_tcp and MPI.get_vendor()[0] == "Open MPI" else 0
+            self._longest_cut = CUT if by_tcp and MPI.get_vendor()[0] == "Open MPI" else 0
             self.learner = None if self.reproducible else learner_of(self, self.layout)
         except Exception:
             self.free()
@@ -215,7 +216,7 @@ class Channel(Agreement):
     def _pieces(self, chunk: Array, peer: int, *, cut: bool) -> Iterator[Array]:
         """Yield the pieces that a chunk is sent in; for it and for its receiver they are the same."""
         flat = chunk.view("u1")
-        longest = PIECE if cut and flat.size <= self._cut and peer not in self.node.ranks else MOST_BYTES
+        longest = PIECE if cut and flat.size <= self._longest_cut and peer not in self.node.ranks else MOST_BYTES
         for start in range(0, flat.size, longest):
             yield flat[start : start + longest]
 

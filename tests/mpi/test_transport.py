@@ -20,20 +20,57 @@ from mpiagg.watch import OperationLog, Subject
 pytestmark = pytest.mark.mpi
 
 
+@pytest.fixture
+def in_pieces(comm, rank, size, monkeypatch):
+    """Let messages go in pieces of 12 bytes, as those of Open MPI between nodes, with any library: in mid-number."""
+    monkeypatch.setenv(NODES, ",".join("1" * size))
+    monkeypatch.setattr(messages, "PIECE", 12)
+    channel = channel_of(comm)
+    monkeypatch.setattr(channel, "_longest_cut", messages.CUT)
+    pieces = list(channel._pieces(np.empty(30, np.uint8), (rank + 1) % size, cut=True))
+    assert len(pieces) == (3 if size > 1 else 1)
+
+
 @pytest.mark.few_ranks
 @pytest.mark.parametrize("algorithm", [*mpiagg.algorithms("allreduce"), "auto"])
-@pytest.mark.parametrize(("limit", "most"), [("MOST_BYTES", 1), ("MOST_BYTES", 8), ("MOST_BYTES", 12), ("PIECE", 12)])
-def test_long_messages_are_cut(comm, rank, size, monkeypatch, algorithm, limit, most):  # noqa: PLR0917 - fixtures and parameters
+@pytest.mark.parametrize("most", [1, 8, 12])
+def test_long_messages_are_cut(comm, rank, size, monkeypatch, algorithm, most):  # noqa: PLR0917 - fixtures and parameters
     # A limit of a few bytes stands for that of real life; 12 cuts in the middle of numbers.
-    monkeypatch.setattr(messages, limit, most)
-    if limit == "PIECE":  # between nodes
-        monkeypatch.setenv(NODES, ",".join("1" * size))
+    monkeypatch.setattr(messages, "MOST_BYTES", most)
+    all_reduces_are_right(comm, rank, size, algorithm)
+
+
+@pytest.mark.few_ranks
+@pytest.mark.usefixtures("in_pieces")
+@pytest.mark.parametrize("algorithm", [*mpiagg.algorithms("allreduce"), "auto"])
+def test_all_reduces_go_in_pieces(comm, rank, size, algorithm):
+    all_reduces_are_right(comm, rank, size, algorithm)
+    narrow = [np.arange(30, dtype="f4") + r for r in range(size)]
+    assert np.array_equal(mpiagg.allreduce(narrow[rank], comm=comm, algorithm=algorithm, wire="bf16"), sum(narrow))
+
+
+def all_reduces_are_right(comm, rank, size, algorithm):
     everyone = [np.arange(5.0) + r for r in range(size)]
     result = mpiagg.allreduce(everyone[rank], comm=comm, algorithm=algorithm)
     assert np.array_equal(result, sum(everyone))
     with mpiagg.allreduce_init(everyone[rank], comm=comm, algorithm=algorithm, lanes=2) as plan:
         assert np.array_equal(plan(), sum(everyone))
         assert np.array_equal(plan(), sum(everyone))
+
+
+@pytest.mark.few_ranks
+@pytest.mark.usefixtures("in_pieces")
+@pytest.mark.parametrize("verb", ["allgather", "alltoall", "reduce_scatter"])
+def test_other_exchanges_go_in_pieces(comm, rank, size, verb):
+    everyone = [np.arange(size * 5.0).reshape(size, 5) + r for r in range(size)]
+    wanted = {
+        "allgather": np.stack(everyone),
+        "alltoall": np.stack([x[rank] for x in everyone]),
+        "reduce_scatter": sum(everyone)[rank],
+    }[verb]
+    for algorithm in mpiagg.algorithms(verb):
+        result = getattr(mpiagg, verb)(everyone[rank], comm=comm, algorithm=algorithm)
+        assert np.array_equal(result.reshape(wanted.shape), wanted), algorithm
 
 
 def test_pieces_cover_a_chunk(comm, rank, monkeypatch):
@@ -64,6 +101,20 @@ def test_long_messages_of_open_mpi_go_by_tcp_in_pieces(comm, rank, size, monkeyp
         assert lengths == ([messages.PIECE] * whole + [rest] * (rest > 0) if cut else [nbytes])
 
 
+@pytest.fixture
+def asked(size, monkeypatch):
+    """Return the set of what is asked for of messages between nodes: whether they may be cut."""
+    monkeypatch.setenv(NODES, ",".join("1" * size))
+    asked, given = set(), messages.Channel._pieces
+
+    def pieces(channel, chunk, peer, *, cut):
+        asked.add(cut)
+        return given(channel, chunk, peer, cut=cut)
+
+    monkeypatch.setattr(messages.Channel, "_pieces", pieces)
+    return asked
+
+
 @pytest.mark.parametrize(
     ("prepare", "cut"),
     [
@@ -75,22 +126,23 @@ def test_long_messages_of_open_mpi_go_by_tcp_in_pieces(comm, rank, size, monkeyp
         (mpiagg.scan_init, False),
     ],
 )
-def test_messages_of_exchanges_alone_may_be_cut(comm, size, monkeypatch, prepare, cut):
-    """A rank that passes data on has others waiting for what it sends next."""
-    monkeypatch.setenv(NODES, ",".join("1" * size))
-    asked, given = set(), messages.Channel._pieces
-
-    def pieces(channel, chunk, peer, *, cut):
-        asked.add(cut)
-        return given(channel, chunk, peer, cut=cut)
-
-    monkeypatch.setattr(messages.Channel, "_pieces", pieces)
+def test_messages_of_exchanges_alone_may_be_cut(comm, size, asked, prepare, cut):
     algorithm = "pairwise" if prepare is mpiagg.alltoall_init else "direct"
     with prepare(
         np.ones((size, 20)), algorithm="ring" if prepare is mpiagg.scan_init else algorithm, comm=comm
     ) as plan:
         plan()
     assert asked == ({cut} if size > 1 else set())
+
+
+def test_messages_to_neighbors_are_not_cut(comm, rank, size, asked):
+    """Of a line of ranks the first only sends: in pieces, which nobody asks for, it would be ahead of the others."""
+    before, after = [rank - 1] * (rank > 0), [rank + 1] * (rank < size - 1)
+    line = comm.Create_dist_graph_adjacent(before, after)
+    result = mpiagg.neighbor_allgather(np.full(20, rank), comm=line)
+    assert result.tolist() == [[peer] * 20 for peer in before]
+    line.Free()
+    assert asked == ({False} if size > 1 else set())
 
 
 def test_tags_follow_one_another_and_come_round(comm):
