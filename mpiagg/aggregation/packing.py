@@ -75,9 +75,9 @@ def check_tensors(tensors: object) -> None:
         raise TypeError(f"a list of arrays is aggregated, not {type(tensors).__name__}")
     devices = set()
     for index, x in enumerate(tensors):
+        if x.__class__ is not np.ndarray and not is_array(x):
+            raise TypeError(f"tensor {index} must be a NumPy array, not {type(x).__name__}")
         if not isinstance(x, np.ndarray):
-            if not is_array(x):
-                raise TypeError(f"tensor {index} must be a NumPy array, not {type(x).__name__}")
             devices.add(device_of(x).name)
         elif not x.flags.writeable:
             raise ValueError(f"tensor {index} is read-only")

@@ -19,9 +19,13 @@ def as_input(x: Any) -> Array:
     Raises
     ------
     TypeError
-        If its dtype is not a number.
+        If its dtype is not a number, or it is a masked array.
     """
-    array: Array = x if x.__class__ is np.ndarray or device_of(x) is not HOST else np.asarray(x)
+    array: Array = x
+    if x.__class__ is not np.ndarray and device_of(x) is HOST:
+        if isinstance(x, np.ma.MaskedArray):
+            raise TypeError("a masked array would lose its mask; pass x.filled(value), or x.data")
+        array = np.asarray(x)
     working_dtype(array.dtype)
     return array
 
@@ -36,7 +40,7 @@ def check_output(out: Any, shape: tuple[int, ...], dtype: np.dtype[Any], device:
     ValueError
         If it is on another device, of another shape, or read-only.
     """
-    if device is not HOST or not isinstance(out, np.ndarray):
+    if device is not HOST or out.__class__ is not np.ndarray:
         _check_device(out, device)
     if out.dtype != dtype:
         raise TypeError(f"out has dtype {out.dtype}, the result has {dtype}")

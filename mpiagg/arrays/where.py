@@ -22,8 +22,10 @@ def device_of(x: object) -> Device:
 
 
 def is_array(x: object) -> bool:
-    """Whether this is an array of NumPy's or of an accelerator's."""
-    return isinstance(x, np.ndarray) or device_of(x) is not HOST
+    """Whether this is an array of NumPy's or of an accelerator's. A masked array is none: its mask would be lost."""
+    if isinstance(x, np.ndarray):
+        return not isinstance(x, np.ma.MaskedArray)
+    return device_of(x) is not HOST
 
 
 def accelerator_of(x: object) -> Accelerator | None:

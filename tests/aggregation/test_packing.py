@@ -138,6 +138,7 @@ def test_the_longest_unused_plan_goes_also_if_an_error_has_left_it_in_the_middle
         (np.array(1.0), TypeError, "a list of arrays"),
         (None, TypeError, "not NoneType"),
         ([1.0], TypeError, "tensor 0 must be a NumPy array, not float"),
+        ([np.ma.zeros(1)], TypeError, "tensor 0 must be a NumPy array, not MaskedArray"),
         ("abc", TypeError, "not str"),
         ([np.zeros(1), [1.0]], TypeError, "tensor 1"),
         ([np.array([None])], TypeError, "object"),

@@ -63,6 +63,8 @@ CASES = [
     (ALL, {"x": np.zeros(6, "M8[s]")}, TypeError, "arrays of dtype datetime64[s] cannot be aggregated"),
     (ALL, {"x": np.zeros(6, "i4,f4")}, TypeError, "cannot be aggregated; numbers can"),
     (ALL, {"x": np.zeros(6, ">f8")}, TypeError, "dtype >f8 is not in native byte order"),
+    (ALL, {"x": np.ma.zeros(6)}, TypeError, "a masked array would lose its mask; pass x.filled(value), or x.data"),
+    (SAME_SHAPE, {"out": np.ma.zeros(6)}, TypeError, "out must be a NumPy array, not MaskedArray"),
     (SAME_SHAPE, {"out": read_only(6)}, ValueError, "out is read-only"),
     (SAME_SHAPE, {"out": np.zeros(5)}, ValueError, "out has shape (5,), the result has (6,)"),
     (SAME_SHAPE, {"out": np.zeros((6, 1))}, ValueError, "out has shape (6, 1), the result has (6,)"),

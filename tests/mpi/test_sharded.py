@@ -505,6 +505,7 @@ def test_layers_out_of_turn_are_an_error_of_the_step():
         (TypeError, "a list of arrays", {"module": np.zeros(3)}),
         (TypeError, "a list of arrays", {"module": []}),
         (TypeError, "parameter 0 must be a NumPy array", {"module": [3]}),
+        (TypeError, "parameter 0 must be a NumPy array", {"module": [np.ma.zeros(3)]}),
         (TypeError, "real numbers", {"module": [np.zeros(3, np.int32)]}),
         (TypeError, "real numbers", {"module": [np.zeros(3, np.complex64)]}),
         (ValueError, "share memory", {"module": [np.zeros(3)] * 2}),
