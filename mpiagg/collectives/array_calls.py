@@ -243,6 +243,11 @@ ArrayPlan = Plan[Any]
 """A plan whose result is an array, or None where a rank gets none."""
 
 
+def to_check(check: bool | None) -> bool:
+    """Return whether ranks compare what they call, as the call says, or else the environment."""
+    return CHECK if check is None else check_flag("check", check)
+
+
 def run(arguments: Arguments, comm: MPI.Intracomm | None, timeout: float | None, *, check: bool | None) -> Array:
     """Carry a collective call out at once.
 
@@ -260,7 +265,7 @@ def run(arguments: Arguments, comm: MPI.Intracomm | None, timeout: float | None,
 def _run_within(timeout: float, arguments: Arguments, comm: MPI.Intracomm | None, check: bool | None) -> Array:
     # A communicator of our class has its channel at hand; that of one that was freed keeps no calls, and is not taken.
     channel: Channel = getattr(comm, "_channel", None) or channel_of(comm)
-    if CHECK if check is None else check:
+    if to_check(check):
 
         def say() -> str:  # before anything is made that ranks make together
             check_timeout(timeout)

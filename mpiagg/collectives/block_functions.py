@@ -9,10 +9,10 @@ import numpy.typing as npt
 from mpi4py import MPI
 
 from mpiagg.arrays import Array, as_input
-from mpiagg.collectives.array_calls import ArrayPlan, Counts, planned, run
+from mpiagg.collectives.array_calls import ArrayPlan, Counts, planned, run, to_check
 from mpiagg.collectives.moving_functions import allgather, alltoall
 from mpiagg.common.arguments import check_counts
-from mpiagg.transport import CHECK, Channel, channel_of, limited
+from mpiagg.transport import Channel, channel_of, limited
 
 
 def alltoallv(
@@ -268,7 +268,7 @@ def _told(
 
     With ``check`` they do so in any case, and a bad argument on one of them is an error on all.
     """
-    checked, given = CHECK if check is None else check, None
+    checked, given = to_check(check), None
 
     def both() -> str:
         nonlocal given

@@ -11,14 +11,14 @@ import numpy.typing as npt
 from mpi4py import MPI
 
 from mpiagg.arrays import HOST, Array, Form, as_input, check_output, convert, cuts_of, device_of, ranges
-from mpiagg.collectives.array_calls import ArrayPlan
+from mpiagg.collectives.array_calls import ArrayPlan, to_check
 from mpiagg.common.arguments import check_counts
 from mpiagg.plans.binding import Run
 from mpiagg.plans.bound import STAGED_BYTES
 from mpiagg.plans.endpoints import Tag, by_length
 from mpiagg.plans.neighbors import Neighbors, bind_neighbors, compare, neighbors_of
 from mpiagg.plans.plan import Plan
-from mpiagg.transport import CHECK, Channel, Keepable, channel_of, check_timeout, limited
+from mpiagg.transport import Channel, Keepable, channel_of, check_timeout, limited
 from mpiagg.watch import Subject
 
 
@@ -105,7 +105,7 @@ def run(given: Given, timeout: float | None, *, check: bool | None) -> Array:
     """Carry a call out at once, and return its output."""
     with limited(timeout):
         channel = channel_of(given.comm)
-        asked, out = _agreed(channel, given, timeout, check=CHECK if check is None else check)
+        asked, out = _agreed(channel, given, timeout, check=to_check(check))
         _carry_out(channel, asked, out, check_timeout(timeout))
         return out
 

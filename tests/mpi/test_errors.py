@@ -95,6 +95,19 @@ def test_bad_arguments(comm, size, collectives, changed, kind, words):  # noqa: 
     assert mpiagg.allreduce(np.ones(2), comm=comm).tolist() == [size] * 2
 
 
+@pytest.mark.parametrize("check", [1, "yes", np.ones(2)], ids=str)
+def test_check_is_a_flag(comm, rank, size, check):
+    ring = comm.Create_dist_graph_adjacent([(rank - 1) % size], [(rank + 1) % size])
+    for function, arguments, among in (
+        (mpiagg.broadcast, (np.ones(3),), comm),
+        (mpiagg.alltoallv, (np.ones(size), [1] * size), comm),
+        (mpiagg.neighbor_allgather, (np.ones(3),), ring),
+    ):
+        with pytest.raises(ValueError, match=r"^check must be "):
+            function(*arguments, comm=among, check=check)
+    ring.Free()
+
+
 def test_reduce_takes_an_out_on_the_root_alone(comm, rank, size):
     root = size - 1
     result = mpiagg.reduce(np.arange(6.0), root=root, comm=comm, out=np.zeros(6) if rank == root else None)
